@@ -1,0 +1,48 @@
+# Each target works as the only command on a fresh machine with Python >= 3.11 (venv and pip).
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUN_ENV := $(VENV)/.installed
+TEST_ENV := $(VENV)/.installed-test
+
+.PHONY: help demo test check bench soak clean
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 10
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Stemma needs Python 3.11 or newer; try: make PYTHON=python3.11 demo")'
+	@echo "== creating $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_ENV): pyproject.toml | $(BIN)/python
+	@echo "== installing stemma-lm and what it needs (first run only; torch is large)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(TEST_ENV): pyproject.toml | $(BIN)/python
+	@echo "== installing stemma-lm with its test dependencies (first run only)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@ $(RUN_ENV)
+
+demo: $(RUN_ENV)  ## install and run the main job on the embedded model
+	$(BIN)/stemma demo
+
+test: $(TEST_ENV)  ## install and run all tests
+	$(BIN)/python -m pytest -q --durations=15
+
+check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed package)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@rm -rf build/check build/lib build/bdist*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/check .
+	MYPYPATH=build/check $(BIN)/mypy -p stemma
+
+bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
+	$(BIN)/python -m stemma.bench.threads
+	$(BIN)/python -m stemma.bench.startup
+
+soak: $(TEST_ENV)  ## the long random runs
+	$(BIN)/python -m pytest -q -m slow
+
+clean:  ## remove the environment and build products
+	rm -rf $(VENV) build *.egg-info

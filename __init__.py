@@ -1,0 +1,136 @@
+"""Stemma: a runtime for structured LLM programs.
+
+    import stemma as st
+
+    @st.function
+    def trip(s, city):
+        s += st.user(f"Tell me about {city}.") + st.assistant(st.gen("answer", max_tokens=64))
+
+    print(trip.run("Lisbon")["answer"])
+
+The names below are loaded when first used, so `import stemma` is light and never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .errors import (
+        BatchError,
+        EngineError,
+        InvalidProgram,
+        InvalidRequest,
+        ModelLoadError,
+        ProgramError,
+        PromptTooLong,
+        ProtocolError,
+        StemmaError,
+    )
+    from .frontend.backend import (
+        Engine,
+        Runtime,
+        flush_cache,
+        get_server_info,
+        set_default_backend,
+    )
+    from .frontend.expr import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        gen,
+        select,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+    )
+    from .frontend.function import Function, function
+    from .frontend.state import Forks, ProgramState
+
+_ROOMS = {
+    "errors": (
+        "BatchError",
+        "EngineError",
+        "InvalidProgram",
+        "InvalidRequest",
+        "ModelLoadError",
+        "ProgramError",
+        "PromptTooLong",
+        "ProtocolError",
+        "StemmaError",
+    ),
+    "frontend.backend": (
+        "Engine",
+        "Runtime",
+        "flush_cache",
+        "get_server_info",
+        "set_default_backend",
+    ),
+    "frontend.expr": (
+        "assistant",
+        "assistant_begin",
+        "assistant_end",
+        "gen",
+        "select",
+        "system",
+        "system_begin",
+        "system_end",
+        "user",
+        "user_begin",
+        "user_end",
+    ),
+    "frontend.function": ("Function", "function"),
+    "frontend.state": ("Forks", "ProgramState"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = [
+    "BatchError",
+    "Engine",
+    "EngineError",
+    "Forks",
+    "Function",
+    "InvalidProgram",
+    "InvalidRequest",
+    "ModelLoadError",
+    "ProgramError",
+    "ProgramState",
+    "PromptTooLong",
+    "ProtocolError",
+    "Runtime",
+    "StemmaError",
+    "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "get_server_info",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stemma' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,114 @@
+"""The one error tree, importable by every floor; it imports nothing.
+
+StemmaError
+|-- InvalidRequest        the caller's input: field, value and allowed values are in the message
+|   |-- InvalidProgram    an op or an argument of a program that cannot be carried out
+|   `-- PromptTooLong     more tokens than the model or the pool can hold
+|-- ModelLoadError        a checkpoint folder that cannot be loaded (file, field, expected, found)
+|-- ProtocolError         a frame that breaks the wire protocol
+|-- EngineError           the engine is gone, did not start, or failed in a step
+|-- ProgramError          an op of a program failed; raised where the program waits
+|   `-- BatchError        some instances of run_batch failed; names each
+|-- MissingDependency     an optional package is not installed; names the extra to install
+`-- OutOfPages            no page is free; handled by the scheduler, never seen by users
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "BatchError",
+    "EngineError",
+    "InvalidProgram",
+    "InvalidRequest",
+    "MissingDependency",
+    "ModelLoadError",
+    "OutOfPages",
+    "ProgramError",
+    "PromptTooLong",
+    "ProtocolError",
+    "StemmaError",
+]
+
+
+class StemmaError(Exception):
+    """Base of everything that Stemma raises on purpose."""
+
+
+class InvalidRequest(StemmaError, ValueError):
+    """A request that cannot be served as asked; `field` names the argument at fault."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+    @classmethod
+    def of(cls, field: str, value: object, allowed: str) -> InvalidRequest:
+        """The standard wording: which field, what it was, what it may be."""
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = shown[:200] + "..."
+        return cls(f"{field}={shown} is not allowed: {allowed}", field)
+
+
+class InvalidProgram(InvalidRequest):
+    """A program's op or argument cannot be carried out."""
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt does not fit the model's context or the KV pool."""
+
+
+class ModelLoadError(StemmaError):
+    """A checkpoint cannot be loaded; the message names the file or tensor and what was expected."""
+
+
+class ProtocolError(StemmaError):
+    """A frame on the wire does not follow the protocol."""
+
+
+class EngineError(StemmaError):
+    """The engine is unreachable, did not start, or failed while executing a step."""
+
+
+class ProgramError(StemmaError):
+    """An op of a program failed.
+
+    `op` names the op, `source` is "file:line" of the program line that made it and `kind` the
+    class name of the runtime's error.
+    """
+
+    def __init__(
+        self, message: str, *, op: str = "", source: str | None = None, kind: str = "ProgramError"
+    ) -> None:
+        where = f" (at {source})" if source else ""
+        super().__init__(f"{op}: {message}{where}" if op else f"{message}{where}")
+        self.message = message
+        self.op = op
+        self.source = source
+        self.kind = kind
+
+
+class BatchError(ProgramError):
+    """Some instances of a batch failed; `errors` maps their index to what each raised."""
+
+    def __init__(self, errors: Mapping[int, BaseException], total: int) -> None:
+        lines = [f"  [{index}] {error}" for index, error in sorted(errors.items())[:20]]
+        if len(errors) > 20:
+            lines.append(f"  ... and {len(errors) - 20} more")
+        super().__init__(f"{len(errors)} of {total} instances failed:\n" + "\n".join(lines))
+        self.errors = dict(errors)
+
+
+class MissingDependency(StemmaError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}: pip install 'stemma-lm[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class OutOfPages(StemmaError):
+    """The pool has no free page left after eviction; the scheduler preempts or waits."""

@@ -1,0 +1,187 @@
+"""Where programs run: `Engine` starts a runtime as a child process, `Runtime` joins a running one.
+
+The engine gets a process of its own (subprocess, not multiprocessing: a script needs no main
+guard), because one busy Python thread beside it would slow its decode steps many times over. The
+child ends when its standard input closes, so it never outlives the parent, however that dies.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import EngineError, InvalidRequest, ProtocolError
+from .client import Connection
+
+START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
+STOP_TIMEOUT_S = 5.0
+LOG_TAIL_LINES = 15
+
+
+class Backend:
+    """A runtime that programs can run on; owns the connection to it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Model, limits, KV pool and counters of the runtime."""
+        return dict(self.connection.call("info"))
+
+    def tree(self) -> dict[str, Any]:
+        """The radix tree as plain data, see `stemma.radix.render`."""
+        return dict(self.connection.call("tree"))
+
+    def flush_cache(self) -> int:
+        """Drop all cached KV that nothing uses; returns the number of tokens freed."""
+        return int(self.connection.call("flush_cache"))
+
+    def shutdown(self) -> None:
+        """Close the connection; programs still running on it are cancelled."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+class Runtime(Backend):
+    """A runtime that already runs, at a ZeroMQ endpoint as `stemma serve` prints it.
+
+    Args:
+        endpoint: "ipc://PATH" or, on this host only for now, "tcp://127.0.0.1:PORT".
+        timeout_s: raise EngineError when nothing has answered by then.
+    """
+
+    def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
+        if not isinstance(endpoint, str) or not endpoint.startswith(("ipc://", "tcp://")):
+            raise InvalidRequest.of("endpoint", endpoint, 'an address "ipc://..." or "tcp://..."')
+        super().__init__(Connection(endpoint, timeout_s=timeout_s))
+
+
+class Engine(Backend):
+    """A runtime of one's own: a child process, over ipc, ended with this object.
+
+    Args:
+        model: checkpoint folder in Hugging Face layout; None: the embedded model.
+        options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
+            `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
+
+    Raises EngineError with the child's last words if it does not start.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: object) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
+        self.endpoint = f"ipc://{self._folder}/engine.ipc"
+        command = [sys.executable, "-m", "stemma.runtime", "--endpoint", self.endpoint]
+        command += ["--watch-stdin", *_flags({"model": model, **options})]
+        self._log = self._folder / "engine.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        self._finalizer = weakref.finalize(self, _stop, self.process, self._folder)
+        try:
+            super().__init__(self._connect())
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def _connect(self) -> Connection:
+        process, log = self.process, self._log
+
+        def death() -> str | None:
+            if process.poll() is None:
+                return None
+            return f"the engine's process ended (exit code {process.returncode}){_tail(log)}"
+
+        try:
+            return Connection(self.endpoint, timeout_s=START_TIMEOUT_S, is_alive=death)
+        except ProtocolError as error:
+            raise EngineError(str(error)) from error
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self.process.pid
+
+    def shutdown(self) -> None:
+        """End the child and remove its folder; safe to call twice."""
+        super().shutdown()
+        self._finalizer()
+
+
+def _flags(options: dict[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is not None and value is not False:
+            flags += [flag, str(value)]
+    return flags
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
+    except OSError:
+        return ""
+    return ":\n  " + "\n  ".join(lines) if lines else ""
+
+
+def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+_default: Backend | None = None
+_default_lock = threading.Lock()
+_default_pid = os.getpid()
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """The backend of every `run` that names none; None: forget it."""
+    global _default, _default_pid
+    with _default_lock:
+        _default, _default_pid = backend, os.getpid()
+
+
+def get_default_backend() -> Backend:
+    """The default backend; without one, an Engine on the embedded model is started and kept."""
+    global _default, _default_pid
+    with _default_lock:
+        if _default is None or _default_pid != os.getpid():
+            _default, _default_pid = Engine(), os.getpid()
+        return _default
+
+
+def flush_cache(backend: Backend | None = None) -> int:
+    """Drop all cached KV that nothing uses; returns the number of tokens freed."""
+    return (backend or get_default_backend()).flush_cache()
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """Model, limits, KV pool and counters of the runtime."""
+    return (backend or get_default_backend()).get_server_info()

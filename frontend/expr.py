@@ -1,0 +1,212 @@
+"""What can be appended to a program's state: text, generations, choices, roles and their sums.
+
+Expressions are inert values; `ProgramState.__iadd__` turns them into ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import InvalidProgram
+from .ir import CHOICES_METHODS, MAX_CHOICES, ChoicesMethod, GenParams
+
+ROLES = ("system", "user", "assistant")
+
+
+class Expr:
+    """Base of all expressions; they add up with each other and with strings."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expr | str | None) -> Sum:
+        return Sum((*_parts(self), *_parts(other)))
+
+    def __radd__(self, other: Expr | str | None) -> Sum:
+        return Sum((*_parts(other), *_parts(self)))
+
+
+Appendable: TypeAlias = Expr | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Expr):
+    """Several expressions, one after the other."""
+
+    items: tuple[Expr | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenExpr(Expr):
+    """A generation; `name` None keeps the value unnamed."""
+
+    name: str | None
+    params: GenParams
+
+
+@dataclass(frozen=True, slots=True)
+class SelectExpr(Expr):
+    """A choice among texts."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesMethod
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBeginExpr(Expr):
+    """Opens a chat message."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEndExpr(Expr):
+    """Closes a chat message."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class VarExpr(Expr):
+    """The value of an op of the same program, resolved by the runtime."""
+
+    program: object
+    branch: int
+    seq: int
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    ignore_eos: bool | None = None,
+    seed: int | None = None,
+    logprobs: int | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+) -> Expr:
+    """Generate text and call it `name`.
+
+    Args:
+        name: `state[name]` is the generated text; None: unnamed.
+        max_tokens: at most this many tokens, >= 1 (default 128).
+        temperature: >= 0, 0 is greedy (default: the model's, else 1).
+        top_p: in (0, 1]; draw from the smallest set of tokens with this probability.
+        top_k: >= 1; draw from the k likeliest tokens.
+        stop: end before the first of these strings; they are not part of the output.
+        stop_token_ids: end before the first of these tokens.
+        ignore_eos: go on past the model's end-of-sequence token.
+        seed: makes this op's draws reproducible whatever the program's seed is.
+        logprobs: n >= 0: `get_meta_info(name)["logprobs"]` has the log probability of each token
+            and of the n likeliest at its place.
+        choices: the same as `select(name, choices)`.
+        choices_method: see `select`.
+    """
+    if choices is not None:
+        return select(name, choices, choices_method or CHOICES_METHODS[0])  # type: ignore[arg-type]
+    if choices_method is not None:
+        raise InvalidProgram.of("choices_method", choices_method, "only together with choices")
+    params = GenParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=None if top_k == -1 else top_k,  # -1: SGLang's way to say "all"
+        seed=seed,
+        stop=(stop,) if isinstance(stop, str) else None if stop is None else tuple(stop),
+        stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    return GenExpr(_checked_name(name), params)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] = (),
+    choices_method: ChoicesMethod = "token_length_normalized",
+) -> Expr:
+    """Append the likeliest of `choices` and call it `name`.
+
+    `choices_method` is "token_length_normalized" (highest mean log probability a token),
+    "greedy_token_selection" (token by token, the likeliest among the choices still possible) or
+    "unconditional_likelihood_normalized" (log probability with this context less that without).
+    """
+    texts = tuple(choices)
+    if not texts or len(texts) > MAX_CHOICES or not all(isinstance(c, str) and c for c in texts):
+        raise InvalidProgram.of("choices", choices, f"1 to {MAX_CHOICES} non-empty strings")
+    if choices_method not in CHOICES_METHODS:
+        raise InvalidProgram.of("choices_method", choices_method, f"one of {CHOICES_METHODS}")
+    return SelectExpr(_checked_name(name), texts, choices_method)
+
+
+def role(name: str, content: Appendable = None) -> Sum:
+    """A whole chat message of role `name`."""
+    return Sum((RoleBeginExpr(name), *_parts(content), RoleEndExpr(name)))
+
+
+def system(content: Appendable = None) -> Sum:
+    """A system message."""
+    return role("system", content)
+
+
+def user(content: Appendable = None) -> Sum:
+    """A user's message."""
+    return role("user", content)
+
+
+def assistant(content: Appendable = None) -> Sum:
+    """An assistant's message, usually `assistant(gen("answer"))`."""
+    return role("assistant", content)
+
+
+def system_begin() -> Expr:
+    """Open a system message."""
+    return RoleBeginExpr("system")
+
+
+def system_end() -> Expr:
+    """Close the open system message."""
+    return RoleEndExpr("system")
+
+
+def user_begin() -> Expr:
+    """Open a user's message."""
+    return RoleBeginExpr("user")
+
+
+def user_end() -> Expr:
+    """Close the open user's message."""
+    return RoleEndExpr("user")
+
+
+def assistant_begin() -> Expr:
+    """Open an assistant's message."""
+    return RoleBeginExpr("assistant")
+
+
+def assistant_end() -> Expr:
+    """Close the open assistant's message."""
+    return RoleEndExpr("assistant")
+
+
+def _parts(value: Appendable) -> tuple[Expr | str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, Sum):
+        return value.items
+    if isinstance(value, Expr | str):
+        return (value,)
+    raise InvalidProgram.of("expression", value, "a string or an expression such as gen(...)")
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidProgram.of("name", name, "a non-empty string or None")
+    return name

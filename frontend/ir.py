@@ -1,0 +1,235 @@
+"""The program IR: a program is a tree of branches, a branch is an append-only log of ops.
+
+An op carries its branch, its sequence number on that branch and the source line that made it. The
+IR knows nothing of models or KV; it is what the DSL writes and what travels to the runtime. On the
+wire an op is a list: `[kind, branch, seq, source, *fields]`.
+
+    branch 0:  Text  RoleBegin  Text  Fork(1, 2) ......... Join(1, 2)  Gen
+    branch 1:                         Text  Gen  End ------^
+    branch 2:                         Text  Gen  End ------^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, get_args
+
+from ..errors import InvalidProgram
+
+ChoicesMethod = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+JoinMode = Literal["gather_variable", "concate_and_append"]
+
+CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
+JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
+MAX_CHOICES = 1024
+MAX_NAME_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GenParams:
+    """What a `gen` asks for; `None` means the model's or the runtime's default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+
+    def with_defaults(self, defaults: GenParams) -> GenParams:
+        """This, with what it leaves open taken from `defaults`."""
+        if defaults == _NOTHING_GIVEN:
+            return self
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(defaults, **given)
+
+    def to_wire(self) -> dict[str, object]:
+        """Only what was given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_wire(cls, given: object) -> GenParams:
+        """Raises InvalidProgram on a name that is not a field."""
+        if not isinstance(given, dict):
+            raise InvalidProgram.of("gen params", given, "an object")
+        unknown = sorted(set(given) - _GEN_FIELDS)
+        if unknown:
+            raise InvalidProgram.of(unknown[0], given[unknown[0]], f"one of {sorted(_GEN_FIELDS)}")
+        for name in ("stop", "stop_token_ids"):
+            if isinstance(given.get(name), list):
+                given[name] = tuple(given[name])
+        return cls(**given)
+
+
+_NOTHING_GIVEN = GenParams()
+_GEN_FIELDS = frozenset(f.name for f in fields(GenParams))
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Base of all ops: the `seq`-th op of `branch`, written at `source` ("file:line")."""
+
+    kind: ClassVar[str] = ""
+
+    branch: int
+    seq: int
+    source: str | None
+
+    def to_wire(self) -> list[object]:
+        """`[kind, branch, seq, source, *fields]`, ready for JSON."""
+        values = [getattr(self, f.name) for f in fields(self)]
+        return [self.kind, *values]
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Op):
+    """Append literal text. `is_replay` marks text that this runtime may itself have generated
+    (an assistant turn sent back by a chat client): its known token ids are then used again."""
+
+    kind: ClassVar[str] = "text"
+    text: str = ""
+    is_replay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Op):
+    """Generate, append what was generated and call it `name`."""
+
+    kind: ClassVar[str] = "gen"
+    name: str = ""
+    params: GenParams = field(default_factory=GenParams)
+
+    def to_wire(self) -> list[object]:
+        return [self.kind, self.branch, self.seq, self.source, self.name, self.params.to_wire()]
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Op):
+    """Append the likeliest of `choices` under `method` and call it `name`."""
+
+    kind: ClassVar[str] = "select"
+    name: str = ""
+    choices: tuple[str, ...] = ()
+    method: str = CHOICES_METHODS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Op):
+    """Open a chat message of `role`; the chat template says what that appends."""
+
+    kind: ClassVar[str] = "role_begin"
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Op):
+    """Close the open chat message."""
+
+    kind: ClassVar[str] = "role_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Op):
+    """Start `children`, each from this branch's state here."""
+
+    kind: ClassVar[str] = "fork"
+    children: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Op):
+    """Wait for the `End` of each child; fails if one failed. `concate_and_append` also appends what
+    each child appended since its fork, in order."""
+
+    kind: ClassVar[str] = "join"
+    children: tuple[int, ...] = ()
+    mode: str = JOIN_MODES[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Var(Op):
+    """Append the value of the op `(of_branch, of_seq)`: the one symbolic value."""
+
+    kind: ClassVar[str] = "var"
+    of_branch: int = 0
+    of_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class End(Op):
+    """No op follows on this branch."""
+
+    kind: ClassVar[str] = "end"
+
+
+_OPS: dict[str, type[Op]] = {
+    op.kind: op for op in (Text, Gen, Select, RoleBegin, RoleEnd, Fork, Join, Var, End)
+}
+_INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
+_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode"})
+_ALLOWED = {"method": CHOICES_METHODS, "mode": JOIN_MODES}
+_MAX_INT = 2**31 - 1
+
+
+def op_from_wire(item: object) -> Op:
+    """Decode and check one op. Raises InvalidProgram with the field and what it may be."""
+    if not isinstance(item, list) or len(item) < 4 or item[0] not in _OPS:
+        raise InvalidProgram.of("op", item, f"[kind, branch, seq, source, ...], kind in {[*_OPS]}")
+    cls = _OPS[item[0]]
+    names = [f.name for f in fields(cls)]
+    if len(item) - 1 > len(names):
+        raise InvalidProgram.of("op", item, f"{item[0]} takes {names}")
+    values = {name: _checked(name, value) for name, value in zip(names, item[1:])}
+    return cls(**values)
+
+
+def _checked(name: str, value: object) -> Any:
+    if name == "params":
+        return GenParams.from_wire(value)
+    if name in _INT_FIELDS:
+        return _require_int(name, value)
+    if name == "children":
+        return tuple(_require_int(name, child) for child in _require_list(name, value, 65_536))
+    if name == "choices":
+        return _checked_choices(value)
+    if name == "is_replay":
+        return bool(value)
+    if name == "source":
+        return value if isinstance(value, str) else None
+    assert name in _STR_FIELDS, name
+    return _checked_str(name, value)
+
+
+def _require_int(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT:
+        raise InvalidProgram.of(name, value, f"an integer in [0, {_MAX_INT}]")
+    return value
+
+
+def _require_list(name: str, value: object, most: int) -> Sequence[object]:
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise InvalidProgram.of(name, value, f"a list of 1 to {most} items")
+    return value
+
+
+def _checked_choices(value: object) -> tuple[str, ...]:
+    choices = _require_list("choices", value, MAX_CHOICES)
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidProgram.of("choices", value, "non-empty strings")
+    return tuple(str(choice) for choice in choices)
+
+
+def _checked_str(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidProgram.of(name, value, "a string")
+    if name in _ALLOWED and value not in _ALLOWED[name]:
+        raise InvalidProgram.of(name, value, f"one of {_ALLOWED[name]}")
+    if name == "name" and len(value) > MAX_NAME_CHARS:
+        raise InvalidProgram.of(name, value, f"at most {MAX_NAME_CHARS} characters")
+    return value

@@ -1,0 +1,609 @@
+"""A program's state as its author sees it: append expressions, read values, fork and join.
+
+Appending never waits: it sends an op and goes on. Reading (`state["x"]`, `text()`, `sync()`) waits
+until the runtime has answered, and raises what went wrong, naming the source line of the failed op.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from ..errors import EngineError, InvalidProgram, ProgramError
+from . import ir, wire
+from .client import Connection
+from .expr import (
+    ROLES,
+    Appendable,
+    Expr,
+    GenExpr,
+    RoleBeginExpr,
+    RoleEndExpr,
+    SelectExpr,
+    Sum,
+    VarExpr,
+    role,
+)
+
+_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
+
+
+class Pending:
+    """The result of one op: not there, streaming, or done. Guarded by its program's condition."""
+
+    __slots__ = ("branch", "chunks", "is_done", "meta", "name", "replace", "seq", "text", "value")
+
+    def __init__(self, branch: int, seq: int, name: str | None) -> None:
+        self.branch = branch
+        self.seq = seq
+        self.name = name
+        self.value: Any = None
+        self.text = ""  # what the op appended to its branch's text
+        self.replace = False  # whether `text` is the branch's whole text so far
+        self.meta: dict[str, Any] = {}
+        self.chunks: list[str] = []
+        self.is_done = False
+
+
+class Program:
+    """One running program: its branches, and the results that come back for them."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        seed: int,
+        instance: int = 0,
+        stream: bool = False,
+        defaults: ir.GenParams | None = None,
+    ) -> None:
+        self.connection = connection
+        self.defaults = defaults or ir.GenParams()
+        self.changed = threading.Condition()
+        self.is_streaming = stream
+        self.is_ended = False
+        self._pending: dict[tuple[int, int], Pending] = {}
+        self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
+        self._seen_errors: set[int] = set()
+        self._disconnect: Exception | None = None
+        self._num_branches = 0
+        self._is_done = False
+        create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        self.id = connection.open_program(self, create)
+
+    # --- called by branches ----------------------------------------------------------------------
+
+    def new_branch(self) -> int:
+        """The next branch number."""
+        with self.changed:
+            self._num_branches += 1
+            return self._num_branches - 1
+
+    def send(self, op: ir.Op, name: str | None = None) -> Pending:
+        """Send an op; the returned Pending is filled when the runtime answers."""
+        pending = Pending(op.branch, op.seq, name)
+        with self.changed:
+            if self.is_ended:
+                raise InvalidProgram("the program has ended; nothing can be appended to it")
+            if not isinstance(op, ir.Text):
+                self._pending[op.branch, op.seq] = pending
+        self.connection.send_op(self.id, op)
+        return pending
+
+    def wait(self, pending: Pending) -> Pending:
+        """Wait for an op's result. Raises ProgramError or EngineError."""
+        self.connection.flush(self.id)
+        with self.changed:
+            self.changed.wait_for(lambda: pending.is_done or self._failure_of(pending) is not None)
+            if not pending.is_done:
+                self._raise_failure(pending)
+        return pending
+
+    def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
+        """Wait for chunks after the first `num_seen`; none when the result is done."""
+        self.connection.flush(self.id)
+        with self.changed:
+            self.changed.wait_for(
+                lambda: (
+                    len(pending.chunks) > num_seen
+                    or pending.is_done
+                    or self._failure_of(pending) is not None
+                )
+            )
+            fresh = pending.chunks[num_seen:]
+            if not fresh and not pending.is_done:
+                self._raise_failure(pending)
+            return fresh
+
+    def _failure_of(self, pending: Pending) -> Exception | None:
+        failed = self._errors.get(pending.branch)
+        if failed is not None and pending.seq >= failed[0]:
+            return failed[1]
+        return self._disconnect
+
+    def _raise_failure(self, pending: Pending) -> None:
+        error = self._failure_of(pending)
+        assert error is not None
+        if isinstance(error, ProgramError):
+            self._seen_errors.add(pending.branch)
+            raise _copied(error)
+        raise error if not isinstance(error, EngineError) else EngineError(str(error))
+
+    def failure_of_branch(self, branch: int) -> Exception | None:
+        """The error that stopped a branch, or None. Asking counts as having seen it."""
+        with self.changed:
+            if branch in self._errors:
+                self._seen_errors.add(branch)
+                return self._errors[branch][1]
+            return self._disconnect
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """No op follows."""
+        with self.changed:
+            if self.is_ended:
+                return
+            self.is_ended = True
+            self.changed.notify_all()
+        self.connection.flush(self.id, end=True)
+
+    def wait_done(self) -> None:
+        """Wait until all branches have run; raise the first error that nobody has seen."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._is_done or self._disconnect is not None)
+            for branch, (_, error) in sorted(self._errors.items()):
+                if branch not in self._seen_errors:
+                    raise _copied(error)
+            if not self._is_done:
+                raise EngineError(str(self._disconnect))
+
+    def cancel(self) -> None:
+        """Stop everything that still runs for this program."""
+        with self.changed:
+            self.is_ended = True
+            if self._disconnect is None and not self._is_done:
+                self._disconnect = EngineError("the program was cancelled")
+            self.changed.notify_all()
+        self.connection.close_program(self.id)
+
+    def fail(self, error: Exception) -> None:
+        """Cancel because the author's own code raised `error`; every wait raises it."""
+        with self.changed:
+            if not self._is_done:
+                self._disconnect = error
+        self.cancel()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come for this program."""
+        return self._is_done or self._disconnect is not None
+
+    # --- events (on the connection's I/O thread) -------------------------------------------------
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        with self.changed:
+            if kind == wire.DONE:
+                self._is_done = True
+            elif kind == wire.FAILED:
+                self._errors[branch] = (seq, _error_from(payload))
+            else:
+                self._fill(self._pending[branch, seq], kind, payload)
+            self.changed.notify_all()
+
+    def _fill(self, pending: Pending, kind: str, payload: Any) -> None:
+        if kind == wire.DELTA:
+            pending.chunks.append(payload)
+            return
+        pending.value = payload.get("value")
+        pending.text = payload.get("text", "")
+        pending.replace = payload.get("replace", False)
+        pending.meta = payload.get("meta", {})
+        pending.is_done = True
+
+    def handle_disconnect(self, error: EngineError) -> None:
+        with self.changed:
+            self._disconnect = self._disconnect or error
+            self.changed.notify_all()
+
+
+class ProgramState:
+    """One branch of a running program.
+
+    `state += expr` appends; `state["x"]` waits for a value and returns it; `state.var("x")` is the
+    same value without waiting, good only for appending.
+    """
+
+    def __init__(self, program: Program, parent: ProgramState | None = None) -> None:
+        self._program = program
+        self._branch = program.new_branch()
+        self._seq = 0
+        self._pieces: list[str | Pending] = list(parent._pieces) if parent else []
+        self._vars: dict[str, Any] = dict(parent._vars) if parent else {}
+        self._own_vars: dict[str, Any] = {}
+        self._messages: list[_Message] = [m.copy() for m in parent._messages] if parent else []
+        self._open_role: str | None = parent._open_role if parent else None
+        self._is_joined = False
+        self.ret_value: Any = None  # what the program's function returned
+
+    # --- appending -------------------------------------------------------------------------------
+
+    def __iadd__(self, other: Appendable) -> ProgramState:
+        self._append(other, _source_line())
+        return self
+
+    def append(self, other: Appendable) -> ProgramState:
+        """The same as `state += other`."""
+        self._append(other, _source_line())
+        return self
+
+    def _append(self, other: Appendable, source: str | None) -> None:
+        if other is None:
+            return
+        if isinstance(other, str):
+            if other:
+                self._note(other)
+                self._program.send(ir.Text(self._branch, self._next(), source, other))
+        elif isinstance(other, Sum):
+            for item in other.items:
+                self._append(item, source)
+        elif isinstance(other, GenExpr):
+            params = other.params.with_defaults(self._program.defaults)
+            op = ir.Gen(self._branch, self._next(), source, other.name or "", params)
+            self._bind(other.name, op)
+        elif isinstance(other, SelectExpr):
+            name, choices, method = other.name or "", other.choices, other.method
+            self._bind(
+                other.name, ir.Select(self._branch, self._next(), source, name, choices, method)
+            )
+        elif isinstance(other, RoleBeginExpr):
+            self._begin_role(other.role, source)
+        elif isinstance(other, RoleEndExpr):
+            self._end_role(other.role, source)
+        elif isinstance(other, VarExpr):
+            self._append_var(other, source)
+        else:
+            raise InvalidProgram.of("state +=", other, "a string or an expression like gen(...)")
+
+    def _next(self) -> int:
+        if self._is_joined:
+            raise InvalidProgram("this branch was joined; nothing can be appended to it")
+        self._seq += 1
+        return self._seq - 1
+
+    def _note(self, piece: str | Pending) -> None:
+        self._pieces.append(piece)
+        if self._open_role is not None:
+            self._messages[-1].pieces.append(piece)
+
+    def _bind(self, name: str | None, op: ir.Op) -> None:
+        pending = self._program.send(op, name)
+        self._note(pending)
+        if name is not None:
+            self._vars[name] = self._own_vars[name] = pending
+
+    def _begin_role(self, name: str, source: str | None) -> None:
+        if self._open_role is not None:
+            raise InvalidProgram(f"{name} message begun inside a {self._open_role} message")
+        op = ir.RoleBegin(self._branch, self._next(), source, name)
+        self._pieces.append(self._program.send(op))
+        self._open_role = name
+        self._messages.append(_Message(name))
+
+    def _end_role(self, name: str, source: str | None) -> None:
+        if self._open_role != name:
+            raise InvalidProgram(f"{name}_end() but the open message is {self._open_role}")
+        self._pieces.append(self._program.send(ir.RoleEnd(self._branch, self._next(), source)))
+        self._open_role = None
+
+    def _append_var(self, var: VarExpr, source: str | None) -> None:
+        if var.program is not self._program:
+            raise InvalidProgram("a var of another program cannot be appended; use its value")
+        op = ir.Var(self._branch, self._next(), source, var.branch, var.seq)
+        self._note(self._program.send(op))
+
+    # --- roles -----------------------------------------------------------------------------------
+
+    def system(self, content: Appendable = None) -> _RoleScope | None:
+        """`s.system("...")` appends a message; `with s.system():` opens one for the block."""
+        return self._role("system", content)
+
+    def user(self, content: Appendable = None) -> _RoleScope | None:
+        """`s.user("...")` appends a message; `with s.user():` opens one for the block."""
+        return self._role("user", content)
+
+    def assistant(self, content: Appendable = None) -> _RoleScope | None:
+        """`s.assistant(gen("x"))` appends a message; `with s.assistant():` opens one."""
+        return self._role("assistant", content)
+
+    def _role(self, name: str, content: Appendable) -> _RoleScope | None:
+        assert name in ROLES
+        source = _source_line()
+        if content is None:
+            return _RoleScope(self, name, source)
+        self._append(role(name, content), source)
+        return None
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """The value called `name`; waits for it. Raises ProgramError, KeyError if never made."""
+        return self._resolve(self._lookup(name))
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Bind a plain value to `name`, for this branch and the forks it makes later."""
+        self._vars[name] = self._own_vars[name] = _Known(value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._vars
+
+    def get_var(self, name: str) -> Any:
+        """The same as `state[name]`."""
+        return self[name]
+
+    def set_var(self, name: str, value: object) -> None:
+        """The same as `state[name] = value`."""
+        self[name] = value
+
+    def var(self, name: str) -> Expr:
+        """The value called `name` as something to append, without waiting for it."""
+        found = self._lookup(name)
+        if isinstance(found, Pending):
+            return VarExpr(self._program, found.branch, found.seq)
+        if isinstance(found, _Known):
+            return Sum((str(found.value),))
+        raise InvalidProgram(f"var({name!r}) was gathered by a join and is a list; index it first")
+
+    def _lookup(self, name: str) -> Any:
+        try:
+            return self._vars[name]
+        except KeyError:
+            raise KeyError(f"no value called {name!r}; there are {sorted(self._vars)}") from None
+
+    def _resolve(self, found: Any) -> Any:
+        if isinstance(found, _Known):
+            return found.value
+        if isinstance(found, list):
+            return [self._resolve(item) for item in found]
+        return self._program.wait(found).value
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """How `name` came about; waits for it. Keys: prompt_tokens, cached_tokens,
+        completion_tokens, time_to_first_token_s, latency_s, finish_reason; logprobs where asked."""
+        found = self._lookup(name)
+        if not isinstance(found, Pending):
+            raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
+        return dict(self._program.wait(found).meta)
+
+    # --- text ------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """All text of this branch, the chat template's marks included; waits for all of it."""
+        text = ""
+        for piece in list(self._pieces):
+            if isinstance(piece, str):
+                text += piece
+            else:
+                done = self._program.wait(piece)
+                text = done.text if done.replace else text + done.text
+        return text
+
+    def messages(self) -> list[dict[str, str]]:
+        """The chat messages so far as `{"role", "content"}`; waits for all of them."""
+        return [
+            {"role": message.role, "content": self._joined(message.pieces)}
+            for message in self._messages
+        ]
+
+    def _joined(self, pieces: list[str | Pending]) -> str:
+        waited = (p if isinstance(p, str) else self._program.wait(p).text for p in list(pieces))
+        return "".join(waited)
+
+    def text_iter(self, name: str | None = None) -> Iterator[str]:
+        """Text as it comes: of the value `name`, or of the whole branch until the program ends.
+
+        Pieces arrive one by one when the program runs with `stream=True`, else op by op.
+        """
+        if name is not None:
+            self._wait_until(lambda: name in self._vars)
+            yield from self._chunks_of(self._lookup(name))
+            return
+        num_done = 0
+        while self._wait_for_piece(num_done):
+            yield from self._chunks_of(self._pieces[num_done])
+            num_done += 1
+
+    def _wait_for_piece(self, index: int) -> bool:
+        """Whether the branch has a piece `index`, once that is known."""
+        self._wait_until(lambda: len(self._pieces) > index)
+        return len(self._pieces) > index
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        program = self._program
+        with program.changed:
+            program.changed.wait_for(lambda: condition() or program.is_ended or program.is_done)
+
+    def _chunks_of(self, piece: str | Pending | _Known) -> Iterator[str]:
+        if isinstance(piece, _Known):
+            yield str(piece.value)
+        elif isinstance(piece, str):
+            yield piece
+        else:
+            yield from self._stream(piece)
+
+    def _stream(self, pending: Pending) -> Iterator[str]:
+        """Chunks of a result; all of its text at once where the program does not stream."""
+        num_sent = 0
+        while fresh := self._program.wait_chunks(pending, num_sent):
+            num_sent += len(fresh)
+            yield "".join(fresh)
+        if not num_sent and pending.text:
+            yield pending.text
+
+    # --- waiting, errors -------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Wait until everything appended to this branch so far is done; raise what failed."""
+        for piece in list(self._pieces):
+            if isinstance(piece, Pending):
+                self._program.wait(piece)
+
+    def error(self) -> Exception | None:
+        """What stopped this branch, or None; does not wait and does not raise."""
+        return self._program.failure_of_branch(self._branch)
+
+    def end(self) -> None:
+        """Say that nothing more is appended, for a program opened by hand."""
+        self._program.end()
+
+    def cancel(self) -> None:
+        """Stop the whole program; reading what was not finished raises."""
+        self._program.cancel()
+
+    # --- forks -----------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1) -> Forks:
+        """`size` branches, each going on from here; the prefix they share is computed once."""
+        if not isinstance(size, int) or not 1 <= size <= 65_536:
+            raise InvalidProgram.of("size", size, "an integer in [1, 65536]")
+        source = _source_line()
+        seq = self._next()
+        children = [ProgramState(self._program, self) for _ in range(size)]
+        numbers = tuple(child._branch for child in children)
+        self._program.send(ir.Fork(self._branch, seq, source, numbers))
+        return Forks(self, children)
+
+    def copy(self) -> ProgramState:
+        """One branch going on from here; also good for `with s.copy() as t:`."""
+        return self.fork(1)[0]
+
+    def __enter__(self) -> ProgramState:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    def _end(self, source: str | None) -> None:
+        if not self._is_joined:
+            self._program.send(ir.End(self._branch, self._next(), source))
+            self._is_joined = True
+
+    def _join(self, forks: Forks, mode: str, source: str | None) -> None:
+        children = tuple(child._branch for child in forks)
+        pending = self._program.send(ir.Join(self._branch, self._next(), source, children, mode))
+        self._note(pending)
+        if mode == "gather_variable":
+            names = {name: None for child in forks for name in child._own_vars}
+            for name in names:
+                gathered = [c._own_vars[name] for c in forks if name in c._own_vars]
+                self._vars[name] = self._own_vars[name] = gathered
+
+
+class Forks:
+    """The branches of one fork: a list that can be appended to as a whole and joined."""
+
+    def __init__(self, parent: ProgramState, children: list[ProgramState]) -> None:
+        self._parent = parent
+        self._children = children
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self._children[index]
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self._children)
+
+    def __iadd__(self, other: Appendable | Callable[[int], Appendable]) -> Forks:
+        source = _source_line()
+        for index, child in enumerate(self._children):
+            child._append(other(index) if callable(other) else other, source)
+        return self
+
+    def join(self, mode: ir.JoinMode = "gather_variable") -> None:
+        """End the branches and wait for them in the runtime (not here).
+
+        "gather_variable": each value made in the branches becomes a list on the parent, in the
+        order of the branches. "concate_and_append": what each branch appended since the fork is
+        appended to the parent. A failed branch fails the join, at the parent's next wait.
+        """
+        if mode not in ir.JOIN_MODES:
+            raise InvalidProgram.of("mode", mode, f"one of {ir.JOIN_MODES}")
+        source = _source_line()
+        for child in self._children:
+            child._end(source)
+        self._parent._join(self, mode, source)
+
+
+class _Known:
+    """A value that the program's author set."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class _Message:
+    """A chat message: its role and the pieces of its content."""
+
+    __slots__ = ("pieces", "role")
+
+    def __init__(self, role: str, pieces: list[str | Pending] | None = None) -> None:
+        self.role = role
+        self.pieces = pieces or []
+
+    def copy(self) -> _Message:
+        return _Message(self.role, list(self.pieces))
+
+
+class _RoleScope:
+    """`with s.user(): ...`"""
+
+    def __init__(self, state: ProgramState, role: str, source: str | None) -> None:
+        self._state, self._role, self._source = state, role, source
+
+    def __enter__(self) -> ProgramState:
+        self._state._begin_role(self._role, self._source)
+        return self._state
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._state._end_role(self._role, self._source)
+
+
+def _source_line() -> str | None:
+    """ "file:line" of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
+
+
+def _error_from(payload: dict[str, Any]) -> ProgramError:
+    return ProgramError(
+        payload["message"],
+        op=payload.get("op", ""),
+        source=payload.get("source"),
+        kind=payload.get("kind", "ProgramError"),
+    )
+
+
+def _copied(error: ProgramError) -> ProgramError:
+    """A fresh exception for each raise, so that tracebacks do not pile up on one object."""
+    return ProgramError(error.message, op=error.op, source=error.source, kind=error.kind)

@@ -1,0 +1,55 @@
+"""Norm, rotary embedding, activation and KV store in as few torch calls as they take.
+
+A torch call costs 1 to 2 us on the host before it computes anything, and a layer of a small model
+computes little more than that, so calls are counted here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops import RMSNorm
+
+# vector_norm is one call but slow on long inputs: at 512 x 768 bfloat16 1.2 ms against 0.15 ms for
+# square and mean, at 1 x 256 9 us against 14 us (AMD EPYC, 2 threads, torch 2.13).
+_FEW_TOKENS = 32
+
+
+def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
+    """sqrt(size) is folded into the weight: x / sqrt(|x|^2 / n + eps) = x sqrt(n) / hypot(|x|, e)
+    with e = sqrt(n eps)."""
+    size = weight.shape[0]
+    wide_dtype = torch.float64 if weight.dtype is torch.float64 else torch.float32
+    scaled_weight = weight.to(wide_dtype) * math.sqrt(size)
+    floor = torch.tensor(math.sqrt(size * eps), dtype=wide_dtype)
+
+    def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is not None:
+            x = residual.add_(x)
+        if x.shape[0] <= _FEW_TOKENS:
+            length = torch.linalg.vector_norm(x, 2, -1, True, dtype=wide_dtype)
+            wide = x / length.hypot_(floor)
+        else:
+            wide = x.to(wide_dtype)
+            wide = wide / wide.square().sum(-1, keepdim=True).sqrt_().hypot_(floor)
+        return wide.mul_(scaled_weight).to(x.dtype)
+
+    return rms_norm
+
+
+def apply_rope(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    heads.mul_(cos).addcmul_(swapped, sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    size = gate_up.shape[-1] // 2
+    return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
+
+
+def store_kv(kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
+    kv_layer.index_copy_(0, slots, kv)

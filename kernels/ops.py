@@ -1,0 +1,89 @@
+"""The contract of every op: what each implementation takes, returns and changes.
+
+Ops with weights come in two parts: `make_*` prepares the weights once at load (packing, folding),
+the object it returns runs every step. T is the number of tokens in the step. All tensors of a call
+share one dtype (float64, float32, bfloat16 or float16) and one device unless said otherwise.
+
+    kv_layer  [num_slots, 2, num_kv_heads, head_dim]   one layer's KV; [:, 0] keys, [:, 1] values
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from .attention_rows import AttentionRows
+
+
+class Linear(Protocol):
+    """y = x @ weight.T + bias."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in_features] -> [T, out_features], a new tensor."""
+        ...
+
+
+class RMSNorm(Protocol):
+    """y = x / sqrt(mean(x^2) + eps) * weight, the mean in float32 or better."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size], a new tensor; x is left as it is.
+
+        With `residual` [T, hidden_size], adds x to it IN PLACE and returns the norm of the sum.
+        """
+        ...
+
+
+class MakeLinear(Protocol):
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """weight [out_features, in_features], bias [out_features]; may keep or copy them."""
+        ...
+
+
+class MakeRMSNorm(Protocol):
+    def __call__(self, weight: Tensor, eps: float) -> RMSNorm:
+        """weight [hidden_size]."""
+        ...
+
+
+class ApplyRope(Protocol):
+    def __call__(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate `heads` [T, num_heads, head_dim] IN PLACE (it may be a strided view).
+
+        Hugging Face's half rotation: with d = head_dim / 2, (a, b) = (head[:d], head[d:]) becomes
+        (a cos - b sin, b cos + a sin). cos, sin: [T, 1, head_dim], `sin` with its first half
+        NEGATED (so that a kernel is one rotate, one product and one fused product-sum).
+        """
+        ...
+
+
+class SiluAndMul(Protocol):
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 * size], gate first -> silu(gate) * up [T, size], a new tensor."""
+        ...
+
+
+class StoreKV(Protocol):
+    def __call__(self, kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
+        """Write kv [T, 2, num_kv_heads, head_dim] to rows `slots` [T] int64 of kv_layer.
+
+        The slots of a step are distinct.
+        """
+        ...
+
+
+class PlanAttention(Protocol):
+    def __call__(self, rows: AttentionRows) -> object:
+        """What `paged_attention` of the same backend needs to know of a step; made once a step."""
+        ...
+
+
+class PagedAttention(Protocol):
+    def __call__(self, q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
+        """q [T, num_heads, head_dim] -> [T, num_heads, head_dim], scaled by head_dim ** -0.5.
+
+        Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
+        The step's own KV is stored already. Slots past a row's end are never read.
+        """
+        ...

@@ -1,0 +1,147 @@
+"""The invariants of tree and pool, checked from scratch: what tests call after every step.
+
+Cost: O(all nodes and pages); it knows nothing that the tree's own methods compute, only its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from .node import Node
+from .pages import PageAllocator
+from .tree import RadixTree
+
+__all__ = ["CheckFailed", "check"]
+
+
+class CheckFailed(AssertionError):
+    """An invariant of the tree or the pool is broken; the message says which and where."""
+
+
+def check(
+    tree: RadixTree,
+    allocator: PageAllocator,
+    held: Iterable[Sequence[int]] = (),
+    locks: Iterable[Node] | None = None,
+) -> None:
+    """Raises CheckFailed unless free + cached + held = all pages, each with one owner, and the
+    tree's locks, counts, edges and use order are consistent.
+
+    `held`: for each request the pages that it owns itself, not those that it reads from the tree.
+    `locks`: the nodes that are locked now, once a lock; without it lock_ref is checked against the
+    children's only.
+    """
+    nodes = _reachable(tree)
+    for node in nodes:
+        _check_edge(tree, node)
+        _check_children(tree, node)
+    _check_counts(tree, nodes)
+    _check_use_order(tree, nodes)
+    if locks is not None:
+        _check_locks(nodes, locks)
+    _check_owners(nodes, allocator, held)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise CheckFailed(message)
+
+
+def _reachable(tree: RadixTree) -> list[Node]:
+    """All nodes, roots included, parents first."""
+    nodes: list[Node] = []
+    for namespace, root in tree.roots.items():
+        _require(root.is_root, f"the root of {namespace!r} has a parent: {root}")
+        _require(root.namespace == namespace, f"{root} is filed under {namespace!r}")
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            nodes.append(node)
+            stack.extend(node.children.values())
+    _require(len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice")
+    return nodes
+
+
+def _check_edge(tree: RadixTree, node: Node) -> None:
+    _require(node.is_attached, f"{node} is reachable but marked as detached")
+    num_tokens, num_pages = len(node.token_ids), len(node.pages)
+    _require(
+        num_tokens == num_pages * tree.page_size,
+        f"{node} has {num_tokens} tokens on {num_pages} pages of {tree.page_size}",
+    )
+    _require((num_tokens == 0) == node.is_root, f"{node} has an edge of {num_tokens} tokens")
+    start = 0 if node.parent is None else node.parent.end
+    _require(node.end == start + num_tokens, f"{node} ends at {node.end}, not {start + num_tokens}")
+    _require(node.lock_ref >= 0, f"{node} has a negative lock_ref")
+
+
+def _check_children(tree: RadixTree, node: Node) -> None:
+    for key, child in node.children.items():
+        first_page = child.token_ids[: tree.page_size].tobytes()
+        _require(key == first_page, f"{child} is filed in {node} under other tokens than its first")
+        _require(child.parent is node, f"{child} lies under {node} but names another parent")
+        _require(child.namespace == node.namespace, f"{child} is in another namespace than {node}")
+    below = sum(child.lock_ref for child in node.children.values())
+    _require(node.lock_ref >= below, f"{node} has lock_ref below its children's sum, {below}")
+
+
+def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
+    inner = [node for node in nodes if not node.is_root]
+    expected = {
+        "num_nodes": len(inner),
+        "num_pages": sum(len(node.pages) for node in inner),
+        "evictable_pages": sum(len(node.pages) for node in inner if node.lock_ref == 0),
+    }
+    for name, value in expected.items():
+        _require(getattr(tree, name) == value, f"{name} is {getattr(tree, name)}, not {value}")
+
+
+def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
+    ordered = list(tree.use_order)
+    place = {id(node): index for index, node in enumerate(ordered)}
+    unlocked = {id(node) for node in nodes if node.lock_ref == 0 and not node.is_root}
+    _require(len(place) == len(ordered), "a node stands in the use order twice")
+    for node in ordered:
+        _require(id(node) in unlocked, f"{node} is in the use order but locked or not in the tree")
+    for node in nodes:
+        if id(node) not in unlocked:
+            continue
+        _require(id(node) in place, f"{node} is evictable but not in the use order")
+        parent = node.parent
+        if parent is not None and id(parent) in place:
+            _require(
+                place[id(node)] < place[id(parent)], f"{parent} would be evicted before {node}"
+            )
+    for older, newer in pairwise(ordered):
+        _require(older.last_use <= newer.last_use, f"{older} stands before {newer}, used earlier")
+
+
+def _check_locks(nodes: list[Node], locks: Iterable[Node]) -> None:
+    expected = {id(node): 0 for node in nodes}
+    for lock in locks:
+        step: Node | None = lock
+        while step is not None:
+            _require(id(step) in expected, f"{lock} is locked but {step} is not in the tree")
+            expected[id(step)] += 1
+            step = step.parent
+    for node in nodes:
+        count = expected[id(node)]
+        _require(node.lock_ref == count, f"{node} should have lock_ref {count}")
+
+
+def _check_owners(
+    nodes: list[Node], allocator: PageAllocator, held: Iterable[Sequence[int]]
+) -> None:
+    owners: dict[int, str] = {}
+    claims = [("the free list", allocator.free_pages())]
+    claims += [(repr(node), node.pages) for node in nodes]
+    for owner, pages in [*claims, *((f"request {i}", run) for i, run in enumerate(held))]:
+        for page in pages:
+            _require(0 <= page < allocator.num_pages, f"{owner} has page {page}: no such page")
+            _require(page not in owners, f"page {page} belongs to {owners.get(page)} and {owner}")
+            owners[page] = owner
+    lost = allocator.num_pages - len(owners)
+    if lost:
+        first = next(page for page in range(allocator.num_pages) if page not in owners)
+        raise CheckFailed(f"{lost} pages belong to nobody, the first of them page {first}")

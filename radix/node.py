@@ -1,0 +1,117 @@
+"""A node of the radix tree, and the order in which unlocked nodes were last used."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator
+
+from .pages import Pages
+
+__all__ = ["Node", "UseOrder"]
+
+
+class Node:
+    """Owns one edge: a run of tokens and the pages that hold their KV.
+
+    Invariant: `len(token_ids) == len(pages) * page_size`, and `end` is the length of the path from
+    the root to the end of this run. A locked node is a handle on that whole path: it keeps its
+    identity when the edge is split (this object becomes the lower part) and never grows while
+    somebody else holds it. An unlocked node is a valid handle until the next call that changes the
+    tree. A node that left the tree has `is_attached` False and stays so.
+    """
+
+    __slots__ = (
+        "children",
+        "end",
+        "hits",
+        "id",
+        "is_attached",
+        "last_use",
+        "lock_ref",
+        "namespace",
+        "newer",
+        "older",
+        "pages",
+        "parent",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        namespace: Hashable,
+        parent: Node | None,
+        token_ids: array[int],
+        pages: Pages,
+    ) -> None:
+        self.id = id
+        self.namespace = namespace
+        self.parent = parent  # None for the root of a namespace
+        self.token_ids = token_ids
+        self.pages = pages
+        self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
+        self.children: dict[bytes, Node] = {}  # by the bytes of the child's first page of tokens
+        self.lock_ref = 0  # locks on this node or below it
+        self.hits = 0  # matches that went through the whole of this node
+        self.last_use = 0  # the tree's clock
+        self.is_attached = True
+        self.older: Node | None = None  # neighbours in UseOrder; None when not in it
+        self.newer: Node | None = None
+
+    @property
+    def start(self) -> int:
+        """The length of the path to where this node's run begins."""
+        return self.end - len(self.token_ids)
+
+    @property
+    def is_root(self) -> bool:
+        return self.parent is None
+
+    def __repr__(self) -> str:
+        where = f"[{self.start}:{self.end}]" if self.is_attached else "detached"
+        return f"<Node {self.id} {where} lock_ref={self.lock_ref} children={len(self.children)}>"
+
+
+class UseOrder:
+    """The unlocked nodes from least to most recently used: an intrusive doubly linked ring.
+
+    Invariant: a child comes before its parent. A use of a node is a use of its ancestors and puts
+    them behind it, so the oldest node is always a leaf: a parent whose last child was evicted
+    already stands where it belongs, and nothing is ever searched or sorted. O(1) each.
+    """
+
+    def __init__(self) -> None:
+        self._ring = Node(-1, None, None, array("i"), array("i"))
+        self._ring.older = self._ring.newer = self._ring
+
+    @property
+    def oldest(self) -> Node | None:
+        """The leaf to evict next."""
+        node = self._ring.newer
+        return None if node is self._ring else node
+
+    def put(self, node: Node, before: Node | None = None) -> None:
+        """Puts a node that is not in the order just before `before`, or last."""
+        newer = before if before is not None else self._ring
+        older = newer.older
+        assert older is not None, f"{newer} is not in the order"
+        node.older, node.newer = older, newer
+        older.newer = newer.older = node
+
+    def put_after(self, node: Node, older: Node) -> None:
+        """Puts a node that is not in the order just after `older`."""
+        self.put(node, older.newer)
+
+    def drop(self, node: Node) -> None:
+        """Takes a node out of the order."""
+        older, newer = node.older, node.newer
+        assert older is not None and newer is not None, f"{node} is not in the order"
+        older.newer, newer.older = newer, older
+        node.older = node.newer = None
+
+    def __iter__(self) -> Iterator[Node]:
+        """From least to most recently used."""
+        node = self._ring.newer
+        while node is not None and node is not self._ring:
+            yield node
+            node = node.newer

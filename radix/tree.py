@@ -1,0 +1,445 @@
+"""The radix tree: prefixes of token ids, and the KV pages that hold them.
+
+Source: RadixAttention, "SGLang: Efficient Execution of Structured Language Model Programs",
+arXiv:2312.07104, section 3. Edges are runs of tokens, siblings differ in their first page.
+
+Cost: match and insert O(nodes on the path) Python steps, the runs themselves being compared and
+copied as blocks of bytes; extend O(length of the new run); lock and unlock O(nodes on the path);
+evict O(1) per node freed. docs/radix.md has the figures.
+
+What it does not know: what a page holds, who owns the pages outside it, and programs. It is not
+thread-safe: one planner owns it.
+
+A call that changes the tree ends the validity of all unlocked handles (nodes), so lock what you
+matched before you do anything else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, TypedDict
+
+from .node import Node, UseOrder
+from .pages import Pages, as_ids
+
+__all__ = ["Inserted", "Match", "Node", "NodeSnapshot", "RadixTree"]
+
+_TOKEN_BYTES = array("i").itemsize
+
+
+class Match(NamedTuple):
+    """The longest known prefix; the path to `node` is exactly these tokens."""
+
+    node: Node
+    pages: Pages  # still the tree's: lock `node` before reading them
+    num_tokens: int
+
+
+class Inserted(NamedTuple):
+    """What became of a run that was given to the tree."""
+
+    node: Node  # the run ends at its end
+    num_existing: int  # leading tokens of the given run that the tree already had
+    added_from: int  # path length before the first token that was added: remove()'s undo point
+    duplicate_pages: Pages  # the caller's pages for tokens that the tree already had: still its own
+    adopted_pages: Pages  # the tree's pages for those num_existing tokens, to be used instead
+
+
+class NodeSnapshot(TypedDict):
+    """One node as plain data; roots have no parent and no tokens."""
+
+    id: int
+    parent: int | None
+    namespace: str
+    num_tokens: int
+    token_ids: list[int]  # the first of them
+    lock_ref: int
+    hits: int
+    last_use: int
+
+
+class RadixTree:
+    """Owns the cached pages: every page in it belongs to exactly one node.
+
+    Invariant: `0 <= evictable_pages <= num_pages`; a node's lock_ref is at least the sum of its
+    children's, so what is unlocked has only unlocked nodes below it and all of it can be evicted.
+    """
+
+    def __init__(self, page_size: int = 1) -> None:
+        assert page_size >= 1, f"page_size={page_size} must be at least 1"
+        self.page_size = page_size
+        self.roots: dict[Hashable, Node] = {}
+        self.use_order = UseOrder()
+        self.num_nodes = 0  # without the roots
+        self.num_pages = 0  # pages owned by the tree
+        self.evictable_pages = 0  # those in nodes that nobody locks
+        self.clock = 0  # uses so far
+        self.num_visits = 0  # nodes that any call has looked at: what a cost claim is tested by
+        self._next_id = 0
+
+    def match(
+        self, namespace: Hashable, token_ids: Sequence[int], limit: int | None = None
+    ) -> Match:
+        """Finds the longest cached prefix in whole pages, of at most `limit` tokens; it is a use.
+
+        Splits the last node when the match ends inside it, so that the returned node ends where
+        the match does. Nothing is locked.
+        """
+        root = self._root(namespace)
+        path, end = self._descend(root, self._pack(token_ids, limit))
+        self._split_end(path, end)
+        self._use(path)
+        pages = array("i")
+        for node in path:
+            node.hits += 1
+            pages.extend(node.pages)
+        return Match(path[-1] if path else root, pages, end)
+
+    def match_below(self, node: Node, token_ids: Sequence[int], limit: int | None = None) -> Match:
+        """match() of a run below `node`, which the caller has locked, without walking to it.
+
+        `num_tokens` and `pages` of the result are those below `node`.
+        """
+        assert node.is_attached and node.lock_ref > 0, f"{node} was matched below without a lock"
+        path, end = self._descend(node, self._pack(token_ids, limit))
+        self._split_end(path, end)
+        self._use(path)
+        pages = array("i")
+        for step in path:
+            step.hits += 1
+            pages.extend(step.pages)
+        return Match(path[-1] if path else node, pages, end - node.end)
+
+    def match_length_below(self, node: Node, token_ids: Sequence[int]) -> int:
+        """The number of tokens that match_below() would find; changes nothing."""
+        return self._descend(node, self._pack(token_ids))[1] - node.end
+
+    def match_length(
+        self, namespace: Hashable, token_ids: Sequence[int], limit: int | None = None
+    ) -> int:
+        """The number of tokens that match() would find; changes nothing."""
+        root = self.roots.get(namespace)
+        return 0 if root is None else self._descend(root, self._pack(token_ids, limit))[1]
+
+    def insert(
+        self, namespace: Hashable, token_ids: Sequence[int], pages: Sequence[int]
+    ) -> Inserted:
+        """Caches a run from the root; `pages[i]` holds the i-th page of its tokens.
+
+        Only whole pages enter: tokens past the last one, and their page, stay the caller's. Where
+        the tree already has the tokens it keeps its own pages; the rest of `pages` becomes the
+        tree's. Nothing is locked.
+        """
+        return self._add(self._root(namespace), token_ids, pages, owns_lock=False)
+
+    def extend(self, node: Node, token_ids: Sequence[int], pages: Sequence[int]) -> Inserted:
+        """insert() of a run below `node`, which the caller has locked, without walking to it.
+
+        A leaf that only the caller locks grows in place (the returned node is then `node` and its
+        lock covers the new tokens); otherwise a child is made, unlocked. In both cases
+        `move_lock(node, inserted.node)` is what a caller who goes on from there does next.
+        """
+        assert node.is_attached, f"{node} was extended after it had left the tree"
+        assert node.lock_ref > 0, f"{node} was extended without being locked"
+        return self._add(node, token_ids, pages, owns_lock=True)
+
+    def lock(self, node: Node) -> None:
+        """Keeps the whole path to `node` from eviction until unlock()."""
+        assert node.is_attached, f"{node} was locked after it had left the tree"
+        step: Node | None = node
+        while step is not None:
+            self._lock_one(step)
+            step = step.parent
+
+    def unlock(self, node: Node) -> None:
+        """Takes back one lock(); it is a use of what nobody else locks."""
+        self.clock += 1
+        step: Node | None = node
+        top = node
+        while step is not None:
+            assert step.lock_ref > 0, f"{step} was unlocked more often than locked"
+            self.num_visits += 1
+            step.lock_ref -= 1
+            if step.lock_ref == 0 and not step.is_root:
+                step.last_use = self.clock
+                self.evictable_pages += len(step.pages)
+                self.use_order.put(step)
+            top, step = step, step.parent
+        self._drop_root_if_empty(top)
+
+    def move_lock(self, node: Node, below: Node) -> None:
+        """Moves one lock from `node` down to `below`, at the cost of the nodes between."""
+        while below is not node:
+            self._lock_one(below)
+            assert below.parent is not None, f"a lock on {node} cannot move to another path"
+            below = below.parent
+
+    def evict(self, num_pages: int) -> Pages:
+        """Frees `num_pages` pages, or all evictable ones when they are fewer.
+
+        Least recently used leaves first, whole, and a parent joins once it is a leaf; of the last
+        one only the tail that is still needed. Locked nodes stay. The pages become the caller's.
+        """
+        freed = array("i")
+        while len(freed) < num_pages and (leaf := self.use_order.oldest) is not None:
+            num_kept = len(leaf.pages) - (num_pages - len(freed))
+            freed.extend(self._truncate(leaf, num_kept) if num_kept > 0 else self._detach(leaf))
+        return freed
+
+    def remove(self, node: Node, num_kept: int | None = None) -> Pages:
+        """Unpublishes what a failed step inserted: cuts `node`'s path to `num_kept` tokens.
+
+        Everything past the cut leaves the tree, other branches below it included, and its pages
+        become the caller's. By default the cut is where `node` begins; after an insert or extend
+        it is `added_from`. Everybody unlocks first: an assertion fails, and nothing has changed,
+        when somebody still locks what is past the cut, for that lock would keep KV that was never
+        written. What has already left the tree is no error, so the inserts of one step can be
+        undone in any order.
+        """
+        kept = node.start if num_kept is None else num_kept
+        assert kept >= 0 and kept % self.page_size == 0, f"cannot keep {kept} tokens: no page edge"
+        while node.start > kept and node.parent is not None:
+            node = node.parent
+        if not node.is_attached or node.end <= kept:
+            return array("i")
+        assert node.lock_ref == 0, f"{node} was removed while locked"
+        if node.start == kept:
+            return self._detach(node)
+        freed = array("i")
+        for child in list(node.children.values()):
+            freed.extend(self._detach(child))
+        freed.extend(self._truncate(node, (kept - node.start) // self.page_size))
+        return freed
+
+    def clear(self, namespace: Hashable | None = None) -> Pages:
+        """Drops all that is unlocked, in one namespace or (None) in all.
+
+        The pages become the caller's.
+        """
+        roots = list(self.roots.values()) if namespace is None else [self._root(namespace)]
+        freed = array("i")
+        stack = roots[:]
+        while stack:
+            for child in list(stack.pop().children.values()):
+                if child.lock_ref:
+                    stack.append(child)
+                else:
+                    freed.extend(self._detach(child))
+        for root in roots:
+            self._drop_root_if_empty(root)
+        return freed
+
+    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
+        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
+        rows: list[NodeSnapshot] = []
+        stack = list(reversed(self.roots.values()))
+        while stack:
+            node = stack.pop()
+            stack.extend(reversed(node.children.values()))
+            name = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
+            rows.append(
+                NodeSnapshot(
+                    id=node.id,
+                    parent=None if node.parent is None else node.parent.id,
+                    namespace=name,
+                    num_tokens=len(node.token_ids),
+                    token_ids=node.token_ids[:max_token_ids].tolist(),
+                    lock_ref=node.lock_ref,
+                    hits=node.hits,
+                    last_use=node.last_use,
+                )
+            )
+        return rows
+
+    def _root(self, namespace: Hashable) -> Node:
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = self._make(namespace, None, array("i"), array("i"))
+        return root
+
+    def _make(
+        self, namespace: Hashable, parent: Node | None, token_ids: array[int], pages: Pages
+    ) -> Node:
+        self._next_id += 1
+        node = Node(self._next_id, namespace, parent, token_ids, pages)
+        node.last_use = self.clock
+        return node
+
+    def _pack(self, token_ids: Sequence[int], limit: int | None = None) -> bytes:
+        """The bytes of the leading ids, in whole pages and at most `limit` of them."""
+        ids = as_ids(token_ids)
+        num_tokens = len(ids) if limit is None else max(0, min(len(ids), limit))
+        num_tokens -= num_tokens % self.page_size
+        return ids.tobytes() if num_tokens == len(ids) else ids[:num_tokens].tobytes()
+
+    def _key(self, node: Node) -> bytes:
+        return node.token_ids[: self.page_size].tobytes()
+
+    def _descend(self, node: Node, query: bytes) -> tuple[list[Node], int]:
+        """The nodes below `node` that the query enters, and the path length where it leaves them.
+
+        Only the last of them may be left before its end, and not before its first page's end.
+        """
+        end = node.end
+        path: list[Node] = []
+        at = 0
+        page_bytes = self.page_size * _TOKEN_BYTES
+        child = node.children.get(query[:page_bytes])
+        while child is not None:
+            path.append(child)
+            if not query.startswith(child.token_ids, at):
+                end += _common_length(query, at, child.token_ids, self.page_size)
+                break
+            at += len(child.token_ids) * _TOKEN_BYTES
+            end = child.end
+            child = child.children.get(query[at : at + page_bytes])
+        self.num_visits += 1 + len(path)
+        return path, end
+
+    def _split_end(self, path: list[Node], end: int) -> None:
+        """Makes the path's last node end at `end`."""
+        if path and path[-1].end > end:
+            path[-1] = self._split(path[-1], end)
+
+    def _split(self, node: Node, end: int) -> Node:
+        """Puts a new node that ends at `end` above `node`, which keeps its handle's meaning.
+
+        The new node has the same locks: each of them was on the whole path to `node` or below.
+        """
+        parent = node.parent
+        assert parent is not None and node.start < end < node.end, f"{node} cannot split at {end}"
+        cut = end - node.start
+        num_pages = cut // self.page_size
+        upper = self._make(node.namespace, parent, node.token_ids[:cut], node.pages[:num_pages])
+        upper.lock_ref, upper.hits, upper.last_use = node.lock_ref, node.hits, node.last_use
+        parent.children[self._key(upper)] = upper
+        del node.token_ids[:cut]
+        del node.pages[:num_pages]
+        node.parent = upper
+        upper.children[self._key(node)] = node
+        self.num_nodes += 1
+        if not node.lock_ref:
+            self.use_order.put_after(upper, node)
+        return upper
+
+    def _use(self, path: list[Node]) -> None:
+        """Makes the nodes of a path, given from the top, the most recently used ones."""
+        self.clock += 1
+        above: Node | None = None
+        for node in path:
+            node.last_use = self.clock
+            if not node.lock_ref:
+                self.use_order.drop(node)
+                self.use_order.put(node, above)
+                above = node
+
+    def _add(
+        self, node: Node, token_ids: Sequence[int], pages: Sequence[int], *, owns_lock: bool
+    ) -> Inserted:
+        query = self._pack(token_ids)
+        num_tokens = len(query) // _TOKEN_BYTES
+        own = as_ids(pages)[: num_tokens // self.page_size]
+        assert len(own) * self.page_size == num_tokens, f"{len(own)} pages for {num_tokens} tokens"
+        path, added_from = self._descend(node, query)
+        self._split_end(path, added_from)
+        self._use(path)
+        adopted = array("i")
+        for step in path:
+            adopted.extend(step.pages)
+        num_existing = added_from - node.end
+        last = path[-1] if path else node
+        if num_existing < num_tokens:
+            tail = array("i")
+            tail.frombytes(query[num_existing * _TOKEN_BYTES :])
+            owned_locks = 1 if owns_lock and last is node else 0
+            last = self._append(last, tail, own[len(adopted) :], owned_locks)
+        duplicates = _differing(own[: len(adopted)], adopted)
+        return Inserted(last, num_existing, added_from, duplicates, adopted)
+
+    def _append(self, node: Node, token_ids: array[int], pages: Pages, owned_locks: int) -> Node:
+        """Adds a run below `node`: in place if it is a leaf with no lock but the caller's own."""
+        self.num_pages += len(pages)
+        if not node.is_root and not node.children and node.lock_ref <= owned_locks:
+            node.token_ids.extend(token_ids)
+            node.pages.extend(pages)
+            node.end += len(token_ids)
+            node.last_use = self.clock
+            self.evictable_pages += 0 if node.lock_ref else len(pages)
+            return node
+        child = self._make(node.namespace, node, token_ids, pages)
+        node.children[self._key(child)] = child
+        self.num_nodes += 1
+        self.evictable_pages += len(pages)
+        is_ordered = node.lock_ref == 0 and not node.is_root
+        self.use_order.put(child, node if is_ordered else None)
+        return child
+
+    def _lock_one(self, node: Node) -> None:
+        self.num_visits += 1
+        node.lock_ref += 1
+        if node.lock_ref == 1 and not node.is_root:
+            self.evictable_pages -= len(node.pages)
+            self.use_order.drop(node)
+
+    def _truncate(self, leaf: Node, num_pages: int) -> Pages:
+        """Keeps the first `num_pages` pages of an unlocked leaf; returns the others."""
+        self.num_visits += 1
+        freed = leaf.pages[num_pages:]
+        num_tokens = num_pages * self.page_size
+        leaf.end -= len(leaf.token_ids) - num_tokens
+        del leaf.pages[num_pages:]
+        del leaf.token_ids[num_tokens:]
+        self.num_pages -= len(freed)
+        self.evictable_pages -= len(freed)
+        return freed
+
+    def _detach(self, top: Node) -> Pages:
+        """Takes an unlocked node and all below it out of the tree; returns their pages."""
+        parent = top.parent
+        assert parent is not None and top.lock_ref == 0, f"{top} cannot leave the tree"
+        del parent.children[self._key(top)]
+        freed = array("i")
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            node.children.clear()
+            freed.extend(node.pages)
+            self.use_order.drop(node)
+            node.is_attached = False
+            self.num_nodes -= 1
+            self.num_visits += 1
+        self.num_pages -= len(freed)
+        self.evictable_pages -= len(freed)
+        self._drop_root_if_empty(parent)
+        return freed
+
+    def _drop_root_if_empty(self, node: Node) -> None:
+        if node.is_root and node.is_attached and not node.children and not node.lock_ref:
+            node.is_attached = False
+            del self.roots[node.namespace]
+
+
+def _common_length(query: bytes, at: int, run: array[int], page_size: int) -> int:
+    """How many tokens, in whole pages, `query` from byte `at` on shares with `run`.
+
+    By bisection over pages: each probe compares one block, and the blocks' lengths halve.
+    """
+    low = 0
+    high = min(len(run), (len(query) - at) // _TOKEN_BYTES) // page_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        block = run[low * page_size : middle * page_size]
+        if query.startswith(block, at + low * page_size * _TOKEN_BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_size
+
+
+def _differing(own: Pages, adopted: Pages) -> Pages:
+    """The caller's pages that are not the tree's; usually the caller took those from a match."""
+    if own == adopted:
+        return array("i")
+    return array("i", (mine for mine, its in zip(own, adopted, strict=True) if mine != its))

@@ -1,0 +1,128 @@
+"""How an engine runs: one frozen record, and the command-line flags that fill it. No torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InvalidRequest
+
+EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is told at start. Raises InvalidRequest for values out of range."""
+
+    model: Path = EMBEDDED_MODEL
+    served_model_name: str | None = None  # None: the folder's name
+    dtype: str = "auto"  # auto: bfloat16 where the CPU computes in it, else float32
+    device: str = "cpu"
+    kernels: str = "auto"  # or "reference": plain torch, the truth that the others are held to
+    max_model_len: int | None = None  # None: what the model was made for
+    page_size: int = 1  # tokens
+    mem_fraction: float | None = None  # of the memory available, for KV; None: the device's default
+    max_total_tokens: int | None = None  # tokens of KV; wins over mem_fraction
+    chunked_prefill_size: int = 2048  # token budget of a step
+    max_running_requests: int = 128
+    num_threads: int | None = None  # None: all cores
+    spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
+
+    def __post_init__(self) -> None:
+        _require("dtype", self.dtype, self.dtype in DTYPES, f"one of {DTYPES}")
+        _require("device", self.device, self.device == "cpu", '"cpu"')
+        kernels = ("auto", "reference")
+        _require("kernels", self.kernels, self.kernels in kernels, f"one of {kernels}")
+        _require_range("page_size", self.page_size, 1, 256)
+        _require_range("chunked_prefill_size", self.chunked_prefill_size, 1, 1 << 20)
+        _require_range("max_running_requests", self.max_running_requests, 1, 65_536)
+        _require_range("max_model_len", self.max_model_len, 2, 1 << 24)
+        _require_range("max_total_tokens", self.max_total_tokens, 2, 1 << 31)
+        _require_range("num_threads", self.num_threads, 1, 1024)
+        _require_range("spin_us", self.spin_us, 0, 10_000_000)
+        fraction = self.mem_fraction
+        fits = fraction is None or 0.0 < fraction <= 0.95
+        _require("mem_fraction", fraction, fits, "a number in (0, 0.95]")
+        fits = self.chunked_prefill_size >= self.page_size
+        _require("chunked_prefill_size", self.chunked_prefill_size, fits, ">= page_size")
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+        return self.served_model_name or self.model.resolve().name
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that starts an engine, under the field's names."""
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    add(
+        "--model",
+        type=Path,
+        default=EMBEDDED_MODEL,
+        metavar="FOLDER",
+        help="checkpoint in Hugging Face layout (default: the embedded model)",
+    )
+    add("--served-model-name", metavar="NAME", help="name shown to clients (default: folder's)")
+    add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
+    add("--device", default="cpu", help="where to compute (default: %(default)s)")
+    add(
+        "--kernels",
+        choices=("auto", "reference"),
+        default="auto",
+        help="fast kernels, or plain torch (default: %(default)s)",
+    )
+    add("--max-model-len", type=int, metavar="N", help="context length (default: the model's)")
+    add(
+        "--page-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tokens a KV page (default: %(default)s)",
+    )
+    add(
+        "--mem-fraction",
+        type=float,
+        metavar="F",
+        help="share of the available memory for KV (default: the device's)",
+    )
+    add("--max-total-tokens", type=int, metavar="N", help="KV pool size in tokens instead")
+    add(
+        "--chunked-prefill-size",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="token budget of a step (default: %(default)s)",
+    )
+    add(
+        "--max-running-requests",
+        type=int,
+        default=128,
+        metavar="N",
+        help="requests in a batch (default: %(default)s)",
+    )
+    add("--num-threads", type=int, metavar="N", help="compute threads (default: all cores)")
+    add(
+        "--spin-us",
+        type=int,
+        metavar="US",
+        help="microseconds that an idle compute thread spins before it sleeps",
+    )
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The record from parsed flags."""
+    names = EngineConfig.__dataclass_fields__
+    return EngineConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+def _require(field: str, value: object, is_fine: bool, allowed: str) -> None:
+    if not is_fine:
+        raise InvalidRequest.of(field, value, allowed)
+
+
+def _require_range(field: str, value: int | None, low: int, high: int) -> None:
+    fits = value is None or (isinstance(value, int) and low <= value <= high)
+    _require(field, value, fits, f"an integer in [{low}, {high}]")

@@ -1,0 +1,133 @@
+"""Token ids to text as they come: never half a character, never part of a stop string.
+
+    output tokens   t0      t1     t2         t3
+    text            |Hel    |lo    |, wor     |ld          `ends[i]`: characters that are final
+                                                            once t0..ti are known
+A stop string that begins inside t2 drops t2 and all later tokens; what survives of their text
+(between the end of t1 and the stop string) becomes a text segment of its own.
+
+Method: decode a window that starts a few tokens back, hold back a trailing U+FFFD (an unfinished
+character), as vLLM and TGI do. Cost: one decode of a short window a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .tokenizer import REPLACEMENT, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class StopHit:
+    """Where a stop string cut the output: tokens kept, and the surviving text after them."""
+
+    num_tokens: int
+    tail: str
+    matched: str
+
+
+class Detokenizer:
+    """The text of one growing output."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._longest_stop = max((len(text) for text in self._stop), default=0)
+        self._ids: list[int] = []
+        self._window = 0  # the window's first token
+        self._read = 0  # tokens whose text is final
+        self._ends: list[int] = []  # per token: len(text) once it was known
+        self._clean: list[bool] = []  # per token: nothing was held back after it
+        self._pieces: list[str] = []
+        self._length = 0
+        self._tail = ""  # the last characters, for stop strings across tokens
+        self._num_emitted = 0
+        self._text: str | None = ""
+
+    @property
+    def text(self) -> str:
+        """All final text."""
+        if self._text is None:
+            self._text = "".join(self._pieces)
+            self._pieces = [self._text]
+        return self._text
+
+    def append(self, token_id: int) -> StopHit | None:
+        """Take one more token; the stop string that it completes, if any."""
+        self._ids.append(token_id)
+        fresh = self._decode_window()
+        self._extend(fresh)
+        self._ends.append(self._length)
+        self._clean.append(self._read == len(self._ids))
+        return self._find_stop(len(fresh)) if fresh and self._stop else None
+
+    def flush(self) -> None:
+        """The output has ended: bytes that are no whole character become U+FFFD."""
+        if self._read < len(self._ids):
+            decode = self._tokenizer.decode
+            before = decode(self._ids[self._window : self._read])
+            self._extend(decode(self._ids[self._window :])[len(before) :])
+            self._read = len(self._ids)
+            self._ends[-1] = self._length
+
+    def take_delta(self, *, is_final: bool = False) -> str:
+        """Text not handed out yet; what may become part of a stop string is held back."""
+        until = self._length if is_final else self._length - self._held_back()
+        if until <= self._num_emitted:
+            return ""
+        delta = self.text[self._num_emitted : until]
+        self._num_emitted = until
+        return delta
+
+    def cut(self, hit: StopHit) -> None:
+        """Drop everything from a stop string on."""
+        start = (self._ends[hit.num_tokens - 1] if hit.num_tokens else 0) + len(hit.tail)
+        self._text = self.text[:start]
+        self._pieces, self._length = [self._text], start
+
+    def _extend(self, fresh: str) -> None:
+        if fresh:
+            self._pieces.append(fresh)
+            self._length += len(fresh)
+            self._text = None
+            if self._longest_stop:
+                self._tail = (self._tail + fresh)[-(self._longest_stop + len(fresh)) :]
+
+    def _decode_window(self) -> str:
+        """Text that became final with the last token."""
+        decode = self._tokenizer.decode
+        whole = decode(self._ids[self._window :])
+        if whole.endswith(REPLACEMENT):
+            return ""
+        before = decode(self._ids[self._window : self._read])
+        self._window, self._read = self._read, len(self._ids)
+        return whole[len(before) :]
+
+    def _find_stop(self, num_fresh: int) -> StopHit | None:
+        """The earliest stop string that ends in the fresh characters."""
+        best: tuple[int, str] | None = None
+        for stop in self._stop:
+            region = num_fresh + len(stop) - 1
+            at = self._tail.find(stop, max(0, len(self._tail) - region))
+            if at >= 0 and (best is None or at < best[0]):
+                best = (at, stop)
+        if best is None:
+            return None
+        start = self._length - len(self._tail) + best[0]
+        return self._hit(start, best[1])
+
+    def _hit(self, start: int, matched: str) -> StopHit:
+        first = next(i for i, end in enumerate(self._ends) if end > start)
+        while first > 0 and not self._clean[first - 1]:
+            first -= 1  # its first bytes are in the token before: that one goes too
+        begin = self._ends[first - 1] if first else 0
+        return StopHit(first, self.text[begin:start], matched)
+
+    def _held_back(self) -> int:
+        """Length of the longest suffix that is a proper prefix of a stop string."""
+        for size in range(min(self._longest_stop - 1, len(self._tail)), 0, -1):
+            suffix = self._tail[-size:]
+            if any(len(stop) > size and stop.startswith(suffix) for stop in self._stop):
+                return size
+        return 0

@@ -1,0 +1,187 @@
+"""Where the two halves meet: the scheduler's plan goes to the executor, its result comes back.
+
+One thread owns an engine and calls `step` while `has_work`. Requests come from anywhere that
+implements `Listener`; the engine knows nothing of programs, sockets or text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import Any, Protocol
+
+from ..errors import PromptTooLong
+from .chat_template import ChatTemplate
+from .config import EngineConfig
+from .model_config import ModelConfig
+from .programs.session import Defaults
+from .request import Request
+from .sampling_params import SamplingParams
+from .schedule.kv_cache import KVCacheManager
+from .schedule.scheduler import Scheduler
+from .step import StepPlan, StepResult
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """The device half, as the engine sees it."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens; rows are answered in order."""
+
+
+class Engine:
+    """A model with its KV pool and scheduler.
+
+    Lifetime: the process's. A step that raises ends the requests in it with an error and nothing
+    else.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_model_len: int,
+        token_budget: int,
+        max_running_requests: int,
+        vocab_size: int,
+    ) -> None:
+        self._executor = executor
+        self.max_model_len = min(max_model_len, num_pages * page_size)
+        self._vocab_size = vocab_size
+        self.scheduler = Scheduler(
+            KVCacheManager(num_pages, page_size),
+            token_budget=token_budget,
+            max_running_requests=max_running_requests,
+        )
+        self._ids = itertools.count(1)
+        self.started_s = time.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        return self.scheduler.has_work
+
+    def next_request_id(self) -> int:
+        """Ids are unique within the process."""
+        return next(self._ids)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its max_tokens is cut to what fits the context.
+
+        Raises PromptTooLong when not even one token would fit.
+        """
+        room = self.max_model_len - request.num_prompt_tokens
+        if room < (1 if request.scoring is None else 0):
+            raise PromptTooLong(
+                f"the prompt has {request.num_prompt_tokens} tokens; this engine takes at most "
+                f"{self.max_model_len - 1} (max_model_len or the KV pool, whichever is less)",
+                "prompt",
+            )
+        request.max_output_tokens = min(request.sampling.max_tokens, room)
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now; its pages are free when this returns."""
+        self.scheduler.abort(request)
+
+    def step(self) -> None:
+        """Plan, execute, apply: once."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return
+        try:
+            result = self._executor.execute(plan)
+        except Exception as error:
+            log.exception("step %d failed", plan.step_id)
+            self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
+            return
+        self.scheduler.apply(result)
+
+    def flush_cache(self) -> int:
+        """Drop cached KV that nothing uses; the number of tokens dropped."""
+        return self.scheduler.kv_cache.flush()
+
+    def describe(self) -> dict[str, Any]:
+        """Pool, queue and counters as plain data."""
+        kv_cache, stats = self.scheduler.kv_cache, self.scheduler.stats
+        page_size = kv_cache.page_size
+        return {
+            "max_model_len": self.max_model_len,
+            "page_size": page_size,
+            "total_tokens": kv_cache.num_pages * page_size,
+            "free_tokens": kv_cache.allocator.num_free * page_size,
+            "cached_tokens": kv_cache.tree.num_pages * page_size,
+            "evictable_tokens": kv_cache.tree.evictable_pages * page_size,
+            "num_waiting": len(self.scheduler.waiting),
+            "num_running": len(self.scheduler.running),
+            "uptime_s": time.monotonic() - self.started_s,
+            "stats": {name: getattr(stats, name) for name in stats.__slots__},
+        }
+
+
+class LoadedModel:
+    """A checkpoint ready to serve: engine, tokenizer, chat template and defaults."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises ModelLoadError or InvalidRequest with what is wrong."""
+        from .execute.model_runner import ModelRunner  # imports torch: not for the host half
+
+        self.config = config
+        self.model_config = ModelConfig.from_folder(config.model)
+        self.tokenizer = Tokenizer(config.model, self.model_config.vocab_size)
+        self.template = ChatTemplate(config.model, self.tokenizer)
+        self.runner = ModelRunner(
+            config.model,
+            self.model_config,
+            dtype=config.dtype,
+            device=config.device,
+            max_total_tokens=config.max_total_tokens,
+            mem_fraction=config.mem_fraction,
+            page_size=config.page_size,
+            max_running_requests=config.max_running_requests,
+            max_model_len=config.max_model_len,
+            kernels="reference" if config.kernels == "reference" else "auto",
+        )
+        self.runner.warm_up()
+        self.engine = Engine(
+            self.runner,
+            num_pages=self.runner.num_pages,
+            page_size=config.page_size,
+            max_model_len=self.runner.max_model_len,
+            token_budget=config.chunked_prefill_size,
+            max_running_requests=config.max_running_requests,
+            vocab_size=self.model_config.vocab_size,
+        )
+
+    def defaults(self) -> Defaults:
+        """What a gen leaves open is the model's own choice (generation_config.json)."""
+        model, standard = self.model_config, SamplingParams()
+        given = model.default_temperature
+        return Defaults(
+            temperature=standard.temperature if given is None else given,
+            top_p=model.default_top_p or standard.top_p,
+            top_k=model.default_top_k,
+            eos_token_ids=model.eos_token_ids,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What a client is told when it connects."""
+        model = self.model_config
+        return {
+            "model": self.config.model_name,
+            "architecture": model.architecture,
+            "dtype": str(self.runner.dtype).removeprefix("torch."),
+            "device": self.config.device,
+            "vocab_size": model.vocab_size,
+            "max_model_len": self.engine.max_model_len,
+            "kernels": [
+                {"op": c.op, "implementation": c.implementation, "reason": c.reason}
+                for c in self.runner.kernels.describe()
+            ],
+        }

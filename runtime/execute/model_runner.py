@@ -1,0 +1,266 @@
+"""Carries out step plans: owns the model, its KV pool and the page table of one device.
+
+Decides nothing: which rows run, with which pages, comes in with the plan.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import InvalidRequest
+from ...kernels.registry import KernelMode, Kernels, select_kernels
+from ..memory.device_pool import DeviceKVPool
+from ..memory.sizing import num_pages_for
+from ..model_config import ModelConfig
+from ..models.registry import CausalLM, model_class
+from ..sampling_params import SamplingParams
+from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
+from ..weights.checkpoint import CheckpointWeights
+from ..weights.dummy import DummyWeights
+from ..weights.source import ProgressCallback
+from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
+from .logits import finite_rows, logprobs_of, top_logprobs
+from .sampler import sample
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+NON_FINITE = "the model produced non-finite logits"
+_NOTHING = RowResult()
+# Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
+_SCORED_AT_ONCE = 256
+
+
+class ModelRunner:
+    """One device's half of the runtime; lives as long as its engine. Not thread-safe.
+
+    `execute` is called with one plan after the other; `from_previous` in a plan refers to the plan
+    of the call before.
+    """
+
+    def __init__(
+        self,
+        model_folder: str | Path,
+        model_config: ModelConfig,
+        *,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str = "cpu",
+        num_pages: int | None = None,
+        max_total_tokens: int | None = None,
+        mem_fraction: float | None = None,
+        page_size: int = 1,
+        max_running_requests: int = 64,
+        max_model_len: int | None = None,
+        kernels: KernelMode = "auto",
+        load_format: LoadFormat = "auto",
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        """Loads the weights, then takes KV memory: `num_pages`, or `max_total_tokens`, or
+        `mem_fraction` of what is free then.
+
+        Raises:
+            ModelLoadError: the checkpoint cannot be loaded.
+            InvalidRequest: an argument out of range, or no room for the KV of one sequence.
+        """
+        self.config = model_config
+        self.dtype = resolve_dtype(dtype)
+        self.device = torch.device(device)
+        self.page_size = page_size
+        self.max_model_len = _checked_model_len(max_model_len, model_config)
+        self.kernels: Kernels = select_kernels(self.dtype, self.device, kernels)
+        self.model = self._load(Path(model_folder), load_format, on_progress)
+        if num_pages is None:
+            num_pages = num_pages_for(
+                model_config,
+                dtype_bytes=self.dtype.itemsize,
+                page_size=page_size,
+                max_running_requests=max_running_requests,
+                max_model_len=self.max_model_len,
+                max_total_tokens=max_total_tokens,
+                mem_fraction=mem_fraction,
+            )
+        self.pool = DeviceKVPool(
+            model_config,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._inputs = InputBuilder(
+            self.kernels,
+            self.pool.layers,
+            page_size=page_size,
+            max_running_requests=max_running_requests,
+            max_model_len=self.max_model_len,
+        )
+        self._previous_tokens: Int64Array = np.zeros(0, dtype=np.int64)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the KV pool; ids 0 to num_pages - 1 may be handed out."""
+        return self.pool.num_pages
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens, store their KV, and sample and score where rows ask for it.
+
+        A row whose logits are not finite gets `error`; the others are not affected.
+        """
+        batch, layout = self._inputs.build(plan, self._previous_tokens)
+        wanted = wanted_logits(plan, layout)
+        hidden = self.model.forward(batch.input_ids, batch.positions, batch)
+        results = [_NOTHING] * len(plan.rows)
+        previous: Int64Array = np.full(len(plan.rows), NO_TOKEN, dtype=np.int64)
+        if wanted.sampled_rows:
+            self._sample(plan, wanted, hidden, results, previous)
+        if wanted.scored_tokens is not None:
+            self._score(plan, wanted, wanted.scored_tokens, hidden, results)
+        self._previous_tokens = previous
+        return StepResult(plan.step_id, tuple(results))
+
+    def warm_up(self) -> None:
+        """Run a short prompt and two decode steps, so that the first request pays no set-up.
+
+        NOTE: writes to page 0 on; call it before any page is in use.
+        """
+        length = min(16, self.max_model_len - 2, self.num_pages * self.page_size - 2)
+        if length < 1:
+            return
+        pages = tuple(range(-(-(length + 2) // self.page_size)))
+        sampling = SamplingParams(temperature=0.0)
+        prompt = Row(0, 0, 0, (0,) * length, PageUpdate(0, pages), sampling=sampling)
+        self.execute(StepPlan(0, (prompt,)))
+        for step in range(2):
+            row = Row(0, 0, length + step, (0,), from_previous=0, sampling=sampling)
+            self.execute(StepPlan(1 + step, (row,)))
+
+    def _load(
+        self, folder: Path, load_format: LoadFormat, on_progress: ProgressCallback | None
+    ) -> CausalLM:
+        build = model_class(self.config.architecture)
+        shape = {"dtype": self.dtype, "device": self.device, "max_model_len": self.max_model_len}
+        if load_format == "dummy":
+            return build(self.config, DummyWeights(self.dtype, self.device), self.kernels, **shape)
+        with CheckpointWeights(folder, self.dtype, self.device, on_progress) as source:
+            model = build(self.config, source, self.kernels, **shape)
+            source.finish()
+        return model
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        wanted: WantedLogits,
+        hidden: Tensor,
+        results: list[RowResult],
+        previous: Int64Array,
+    ) -> None:
+        """Fill in the results and `previous` of the rows that sample."""
+        picked = hidden if wanted.sampled_tokens is None else hidden[wanted.sampled_tokens]
+        logits = self.model.compute_logits(picked)
+        params = [_sampling_of(plan.rows[index]) for index in wanted.sampled_rows]
+        is_finite = finite_rows(logits)
+        if not bool(is_finite.all()):
+            logits = logits.masked_fill(~is_finite[:, None], 0.0)
+        token_ids = sample(logits, params, wanted.sampled_positions)
+        # A failed row's token is never shown, but a plan made ahead may name it: any valid id.
+        previous[list(wanted.sampled_rows)] = token_ids
+        for index, token_id in zip(wanted.sampled_rows, token_ids.tolist(), strict=True):
+            results[index] = RowResult(token_id=token_id)
+        for place, index in enumerate(wanted.sampled_rows):
+            if params[place].logprobs is not None:
+                results[index] = _with_logprobs(results[index], logits[place], params[place])
+        for place in (~is_finite).nonzero()[:, 0].tolist():
+            results[wanted.sampled_rows[place]] = RowResult(error=NON_FINITE)
+
+    def _score(
+        self,
+        plan: StepPlan,
+        wanted: WantedLogits,
+        tokens: Tensor,
+        hidden: Tensor,
+        results: list[RowResult],
+    ) -> None:
+        """Fill in the target log-probabilities of the rows that have targets."""
+        targets = torch.from_numpy(wanted.target_ids).to(self.device)
+        logprobs: list[float] = []
+        best: list[int] = []
+        for first in range(0, len(targets), _SCORED_AT_ONCE):
+            part = slice(first, first + _SCORED_AT_ONCE)
+            logits = self.model.compute_logits(hidden[tokens[part]])
+            logprobs += logprobs_of(logits, targets[part]).tolist()
+            best += logits.argmax(dim=-1).tolist()
+        first = 0
+        for index in wanted.scored_rows:
+            part = slice(first, first + len(plan.rows[index].target_ids))
+            results[index] = _with_targets(results[index], logprobs[part], best[part])
+            first = part.stop
+
+
+def resolve_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """The dtype to compute in; "auto" is bfloat16 where this CPU multiplies it natively
+    (AVX512-BF16 or AMX, and oneDNN is not told otherwise), else float32.
+
+    Raises:
+        InvalidRequest: an unknown name.
+    """
+    if isinstance(dtype, torch.dtype):
+        if dtype not in DTYPES.values():
+            raise InvalidRequest.of("dtype", str(dtype), f"one of {', '.join(DTYPES)}")
+        return dtype
+    if dtype == "auto":
+        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
+    if dtype not in DTYPES:
+        raise InvalidRequest.of("dtype", dtype, f"auto or one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether bfloat16 products run natively on this CPU, under ONEDNN_MAX_CPU_ISA too."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if limit and limit not in ("DEFAULT", "ALL") and "BF16" not in limit and "AMX" not in limit:
+        return False
+    # Private in torch 2.11 to 2.13, so looked for.
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+
+
+def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:
+    if max_model_len is None:
+        return config.context_length
+    if not 1 <= max_model_len <= config.context_length:
+        allowed = f"an integer in [1, {config.context_length}], the model's context length"
+        raise InvalidRequest.of("max_model_len", max_model_len, allowed)
+    return max_model_len
+
+
+def _sampling_of(row: Row) -> SamplingParams:
+    assert row.sampling is not None, "only rows that sample are asked for their parameters"
+    return row.sampling
+
+
+def _with_logprobs(result: RowResult, logits: Tensor, params: SamplingParams) -> RowResult:
+    assert result.token_id is not None and params.logprobs is not None
+    chosen = torch.tensor([result.token_id], device=logits.device)
+    return replace(
+        result,
+        logprob=float(logprobs_of(logits[None], chosen)[0]),
+        top_logprobs=top_logprobs(logits, params.logprobs),
+    )
+
+
+def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> RowResult:
+    if not np.isfinite(logprobs).all():
+        return RowResult(error=NON_FINITE)
+    return replace(result, target_logprobs=tuple(logprobs), target_argmax=tuple(best))

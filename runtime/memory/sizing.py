@@ -1,0 +1,135 @@
+"""How many KV pages fit: from an explicit token count, or from a share of the free memory.
+
+Torch-free. Available memory on Linux is the smaller of /proc/meminfo's MemAvailable and what the
+control group leaves; elsewhere what os.sysconf knows.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...errors import InvalidRequest
+from ..model_config import ModelConfig
+
+# A laptop's owner keeps most of it (a guess); the cap below is usually far smaller anyway.
+DEFAULT_CPU_MEM_FRACTION = 0.3
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
+    """Bytes of one token's keys and values over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
+
+
+def num_pages_for(
+    config: ModelConfig,
+    *,
+    dtype_bytes: int,
+    page_size: int,
+    max_running_requests: int,
+    max_model_len: int,
+    max_total_tokens: int | None = None,
+    mem_fraction: float | None = None,
+    available_bytes: int | None = None,
+) -> int:
+    """The number of pages of the pool.
+
+    `max_total_tokens` wins where given. Otherwise `mem_fraction` of the memory that is available
+    now, but never more than every running request at full length could use.
+
+    Raises:
+        InvalidRequest: a value out of range, or a pool too small for one sequence of
+            `max_model_len` tokens.
+    """
+    if page_size < 1:
+        raise InvalidRequest.of("page_size", page_size, "an integer >= 1")
+    if max_total_tokens is not None:
+        return _pages_of_tokens(max_total_tokens, page_size)
+    fraction = DEFAULT_CPU_MEM_FRACTION if mem_fraction is None else mem_fraction
+    if not 0 < fraction <= 1:
+        raise InvalidRequest.of("mem_fraction", fraction, "a number in (0, 1]")
+    available = available_memory_bytes() if available_bytes is None else available_bytes
+    bytes_per_token = kv_bytes_per_token(config, dtype_bytes)
+    affordable = int(available * fraction) // (bytes_per_token * page_size)
+    pages_per_request = -(-max_model_len // page_size)
+    if affordable < pages_per_request:
+        needed = pages_per_request * page_size * bytes_per_token
+        raise InvalidRequest(
+            f"the KV pool does not fit: one sequence of max_model_len={max_model_len} tokens needs "
+            f"{_mib(needed)}, mem_fraction={fraction:g} of {_mib(available)} available is "
+            f"{_mib(int(available * fraction))}; lower max_model_len or raise mem_fraction",
+            "mem_fraction",
+        )
+    return min(affordable, pages_per_request * max_running_requests)
+
+
+def available_memory_bytes() -> int:
+    """Memory that this process may still take, in bytes."""
+    candidates = [_meminfo_available(), _cgroup_available()]
+    known = [value for value in candidates if value is not None]
+    return min(known) if known else _sysconf_memory()
+
+
+def _pages_of_tokens(max_total_tokens: int, page_size: int) -> int:
+    num_pages = max_total_tokens // page_size
+    if num_pages < 1:
+        raise InvalidRequest.of(
+            "max_total_tokens", max_total_tokens, f"at least one page of {page_size} tokens"
+        )
+    return num_pages
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available() -> int | None:
+    """The tightest limit from this process's group (version 2, else 1) up to the root."""
+    pairs = [("memory.max", "memory.current")]
+    groups = [_CGROUP_ROOT / path for path in _cgroup_paths()] + [_CGROUP_ROOT]
+    if (_CGROUP_ROOT / "memory").is_dir():
+        pairs = [("memory.limit_in_bytes", "memory.usage_in_bytes")]
+        groups = [_CGROUP_ROOT / "memory"]
+    left = [_read_int(g / limit, g / used) for g in groups for limit, used in pairs]
+    known = [value for value in left if value is not None]
+    return min(known) if known else None
+
+
+def _cgroup_paths() -> list[Path]:
+    """This process's version 2 group and its parents, relative to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = [Path(line[3:].lstrip("/")) for line in lines if line.startswith("0::")]
+    return [path for start in own for path in (start, *start.parents)]
+
+
+def _read_int(limit_file: Path, used_file: Path) -> int | None:
+    """Limit less use, or None where there is no limit ("max") or no such file."""
+    try:
+        limit, used = int(limit_file.read_text()), int(used_file.read_text())
+    except (OSError, ValueError):
+        return None
+    return max(0, limit - used)
+
+
+def _sysconf_memory() -> int:
+    """Physical memory (macOS has no portable "available"); half of it counts as free."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,210 @@
+"""Calls of a program under way: a `Gen` with its request, a `Select` with its several.
+
+A call is its requests' listener: it turns tokens into text, finds stop strings, and reports once
+all its requests have ended. It knows nothing of branches.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from ...frontend import ir
+from ..detokenizer import Detokenizer, StopHit
+from ..request import FinishReason, Request
+from ..sampling_params import SamplingParams
+from ..step import RowResult
+from ..tokenizer import Tokenizer
+from .choices import ChoiceScore, decide
+
+
+class RequestQueue(Protocol):
+    """What programs need of the engine."""
+
+    def submit(self, request: Request) -> None:
+        """Check and queue a request. Raises InvalidRequest."""
+
+    def abort(self, request: Request) -> None:
+        """End a request now; nothing happens if it has ended."""
+
+
+class Report(Protocol):
+    """Whom a call tells what came of it: any number of deltas, then exactly one of the others."""
+
+    def delta(self, text: str) -> None:
+        """Text as it comes."""
+
+    def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
+        """The output's ids, text that survived a stop string behind them, and the value event."""
+
+    def failed(self, message: str, kind: str) -> None:
+        """No output; `kind` is the name of an error class."""
+
+
+class Call(Protocol):
+    """A call under way."""
+
+    def abort(self, queue: RequestQueue) -> None:
+        """End its requests; nothing more is reported."""
+
+
+class GenCall:
+    """One generation. Reports its end exactly once, unless aborted."""
+
+    def __init__(
+        self,
+        report: Report,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        is_streaming: bool,
+    ) -> None:
+        self._report = report
+        self._is_streaming = is_streaming
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._detokenizer = Detokenizer(tokenizer, sampling.stop)
+        self._hit: StopHit | None = None
+        self._logprobs: list[dict[str, Any]] = []
+        self._is_aborted = False
+        self.request: Request | None = None
+
+    def abort(self, queue: RequestQueue) -> None:
+        self._is_aborted = True
+        if self.request is not None:
+            queue.abort(self.request)
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        assert result.token_id is not None
+        self._hit = self._detokenizer.append(result.token_id)
+        if self._sampling.logprobs is not None:
+            self._logprobs.append(self._logprob_of(result))
+        if self._hit is not None:
+            self._detokenizer.cut(self._hit)
+            return FinishReason.STOP
+        if self._is_streaming:
+            self._send_delta(is_final=False)
+        return None
+
+    def on_finish(self, request: Request) -> None:
+        if self._is_aborted:
+            return
+        if request.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            reason = request.error or "the call was aborted"
+            self._report.failed(reason, "EngineError")
+            return
+        if self._hit is None:
+            self._detokenizer.flush()
+        if self._is_streaming:
+            self._send_delta(is_final=True)
+        num_kept = request.num_output_tokens if self._hit is None else self._hit.num_tokens
+        ids = array("i", request.output_ids[:num_kept])
+        tail = "" if self._hit is None else self._hit.tail
+        self._report.finished(ids, tail, self._payload(request))
+
+    def _send_delta(self, *, is_final: bool) -> None:
+        delta = self._detokenizer.take_delta(is_final=is_final)
+        if delta:
+            self._report.delta(delta)
+
+    def _payload(self, request: Request) -> dict[str, Any]:
+        text = self._detokenizer.text
+        meta = meta_of(request)
+        if self._hit is not None:
+            meta["matched_stop"] = self._hit.matched
+        if self._sampling.logprobs is not None:
+            meta["logprobs"] = self._logprobs
+        return {"value": text, "text": text, "meta": meta}
+
+    def _logprob_of(self, result: RowResult) -> dict[str, Any]:
+        text = self._tokenizer.token_text
+        return {
+            "token_id": result.token_id,
+            "token": text(result.token_id or 0),
+            "logprob": result.logprob,
+            "top": [
+                {"token_id": t.token_id, "token": text(t.token_id), "logprob": t.logprob}
+                for t in result.top_logprobs
+            ],
+        }
+
+
+class SelectCall:
+    """One choice among texts: scores each, with the branch's prefix shared by all."""
+
+    def __init__(self, report: Report, op: ir.Select, choice_ids: list[list[int]]) -> None:
+        self._report = report
+        self._op = op
+        self._choice_ids = choice_ids
+        self._num_open = 0
+        self._is_aborted = False
+        self.requests: list[Request] = []
+
+    def wanted_scores(
+        self, prompt: array[int], empty: array[int]
+    ) -> Iterator[tuple[array[int], Sequence[int]]]:
+        """(context, targets) of each request: every choice here, then perhaps without context."""
+        contexts = [prompt]
+        if self._op.method == "unconditional_likelihood_normalized":
+            contexts.append(empty)
+        self._num_open = len(contexts) * len(self._choice_ids)
+        for context in contexts:
+            for ids in self._choice_ids:
+                yield context, ids
+
+    def abort(self, queue: RequestQueue) -> None:
+        self._is_aborted = True
+        for request in self.requests:
+            queue.abort(request)
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        raise AssertionError("nothing is sampled for a select")
+
+    def on_finish(self, request: Request) -> None:
+        if self._is_aborted:
+            return
+        if request.finish_reason is not FinishReason.STOP:
+            self._is_aborted = True
+            reason = request.error or "the call was aborted"
+            self._report.failed(reason, "EngineError")
+            return
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._decide()
+
+    def _decide(self) -> None:
+        num = len(self._choice_ids)
+        unconditional = self.requests[num:]
+        scores = [
+            ChoiceScore(
+                tuple(ids),
+                tuple(self.requests[i].scores),
+                tuple(unconditional[i].scores) if unconditional else (),
+            )
+            for i, ids in enumerate(self._choice_ids)
+        ]
+        best = decide(self._op.method, scores)
+        text = self._op.choices[best]
+        meta = meta_of(self.requests[best])
+        meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
+        meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["choice_logprobs"] = [score.mean_logprob for score in scores]
+        payload = {"value": text, "text": text, "meta": meta}
+        self._report.finished(array("i", self._choice_ids[best]), "", payload)
+
+
+def meta_of(request: Request) -> dict[str, Any]:
+    """Counts, times in seconds and the finish reason of a finished request."""
+    assert request.finish_reason is not None and request.finished_s is not None
+    first = request.first_token_s or request.finished_s
+    return {
+        "id": request.id,
+        "prompt_tokens": request.num_prompt_tokens,
+        "cached_tokens": request.num_cached_tokens,
+        "completion_tokens": request.num_output_tokens,
+        "queue_s": (request.admitted_s or request.finished_s) - request.created_s,
+        "time_to_first_token_s": first - request.created_s,
+        "latency_s": request.finished_s - request.created_s,
+        "finish_reason": request.finish_reason.value,
+    }

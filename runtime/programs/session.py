@@ -1,0 +1,470 @@
+"""Running programs: each branch's log is carried out op by op, as far as it can go.
+
+A branch stops at a `Gen` or `Select` until its requests have ended, at a `Var` until the value is
+there, at a `Join` until the children have ended. Everything else is done at once. Nothing here
+blocks: `advance` is called again when ops arrive or requests finish. One planner thread owns it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import InvalidProgram, StemmaError
+from ...frontend import ir, wire
+from ..chat_template import ChatTemplate
+from ..request import Request, Scoring
+from ..sampling_params import SamplingParams
+from ..tokenizer import Tokenizer
+from .calls import Call, GenCall, RequestQueue, SelectCall
+from .transcript import Marked, Transcript
+
+MAX_REPLAYS = 8192
+
+Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Sampling values of the model, for what a gen leaves open."""
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
+        """Raises InvalidRequest naming the field at fault."""
+        values = given.to_wire()
+        values.setdefault("max_tokens", self.max_tokens)
+        values.setdefault("temperature", self.temperature)
+        values.setdefault("top_p", self.top_p)
+        values.setdefault("top_k", self.top_k)
+        values.setdefault("seed", seed)
+        return SamplingParams(**values)  # type: ignore[arg-type]
+
+    def stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        """Tokens that end an output."""
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        return frozenset((*sampling.stop_token_ids, *eos))
+
+
+class Replays:
+    """Ids of assistant turns by what came before them and their text, so that a chat client that
+    sends a turn back as text meets the very ids in the cache. Bounded, least recently used."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+
+    def remember(self, before: array[int], text: str, ids: array[int]) -> None:
+        self._ids[self._key(before, text)] = ids
+        if len(self._ids) > MAX_REPLAYS:
+            self._ids.popitem(last=False)
+
+    def find(self, before: array[int], text: str) -> array[int] | None:
+        key = self._key(before, text)
+        if key in self._ids:
+            self._ids.move_to_end(key)
+        return self._ids.get(key)
+
+    @staticmethod
+    def _key(before: array[int], text: str) -> bytes:
+        digest = hashlib.blake2b(before.tobytes(), digest_size=16)
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What all programs of an engine share."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: Defaults
+    queue: RequestQueue
+    next_request_id: Callable[[], int]
+    replays: Replays
+
+
+@dataclass(slots=True, eq=False)
+class _Value:
+    """What an op appended, for `Var`."""
+
+    ids: array[int]
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One branch: its log from the current op on, and its transcript once it has begun."""
+
+    number: int
+    path: tuple[tuple[int, int], ...] = ()  # (seq of the fork, index) from the root down
+    log: deque[ir.Op] = field(default_factory=deque)
+    num_received: int = 0
+    transcript: Transcript | None = None  # None: not forked yet
+    fork_length: int = 0  # len(ids) when it began
+    pending_text: list[ir.Text] = field(default_factory=list)
+    call: Call | None = None
+    is_waiting: bool = False
+    is_ended: bool = False
+    error: str | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do with what has arrived."""
+        return self.error is not None or not self.log
+
+
+class ProgramSession:
+    """One program of one client.
+
+    Lifetime: from its first ops to `DONE`, or until cancelled. `emit` hands events to the client.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        emit: Emit,
+        on_ready: Callable[[ProgramSession], None],
+        *,
+        seed: int,
+        instance: int,
+        is_streaming: bool,
+    ) -> None:
+        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon."""
+        self._world = world
+        self._emit = emit
+        self._on_ready = on_ready
+        self._seed = seed
+        self._instance = instance
+        self._is_streaming = is_streaming
+        self._branches: dict[int, Branch] = {}
+        self._values: dict[tuple[int, int], _Value] = {}
+        self._waiters: dict[tuple[int, int], list[Branch]] = {}  # (branch, seq or _END)
+        self._ready: deque[Branch] = deque()
+        self._has_ended = False
+        self.is_done = False
+        root = self._branch(0)
+        root.transcript = Transcript(world.tokenizer, world.template)
+
+    # --- input ------------------------------------------------------------------------------------
+
+    def receive(self, ops: list[ir.Op], *, end: bool) -> None:
+        """Append ops to their branches' logs. Raises InvalidProgram when they are out of order."""
+        for op in ops:
+            branch = self._branch(op.branch)
+            if op.seq != branch.num_received:
+                raise InvalidProgram.of("seq", op.seq, f"{branch.num_received} on {op.branch}")
+            branch.num_received += 1
+            branch.log.append(op)
+            if branch.error is not None and isinstance(op, ir.Fork):
+                self._fail_children(op, branch.error)
+            self._ready.append(branch)
+        self._has_ended = self._has_ended or end
+
+    def cancel(self) -> None:
+        """Stop all calls; no more events."""
+        self.is_done = True
+        self._ready.clear()
+        for branch in self._branches.values():
+            call, branch.call = branch.call, None
+            if call is not None:
+                call.abort(self._world.queue)
+
+    # --- carrying out -----------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Carry out all that can be; emits DONE when the program has ended and nothing is left."""
+        while not self.is_done:
+            while self._ready:
+                self._advance_branch(self._ready.popleft())
+            if not self._has_ended or any(b.call is not None for b in self._branches.values()):
+                return
+            if self._fail_stuck():
+                continue
+            self.is_done = True
+            self._emit(0, 0, wire.DONE, None)
+
+    def _advance_branch(self, branch: Branch) -> None:
+        if branch.transcript is None or branch.call is not None or branch.is_waiting:
+            return
+        while branch.log and branch.error is None:
+            op = branch.log[0]
+            try:
+                if not self._carry_out(branch, op):
+                    return
+            except StemmaError as error:
+                self._fail(branch, op, str(error), type(error).__name__)
+                return
+            branch.log.popleft()
+
+    def _carry_out(self, branch: Branch, op: ir.Op) -> bool:
+        """Do one op; False when it has to wait (it stays at the head of the log)."""
+        if branch.is_ended:
+            raise InvalidProgram(f"an op follows the End of branch {branch.number}")
+        if isinstance(op, ir.Text):
+            branch.pending_text.append(op)
+            return True
+        self._flush_text(branch)
+        match op:
+            case ir.Gen():
+                self._start_gen(branch, op)
+                return False
+            case ir.Select():
+                self._start_select(branch, op)
+                return False
+            case ir.Var():
+                return self._append_var(branch, op)
+            case ir.RoleBegin():
+                self._mark(branch, op, _transcript(branch).begin_role(op.role))
+            case ir.RoleEnd():
+                self._mark(branch, op, _transcript(branch).end_role())
+            case ir.Fork():
+                self._fork(branch, op)
+            case ir.Join():
+                return self._join(branch, op)
+            case ir.End():
+                branch.is_ended = True
+                self._wake((branch.number, _END))
+        return True
+
+    def _flush_text(self, branch: Branch) -> None:
+        """A text segment is all text between two ops that are none, however it was cut."""
+        if not branch.pending_text:
+            return
+        text = "".join(op.text for op in branch.pending_text)
+        is_replay = all(op.is_replay for op in branch.pending_text)
+        branch.pending_text.clear()
+        transcript = _transcript(branch)
+        known = self._world.replays.find(transcript.ids, text) if is_replay else None
+        if known is not None:
+            transcript.append_ids(known, text)
+        else:
+            transcript.append_text(text)
+
+    def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
+        payload = {"text": marked.text, "replace": marked.replace}
+        self._emit(branch.number, op.seq, wire.MARK, payload)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _start_gen(self, branch: Branch, op: ir.Gen) -> None:
+        world = self._world
+        sampling = world.defaults.sampling(op.params, self._derive_seed(branch, op))
+        call = GenCall(
+            _BranchReport(self, branch), sampling, world.tokenizer, is_streaming=self._is_streaming
+        )
+        request = Request(
+            id=world.next_request_id(),
+            prompt=self._prompt(branch),
+            sampling=sampling,
+            listener=call,
+            stop_ids=world.defaults.stop_ids(sampling),
+        )
+        call.request = request
+        world.queue.submit(request)
+        branch.call = call
+
+    def _start_select(self, branch: Branch, op: ir.Select) -> None:
+        world = self._world
+        prompt = self._prompt(branch)
+        choice_ids = [world.tokenizer.encode(choice) for choice in op.choices]
+        call = SelectCall(_BranchReport(self, branch), op, choice_ids)
+        for context, targets in call.wanted_scores(prompt, self._empty_context()):
+            request = Request(
+                id=world.next_request_id(),
+                prompt=context + array("i", targets[:-1]),
+                sampling=SamplingParams(),
+                listener=call,
+                scoring=Scoring(len(context) - 1, tuple(targets)),
+            )
+            call.requests.append(request)
+        try:
+            for request in call.requests:
+                world.queue.submit(request)
+        except StemmaError:
+            call.abort(world.queue)
+            raise
+        branch.call = call
+
+    def _prompt(self, branch: Branch) -> array[int]:
+        transcript = _transcript(branch)
+        if not transcript.ids:
+            transcript.append_ids((), "")  # BOS, where the model has one
+        if not transcript.ids:
+            raise InvalidProgram("nothing to generate from: the prompt is empty")
+        return transcript.ids[:]
+
+    def _empty_context(self) -> array[int]:
+        tokenizer, eos = self._world.tokenizer, self._world.defaults.eos_token_ids
+        return array("i", tokenizer.bos_ids[:1] or eos[:1] or [0])
+
+    def _derive_seed(self, branch: Branch, op: ir.Op) -> int:
+        """hash(program seed, instance, branch path, op): forks differ, repeated runs do not."""
+        key = repr((self._seed, self._instance, branch.path, op.seq)).encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
+
+    def finish_call(
+        self, branch: Branch, ids: array[int], tail: str, payload: dict[str, Any]
+    ) -> None:
+        """A call has ended well: append its ids (and text that survived a stop string)."""
+        op = branch.log.popleft()
+        branch.call = None
+        transcript = _transcript(branch)
+        text: str = payload["text"]
+        before = transcript.ids[:] if transcript.open_role == "assistant" else None
+        start = len(transcript.ids)
+        if before is not None and start == transcript.content_start and not tail:
+            self._world.replays.remember(before, text, ids)
+        transcript.append_ids(ids, text[: len(text) - len(tail)])
+        if tail:
+            transcript.append_text(tail)
+        self._set_value(branch, op, transcript.ids[start:], text)
+        self._emit(branch.number, op.seq, wire.VALUE, payload)
+        self._ready.append(branch)
+        self._on_ready(self)
+
+    def fail_call(self, branch: Branch, message: str, kind: str) -> None:
+        """A call has ended badly."""
+        branch.call = None
+        self._fail(branch, branch.log[0], message, kind)
+        self._on_ready(self)
+
+    def emit_delta(self, branch: Branch, text: str) -> None:
+        """Text of the branch's current call, as it comes."""
+        self._emit(branch.number, branch.log[0].seq, wire.DELTA, text)
+
+    # --- data flow --------------------------------------------------------------------------------
+
+    def _append_var(self, branch: Branch, op: ir.Var) -> bool:
+        key = (op.of_branch, op.of_seq)
+        value = self._values.get(key)
+        if value is None:
+            source = self._branches.get(op.of_branch)
+            if source is not None and source.error is not None:
+                raise InvalidProgram(f"the value it appends was never made: {source.error}")
+            return self._wait_for(branch, key)
+        _transcript(branch).append_text(value.text)
+        self._set_value(branch, op, value.ids, value.text)
+        payload = {"value": value.text, "text": value.text}
+        self._emit(branch.number, op.seq, wire.VALUE, payload)
+        return True
+
+    def _set_value(self, branch: Branch, op: ir.Op, ids: array[int], text: str) -> None:
+        self._values[branch.number, op.seq] = _Value(ids, text)
+        self._wake((branch.number, op.seq))
+
+    def _fork(self, branch: Branch, op: ir.Fork) -> None:
+        for index, number in enumerate(op.children):
+            child = self._branch(number)
+            if child.transcript is not None or child is branch:
+                raise InvalidProgram.of("children", number, "branches that were not forked before")
+            child.path = (*branch.path, (op.seq, index))
+            child.transcript = _transcript(branch).copy()
+            child.fork_length = len(child.transcript.ids)
+            self._ready.append(child)
+
+    def _join(self, branch: Branch, op: ir.Join) -> bool:
+        children = [self._branch(number) for number in op.children]
+        for child in children:
+            if child.error is not None:
+                raise InvalidProgram(f"a joined branch failed: {child.error}")
+        for child in children:
+            if not child.is_ended:
+                return self._wait_for(branch, (child.number, _END))
+        text = ""
+        if op.mode == "concate_and_append":
+            text = self._append_children(branch, children)
+        self._emit(branch.number, op.seq, wire.VALUE, {"value": None, "text": text})
+        return True
+
+    def _append_children(self, branch: Branch, children: list[Branch]) -> str:
+        whole = ""
+        for child in children:
+            ids = _transcript(child).ids[child.fork_length :]
+            text = self._world.tokenizer.decode(ids, skip_special=False)
+            _transcript(branch).append_ids(ids, text)
+            whole += text
+        return whole
+
+    def _wait_for(self, branch: Branch, key: tuple[int, int]) -> bool:
+        self._waiters.setdefault(key, []).append(branch)
+        branch.is_waiting = True
+        return False
+
+    def _wake(self, key: tuple[int, int]) -> None:
+        for branch in self._waiters.pop(key, ()):
+            branch.is_waiting = False
+            self._ready.append(branch)
+
+    # --- failure ----------------------------------------------------------------------------------
+
+    def _fail(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
+        """Stop a branch at `op`, and with it what can only follow from it."""
+        if branch.error is not None:
+            return
+        name = getattr(op, "name", "") or op.kind
+        branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
+        payload = {"message": message, "kind": kind, "op": name, "source": op.source}
+        self._emit(branch.number, op.seq, wire.FAILED, payload)
+        for later in branch.log:
+            if isinstance(later, ir.Fork):
+                self._fail_children(later, branch.error)
+        self._wake_all_of(branch)
+
+    def _fail_children(self, fork: ir.Fork, reason: str) -> None:
+        for number in fork.children:
+            child = self._branch(number)
+            if child.transcript is None:
+                self._fail(
+                    child, fork, f"the branch it forks from failed: {reason}", "ProgramError"
+                )
+
+    def _wake_all_of(self, branch: Branch) -> None:
+        for key in [key for key in self._waiters if key[0] == branch.number]:
+            self._wake(key)
+
+    def _fail_stuck(self) -> bool:
+        """The client sends no more: a branch that still waits waits forever."""
+        stuck = [b for b in self._branches.values() if not b.is_idle]
+        for branch in stuck:
+            branch.is_waiting = False
+            message = "it waits for something that never comes"
+            self._fail(branch, branch.log[0], message, InvalidProgram.__name__)
+        return bool(stuck)
+
+    def _branch(self, number: int) -> Branch:
+        if number not in self._branches:
+            self._branches[number] = Branch(number)
+        return self._branches[number]
+
+
+_END = -1  # in a waiter's key: the branch's End, where else a seq stands
+
+
+def _transcript(branch: Branch) -> Transcript:
+    assert branch.transcript is not None, f"branch {branch.number} runs before its fork"
+    return branch.transcript
+
+
+@dataclass(frozen=True, slots=True)
+class _BranchReport:
+    """A call's report goes to its branch."""
+
+    session: ProgramSession
+    branch: Branch
+
+    def delta(self, text: str) -> None:
+        self.session.emit_delta(self.branch, text)
+
+    def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
+        self.session.finish_call(self.branch, ids, tail, payload)
+
+    def failed(self, message: str, kind: str) -> None:
+        self.session.fail_call(self.branch, message, kind)

@@ -1,0 +1,148 @@
+"""The tokens of one branch: text, generated ids and chat marks, in the order they were appended.
+
+Token identity: ids are never tokenized again. A text segment is tokenized alone; what a model
+generated stays the ids it generated. Marks of the chat template are appended when the rendering of
+k messages is a prefix of that of k + 1 (nearly always); else the marks are laid anew around the
+same contents, and the radix tree finds out how much of the branch it still has.
+
+    marks     <|begin|><|user|>      <|end|><|assistant|>       <|end|>
+    contents                   Hello                     Hi!
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...errors import InvalidProgram
+from ..chat_template import ChatTemplate
+from ..tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Run:
+    """Ids with the text they stand for."""
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    text: list[str] = field(default_factory=list)
+
+    def append(self, ids: Iterable[int], text: str) -> None:
+        self.ids.extend(ids)
+        self.text.append(text)
+
+    def copy(self) -> _Run:
+        return _Run(self.ids[:], self.text[:])
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What a role appended to the branch's text; with `replace`, the whole text so far."""
+
+    text: str
+    replace: bool = False
+
+
+class Transcript:
+    """Ids of a branch, growing; `copy` gives a fork its own.
+
+    Invariant: `ids` is the raw prefix, then mark, content, mark, content, ... with text that was
+    appended outside of any message (`_loose`) behind the mark it follows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self.ids = array("i")
+        self.content_start = 0  # where the open message's content begins in `ids`
+        self._raw = _Run()
+        self._roles: list[str] = []
+        self._marks: list[str] = []
+        self._contents: list[_Run] = []
+        self._loose: dict[int, _Run] = {}
+        self._is_open = False
+
+    def copy(self) -> Transcript:
+        """An independent transcript with the same content."""
+        twin = Transcript(self._tokenizer, self._template)
+        twin.ids = self.ids[:]
+        twin.content_start = self.content_start
+        twin._raw = self._raw.copy()
+        twin._roles = self._roles[:]
+        twin._marks = self._marks[:]
+        twin._contents = [run.copy() for run in self._contents]
+        twin._loose = {index: run.copy() for index, run in self._loose.items()}
+        twin._is_open = self._is_open
+        return twin
+
+    @property
+    def open_role(self) -> str | None:
+        """The role of the message being written, or None between messages."""
+        return self._roles[-1] if self._is_open else None
+
+    def append_text(self, text: str) -> None:
+        """Append a text segment, tokenized alone; the branch's first one is led by BOS."""
+        self.append_ids(self._tokenizer.encode(text), text)
+
+    def append_ids(self, ids: Iterable[int], text: str) -> None:
+        """Append ids that stand for `text`."""
+        if not self.ids and not self._roles:
+            bos = self._tokenizer.bos_ids
+            self._raw.append(bos, "")
+            self.ids.extend(bos)
+        ids = list(ids)
+        self._current_run().append(ids, text)
+        self.ids.extend(ids)
+
+    def begin_role(self, role: str) -> Marked:
+        """Open a message. Raises InvalidProgram if one is open or the template refuses."""
+        if self._is_open:
+            raise InvalidProgram(f"{role} message begun inside a {self._roles[-1]} message")
+        if role == "assistant":
+            marks = self._template.marks(self._roles, open_turn=True)
+        else:
+            marks = self._template.marks([*self._roles, role])[:-1]
+        marked = self._lay(marks)
+        self._roles.append(role)
+        self._contents.append(_Run())
+        self._is_open = True
+        self.content_start = len(self.ids)
+        return marked
+
+    def end_role(self) -> Marked:
+        """Close the open message. Raises InvalidProgram if none is."""
+        if not self._is_open:
+            raise InvalidProgram("no message is open")
+        self._is_open = False
+        self._marks.append("")
+        return self._lay(self._template.marks(self._roles))
+
+    def _current_run(self) -> _Run:
+        if self._is_open:
+            return self._contents[-1]
+        if self._roles:
+            return self._loose.setdefault(len(self._roles), _Run())
+        return self._raw
+
+    def _lay(self, marks: list[str]) -> Marked:
+        """Make `marks` the branch's marks: by appending if that suffices, else anew."""
+        old = self._marks or [""]
+        self._marks = list(marks)
+        if marks[:-1] == old[:-1] and marks[-1].startswith(old[-1]):
+            fresh = marks[-1][len(old[-1]) :]
+            self.ids.extend(self._tokenizer.encode_marks(fresh))
+            return Marked(fresh)
+        return Marked(self._rebuild(), replace=True)
+
+    def _rebuild(self) -> str:
+        ids, text = self._raw.ids[:], "".join(self._raw.text)
+        for index, mark in enumerate(self._marks):
+            ids.extend(self._tokenizer.encode_marks(mark))
+            text += mark
+            runs = [self._loose.get(index), *self._contents[index : index + 1]]
+            for run in runs:
+                if run is not None:
+                    ids.extend(run.ids)
+                    text += "".join(run.text)
+        self.ids = ids
+        return text

@@ -1,0 +1,137 @@
+"""One call as the scheduler sees it: tokens, how far their KV is computed, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from .sampling_params import SamplingParams
+from .step import RowResult
+
+if TYPE_CHECKING:
+    from ..radix.tree import Node
+
+
+class RequestState(Enum):
+    """waiting -> running -> finished; a preempted request waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Each request ends with exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Listener(Protocol):
+    """Who asked for a request; called by the engine between steps."""
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        """A token was appended; a reason ends the request."""
+
+    def on_finish(self, request: Request) -> None:
+        """The request has ended; called exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Score `targets[i]` against the logits at position `start + i`; nothing is sampled."""
+
+    start: int
+    targets: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request's tokens are `prompt` and what was sampled; KV of the first `num_computed_tokens`
+    of them is in `pages`.
+
+    Invariant: num_published <= num_computed_tokens (after a step) <= num_tokens, and
+    `pages[: num_published / page_size]` belong to the tree, the rest to the request.
+    """
+
+    id: int
+    prompt: array[int]  # 'i'
+    sampling: SamplingParams
+    listener: Listener
+    namespace: Hashable = ""
+    scoring: Scoring | None = None
+    stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
+
+    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits the context
+    state: RequestState = RequestState.WAITING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
+    is_admitted: bool = False  # was running at least once
+
+    # Owned by KVCacheManager while running.
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    node: Node | None = None
+    num_published: int = 0
+    num_sent_pages: int = 0  # entries of `pages` that the executor's table already has
+    table_row: int = -1
+
+    scores: list[float] = field(default_factory=list)
+    score_argmax: list[int] = field(default_factory=list)
+    created_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = array("i", self.prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that came with the request."""
+        return len(self.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - len(self.prompt)
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        """Tokens sampled so far."""
+        return self.token_ids[len(self.prompt) :]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a finish reason is set."""
+        return self.finish_reason is not None
+
+    @property
+    def match_limit(self) -> int:
+        """At most this many tokens may come from the cache: logits must still be computed."""
+        if self.scoring is not None:
+            return self.scoring.start
+        return self.num_tokens - 1
+
+    def append_token(self, token_id: int) -> None:
+        """A token was sampled."""
+        self.note_first_token()
+        self.token_ids.append(token_id)
+
+    def note_first_token(self) -> None:
+        """A token was sampled, though perhaps one that only ends the request."""
+        if self.first_token_s is None:
+            self.first_token_s = time.perf_counter()

@@ -1,0 +1,72 @@
+"""How one request is sampled and when it ends. Plain data, validated, free of torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import InvalidRequest
+
+MAX_STOP_STRINGS = 64
+MAX_LOGPROBS = 64
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and ending of one request.
+
+    The draw is `argmax(logits / temperature + Gumbel(Philox(seed, position, token_id)))` over the
+    exact top-k/top-p set (docs/sampling.md), so it depends on nothing but these values and the
+    logits. `temperature == 0` is greedy.
+    """
+
+    max_tokens: int = 128  # >= 1
+    temperature: float = 1.0  # >= 0; 0 is greedy
+    top_p: float = 1.0  # (0, 1]
+    top_k: int | None = None  # >= 1; None: whole vocabulary
+    seed: int = 0  # [0, 2**63)
+    stop: tuple[str, ...] = ()  # the output is cut before the first of these
+    stop_token_ids: tuple[int, ...] = ()  # end the output, not part of it
+    ignore_eos: bool = False  # go on past the model's end-of-sequence tokens
+    logprobs: int | None = None  # None: off; n: the chosen token's and the n best tokens'
+
+    def __post_init__(self) -> None:
+        _require_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _require_int("seed", self.seed, 0, MAX_SEED)
+        if self.top_k is not None:
+            _require_int("top_k", self.top_k, 1, 2**31 - 1)
+        if self.logprobs is not None:
+            _require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _require_float("temperature", self.temperature, 0.0, 1e4)
+        _require_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequest.of("top_p", self.top_p, "a number in (0, 1]")
+        _require_stop(self.stop)
+        for token_id in self.stop_token_ids:
+            _require_int("stop_token_ids", token_id, 0, 2**31 - 1)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best logit is taken and nothing is drawn."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+
+def _require_int(field: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidRequest.of(field, value, f"an integer in [{low}, {high}]")
+
+
+def _require_float(field: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    if not low <= number <= high:
+        raise InvalidRequest.of(field, value, f"a number in [{low:g}, {high:g}]")
+
+
+def _require_stop(stop: tuple[str, ...]) -> None:
+    if not isinstance(stop, tuple) or len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest.of("stop", stop, f"at most {MAX_STOP_STRINGS} strings")
+    for text in stop:
+        if not isinstance(text, str) or not text:
+            raise InvalidRequest.of("stop", text, "non-empty strings")

@@ -1,0 +1,298 @@
+"""Which request computes how many tokens in the next step.
+
+There is no prefill phase and no decode phase: every request has tokens and computed tokens that
+catch up with them (as in vLLM's v1 scheduler). A step has a token budget; running requests take
+theirs first, so that decoding never stalls behind a long prompt, and the rest goes to chunks of
+waiting prompts, first come first served. When pages run out, the request admitted last is
+preempted: what it computed stays cached while there is room, and it waits at the head of the queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import OutOfPages
+from ..request import FinishReason, Request, RequestState
+from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
+from .kv_cache import KVCacheManager, Publication
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start."""
+
+    num_finished: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The plan in flight: its requests, row by row, and what it published."""
+
+    plan: StepPlan
+    requests: tuple[Request, ...]
+    publications: tuple[Publication | None, ...]
+
+
+class Scheduler:
+    """Owns all requests that have not finished, and the order in which they run.
+
+    Invariant: at most `max_running_requests` run; each has a table row of its own; at most one plan
+    is in flight (overlap comes later, the plan's shape already allows it).
+    """
+
+    def __init__(
+        self, kv_cache: KVCacheManager, *, token_budget: int, max_running_requests: int
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.token_budget = token_budget
+        self.stats = SchedulerStats()
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._free_rows = list(range(max_running_requests - 1, -1, -1))
+        self._in_flight: _Planned | None = None
+        self._step_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan would have rows."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. The caller has checked that alone it fits the pool."""
+        self.waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now, whatever its state; nothing happens if it has already ended."""
+        if not request.is_finished:
+            self._finish(request, FinishReason.ABORT)
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None if nothing can run; its pages are reserved, prompts published."""
+        assert self._in_flight is None, "the previous plan was neither applied nor failed"
+        rows: list[Row] = []
+        requests: list[Request] = []
+        publications: list[Publication | None] = []
+        for request, num_tokens in self._share_out():
+            rows.append(self._row(request, num_tokens))
+            requests.append(request)
+            publications.append(self._publish(request, num_tokens))
+        if not rows:
+            return None
+        self._step_id += 1
+        plan = StepPlan(self._step_id, tuple(rows))
+        self._in_flight = _Planned(plan, tuple(requests), tuple(publications))
+        return plan
+
+    def _publish(self, request: Request, num_tokens: int) -> Publication | None:
+        """Publish what is computed of a prompt, or again after a preemption; no single decode
+        step, whose token enters with its whole run when the request ends."""
+        is_decode = num_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens
+        end = request.num_computed_tokens + num_tokens
+        return None if is_decode else self.kv_cache.publish(request, end)
+
+    def _share_out(self) -> Iterator[tuple[Request, int]]:
+        """Requests with the number of tokens each computes; pages are reserved when yielded."""
+        budget = self.token_budget
+        num_preemptions = self.stats.num_preemptions
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            self.kv_cache.catch_up(request)
+            num_tokens = self._chunk(request, budget)
+            if self._reserve_or_preempt(request, num_tokens):
+                yield request, num_tokens
+                budget -= num_tokens
+            index += 1
+        if self.stats.num_preemptions > num_preemptions:
+            return  # pages are short: admitting now would only preempt again
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting[0]
+            num_tokens = self._admit(request, budget)
+            if num_tokens == 0:
+                return
+            yield request, num_tokens
+            budget -= num_tokens
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """All that is missing, or what the budget allows, then in whole pages if it can."""
+        missing = request.num_tokens - request.num_computed_tokens
+        if missing <= budget:
+            return missing
+        end = request.num_computed_tokens + budget
+        aligned = end - end % self.kv_cache.page_size
+        return max(aligned, request.num_computed_tokens + 1) - request.num_computed_tokens
+
+    def _reserve_or_preempt(self, request: Request, num_tokens: int) -> bool:
+        """Reserve pages for a running request; False when it had to be preempted itself."""
+        while True:
+            try:
+                self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
+                return True
+            except OutOfPages:
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    return False
+
+    def _admit(self, request: Request, budget: int) -> int:
+        """Admit the head of the queue if its first chunk has pages; the chunk's size, or 0."""
+        self.kv_cache.attach(request)
+        num_tokens = self._chunk(request, budget)
+        try:
+            self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
+        except OutOfPages:
+            self.kv_cache.release(request)
+            return 0
+        self.waiting.popleft()
+        self.running.append(request)
+        request.state = RequestState.RUNNING
+        request.table_row = self._free_rows.pop()
+        self._note_admission(request)
+        return num_tokens
+
+    def _note_admission(self, request: Request) -> None:
+        if request.is_admitted:
+            return
+        request.is_admitted = True
+        request.admitted_s = time.perf_counter()
+        request.num_cached_tokens = request.num_computed_tokens
+        self.stats.num_prompt_tokens += request.num_prompt_tokens
+        self.stats.num_cached_tokens += request.num_cached_tokens
+
+    def _preempt(self, victim: Request) -> None:
+        self.stats.num_preemptions += 1
+        self._leave(victim)
+        victim.state = RequestState.WAITING
+        self.waiting.appendleft(victim)
+
+    def _row(self, request: Request, num_tokens: int) -> Row:
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        fresh = request.pages[request.num_sent_pages :]
+        update = PageUpdate(request.num_sent_pages, tuple(fresh)) if fresh else None
+        request.num_sent_pages = len(request.pages)
+        targets, target_start = _targets(request, start, end)
+        is_sampled = request.scoring is None and end == request.num_tokens
+        return Row(
+            request_id=request.id,
+            table_row=request.table_row,
+            start=start,
+            input_ids=tuple(request.token_ids[start:end]),
+            page_update=update,
+            sampling=request.sampling if is_sampled else None,
+            target_ids=targets,
+            target_start=target_start,
+        )
+
+    # --- results --------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult) -> None:
+        """Take in what the executor made of the plan in flight; finished requests leave."""
+        planned, self._in_flight = self._in_flight, None
+        assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
+        self.stats.num_steps += 1
+        failed: list[Publication] = []
+        for index, (row, request, outcome) in enumerate(
+            zip(planned.plan.rows, planned.requests, result.rows, strict=True)
+        ):
+            num_tokens = len(row.input_ids)
+            request.num_computed_tokens += num_tokens
+            self.stats.num_computed_tokens += num_tokens
+            if outcome.error is not None:
+                self._fail_one(request, outcome.error)
+                publication = planned.publications[index]
+                if publication is not None:
+                    failed.append(publication)
+            else:
+                self._take(request, outcome)
+        self.kv_cache.unpublish(failed)
+
+    def _take(self, request: Request, outcome: RowResult) -> None:
+        request.scores.extend(outcome.target_logprobs)
+        request.score_argmax.extend(outcome.target_argmax)
+        if request.scoring is not None:
+            if request.num_computed_tokens == request.num_tokens:
+                self._finish(request, FinishReason.STOP)
+            return
+        if outcome.token_id is None:
+            return
+        self.stats.num_generated_tokens += 1
+        reason = self._append(request, outcome.token_id, outcome)
+        if reason is not None:
+            self._finish(request, reason)
+
+    def _append(self, request: Request, token_id: int, outcome: RowResult) -> FinishReason | None:
+        if token_id in request.stop_ids:
+            request.note_first_token()
+            return FinishReason.STOP
+        request.append_token(token_id)
+        reason = request.listener.on_token(request, outcome)
+        if reason is None and request.num_output_tokens >= request.max_output_tokens:
+            return FinishReason.LENGTH
+        return reason
+
+    def fail(self, error: str) -> None:
+        """The plan in flight could not be executed: its requests end, its inserts are undone."""
+        planned, self._in_flight = self._in_flight, None
+        assert planned is not None, "no plan is in flight"
+        for request in planned.requests:
+            self._leave(request, keep=False)
+        self.kv_cache.unpublish([p for p in planned.publications if p is not None])
+        for request in planned.requests:
+            request.error = error
+            self._finish(request, FinishReason.ERROR)
+
+    def _fail_one(self, request: Request, error: str) -> None:
+        request.error = error
+        self._leave(request, keep=False)
+        self._finish(request, FinishReason.ERROR)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        assert request.finish_reason is None, f"request {request.id} ended twice"
+        if request.state is RequestState.RUNNING:
+            self._leave(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+        request.finished_s = time.perf_counter()
+        self.stats.num_finished += 1
+        request.listener.on_finish(request)
+
+    def _leave(self, request: Request, *, keep: bool = True) -> None:
+        """Give back pages and table row."""
+        self.kv_cache.release(request, keep=keep)
+        self.running.remove(request)
+        self._free_rows.append(request.table_row)
+        request.table_row = -1
+        request.state = RequestState.WAITING
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises when pages, locks or table rows do not add up (tests call it after each step)."""
+        self.kv_cache.check(self.running)
+        rows = [request.table_row for request in self.running] + self._free_rows
+        assert len(rows) == len(set(rows)), f"a table row is owned twice: {sorted(rows)}"
+
+
+def _targets(request: Request, start: int, end: int) -> tuple[tuple[int, ...], int]:
+    """Which scored positions fall into the inputs [start, end), and where the first one is."""
+    scoring = request.scoring
+    if scoring is None:
+        return (), 0
+    first = max(start, scoring.start)
+    last = min(end, scoring.start + len(scoring.targets))
+    wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]
+    return (tuple(wanted), first - start) if last > first else ((), 0)

@@ -1,0 +1,105 @@
+"""What the host half asks of the device half, and what comes back: plain data, no torch.
+
+The scheduler hands over a `StepPlan`; the executor returns a `StepResult` whose rows answer the
+plan's rows one to one. Nothing else crosses between the two halves, so each is tested without the
+other, and every tensor-parallel rank can be sent the same plan.
+
+    one row's tokens:   0 ........ start ................ start + len(input_ids)
+                        |  KV is there  |  computed in this step  |
+
+A row's KV is stored before attention within each layer, and a row may read pages that another row
+of the same plan writes (a shared prompt computed once): rows therefore must all store first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PageUpdate:
+    """New entries of a row's page table: `pages[i]` becomes entry `first + i`."""
+
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's share of a step.
+
+    `table_row` names the row of the executor's page table [max_running_requests, max_pages]; it
+    belongs to the request from its admission to its end or preemption, and only changes travel
+    (`page_update`). `input_ids` are the tokens at positions `start, start + 1, ...`.
+    `from_previous`, when set, is the index of the row in the previous plan whose sampled token is
+    this row's one input; `input_ids` then holds one placeholder 0.
+    """
+
+    request_id: int
+    table_row: int
+    start: int
+    input_ids: tuple[int, ...]
+    page_update: PageUpdate | None = None
+    from_previous: int | None = None
+    sampling: SamplingParams | None = None  # set: sample one token after the last input
+    target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
+    target_start: int = 0  # ... input index target_start + i
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSegment:
+    """KV that consecutive rows have in common: `row_start <= row < row_end` all hold it.
+
+    `extents` are runs of pages `(first_page, num_pages)` that cover the tokens
+    `[token_start, token_end)` of each of these rows. Attention over it may be computed once.
+    """
+
+    extents: tuple[tuple[int, int], ...]
+    token_start: int
+    token_end: int
+    row_start: int
+    row_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Rows are in depth-first order of the radix tree; segments may be nested."""
+
+    step_id: int
+    rows: tuple[Row, ...]
+    segments: tuple[SharedSegment, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step, over all rows."""
+        return sum(len(row.input_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token id with its log probability (natural log, at temperature 1, before truncation)."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What came of a row. `error` is set when this row alone failed (non-finite logits)."""
+
+    token_id: int | None = None
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    target_logprobs: tuple[float, ...] = ()
+    target_argmax: tuple[int, ...] = ()  # the best token at each scored position
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Answers to a plan's rows, in their order."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]

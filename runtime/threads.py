@@ -1,0 +1,28 @@
+"""The compute threads of an engine's process: how many, and how they wait for each other.
+
+Must be called before torch is imported: OpenMP reads its settings when it is loaded. The default
+was measured, see docs/threads.md: threads that never sleep are fastest on a quiet machine and very
+slow beside a busy process; threads that sleep at once lose much at batch 1. A bounded spin has most
+of both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DEFAULT_SPIN_US = 50
+
+
+def configure_threads(num_threads: int | None, spin_us: int | None) -> None:
+    """Set OpenMP's environment for this process, unless the user has set it already."""
+    assert "torch" not in sys.modules, "threads must be configured before torch is imported"
+    spin = DEFAULT_SPIN_US if spin_us is None else spin_us
+    threads = num_threads or len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE" if spin == 0 else "ACTIVE")
+    # libgomp counts spins, not time; about 200 a microsecond (see bench/threads.py).
+    os.environ.setdefault("GOMP_SPINCOUNT", str(spin * SPINS_PER_US))
+
+
+SPINS_PER_US = 200

@@ -1,0 +1,111 @@
+"""Text to token ids and back, for one checkpoint folder; knows nothing of requests or KV.
+
+Two encodings exist: of an author's text, in which nothing is special (a user cannot smuggle in an
+end-of-turn token), and of the chat template's marks, in which special tokens are recognised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from ..errors import InvalidRequest, ModelLoadError
+
+MAX_TEXT_CHARS = 8 * 1024 * 1024
+REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint folder (`tokenizer.json`, `tokenizer_config.json`).
+
+    Raises ModelLoadError when a file is missing or broken, or when it has more tokens than the
+    model's `vocab_size`.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(f"{path}: missing; a checkpoint needs its tokenizer.json")
+        try:
+            self._plain = HfTokenizer.from_file(str(path))
+            self._special = HfTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{path}: not a tokenizer: {error}") from error
+        self._plain.encode_special_tokens = True
+        for tokenizer in (self._plain, self._special):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self.config = _load_config(folder / "tokenizer_config.json")
+        self._require_fits(path, vocab_size)
+        self.bos_token = _token_text(self.config.get("bos_token"))
+        self.eos_token = _token_text(self.config.get("eos_token"))
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in self._special.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self.bos_ids = self._leading_bos()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text: no BOS is added and no special token is recognised."""
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest.of("text", f"{len(text)} characters", f"at most {MAX_TEXT_CHARS}")
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_marks(self, text: str) -> list[int]:
+        """Ids of what a chat template wrote: special tokens are recognised, no BOS is added."""
+        ids: list[int] = self._special.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids; bytes that are no character show as U+FFFD."""
+        text: str = self._plain.decode(ids, skip_special_tokens=skip_special)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special ones by name."""
+        return self.decode([token_id], skip_special=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the tokenizer knows, added ones included."""
+        return int(self._special.get_vocab_size(with_added_tokens=True))
+
+    def _leading_bos(self) -> list[int]:
+        """What the post-processor puts before raw text: usually one BOS, or nothing."""
+        with_marks: list[int] = self._special.encode("a", add_special_tokens=True).ids
+        without: list[int] = self._special.encode("a", add_special_tokens=False).ids
+        if not without or without[0] not in with_marks:
+            return []
+        return [i for i in with_marks[: with_marks.index(without[0])] if i in self.special_ids]
+
+    def _require_fits(self, path: Path, vocab_size: int) -> None:
+        largest = max(self._special.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= vocab_size:
+            raise ModelLoadError(
+                f"{path}: token id {largest} but the model's vocab_size is {vocab_size}"
+            )
+
+
+def _load_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path}: expected an object, found {type(config).__name__}")
+    return config
+
+
+def _token_text(value: object) -> str:
+    """Special tokens are strings or, in older files, objects with a `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,38 @@
+"""Random weights of the right shapes (`--load-format dummy`): benchmarks without a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .source import stacked_shape
+
+_STD = 0.02  # Llama's initializer_range
+
+
+class DummyWeights:
+    """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite."""
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(tuple(shape), dtype=self.dtype, device=self.device)
+        values = torch.randn(tuple(shape), generator=self._generator).mul_(_STD)
+        return values.to(self.device, self.dtype)
+
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
+        return self.take(names[0], stacked_shape(shapes))
+
+    def skip(self, name: str) -> None:
+        """Nothing is kept, so nothing is skipped."""
+
+    def finish(self) -> None:
+        """Nothing is left over."""

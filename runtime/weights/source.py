@@ -1,0 +1,49 @@
+"""Where a model's tensors come from, one at a time, as the model asks for them by name.
+
+A model pulls its tensors while it is built (`take`, `take_stacked`), so only one is held twice at
+any time; at the end `finish` reports what nobody asked for. Sources: `checkpoint.CheckpointFile`s
+on disk, `dummy` random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+ProgressCallback = Callable[[int, int], None]  # (bytes read so far, bytes in total)
+
+
+class WeightSource(Protocol):
+    """Tensors by checkpoint name, in the dtype and on the device the source was opened for."""
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor, owned by the caller. Raises ModelLoadError if missing or misshapen."""
+        ...
+
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
+        """Several tensors stacked along their first axis (fused qkv, gate and up)."""
+        ...
+
+    def skip(self, name: str) -> None:
+        """Declare that the tensor, should it exist, is rightly not taken."""
+        ...
+
+    def finish(self) -> None:
+        """Called once the model is built: warns about tensors that were never asked for."""
+        ...
+
+
+def stacked_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of tensors of these shapes stacked along the first axis."""
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def empty_stack(
+    shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """An uninitialised stack and its parts as views."""
+    stack = torch.empty(stacked_shape(shapes), dtype=dtype, device=device)
+    return stack, list(stack.split([shape[0] for shape in shapes]))

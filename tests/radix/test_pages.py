@@ -1,0 +1,36 @@
+"""The free list: all or none, ascending runs, nothing freed twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from stemma.errors import OutOfPages
+from stemma.radix.pages import PageAllocator
+
+
+def test_every_page_is_handed_out_once() -> None:
+    allocator = PageAllocator(10)
+    pages = [*allocator.allocate(3), *allocator.allocate(0), *allocator.allocate(7)]
+    assert pages == list(range(10)) and allocator.num_free == 0 and allocator.num_used == 10
+
+
+def test_allocate_takes_all_or_none() -> None:
+    allocator = PageAllocator(4)
+    with pytest.raises(OutOfPages, match="5 pages wanted, 4 of 4 free"):
+        allocator.allocate(5)
+    assert allocator.num_free == 4
+
+
+def test_a_run_that_was_freed_comes_back_in_its_order() -> None:
+    allocator = PageAllocator(8)
+    run = allocator.allocate(5)
+    allocator.free(list(run))
+    assert allocator.allocate(5) == run
+
+
+def test_freeing_twice_is_refused_when_more_than_all_are_free() -> None:
+    allocator = PageAllocator(2)
+    pages = allocator.allocate(1)
+    allocator.free(pages)
+    with pytest.raises(AssertionError, match="freed twice"):
+        allocator.free(pages)

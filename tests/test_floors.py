@@ -1,0 +1,120 @@
+"""The house: who may import whom, and how light `import stemma` is."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stemma
+
+ROOT = Path(stemma.__file__).parent
+PILLARS = ("frontend", "radix", "constrained", "kernels")
+ROOMS = (*PILLARS, "runtime", "cli", "bench")
+HOST_HALF_MAY_NOT = ("torch",)
+DEVICE_HALF = ("memory", "weights", "layers", "models", "execute")
+
+
+def sources() -> Iterator[Path]:
+    for room in ROOMS:
+        yield from (ROOT / room).rglob("*.py")
+    yield from ROOT.glob("*.py")
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Absolute names of all imports, also those inside functions: (module, level)."""
+    package = ["stemma", *path.relative_to(ROOT).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, 0
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            if node.module is None:
+                for alias in node.names:
+                    yield ".".join([*module, alias.name]), node.level
+            yield ".".join(module), node.level
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "stemma" else ""
+
+
+@pytest.mark.parametrize("pillar", PILLARS)
+def test_a_pillar_imports_no_other_pillar_and_nothing_above(pillar: str) -> None:
+    for path in (ROOT / pillar).rglob("*.py"):
+        for module, _ in imports_of(path):
+            room = room_of(module)
+            assert room in ("", pillar, "errors"), f"{path}: imports {module}"
+
+
+def test_runtime_imports_nothing_above() -> None:
+    for path in (ROOT / "runtime").rglob("*.py"):
+        for module, _ in imports_of(path):
+            assert room_of(module) in ("", "runtime", "errors", *PILLARS), f"{path}: {module}"
+
+
+def test_errors_imports_nothing_of_the_house() -> None:
+    assert not [m for m, _ in imports_of(ROOT / "errors.py") if m.startswith("stemma")]
+
+
+def test_rooms_are_never_imported_by_bare_folder_name() -> None:
+    for path in sources():
+        for module, _ in imports_of(path):
+            bare = module.split(".")[0]
+            assert bare not in (*PILLARS, "runtime", "errors", "cli"), f"{path}: import {module}"
+
+
+def test_inside_the_library_imports_are_relative() -> None:
+    for path in sources():
+        for module, level in imports_of(path):
+            assert level or not module.startswith("stemma"), f"{path}: import {module}"
+
+
+def test_the_host_half_imports_no_torch() -> None:
+    for path in (ROOT / "runtime").rglob("*.py"):
+        if path.relative_to(ROOT / "runtime").parts[0] in DEVICE_HALF:
+            continue
+        for module, _ in imports_of(path):
+            assert module.split(".")[0] not in HOST_HALF_MAY_NOT, f"{path}: import {module}"
+
+
+@pytest.mark.parametrize("pillar", ["frontend", "radix"])
+def test_a_pillar_without_tensors_imports_no_torch(pillar: str) -> None:
+    for path in (ROOT / pillar).rglob("*.py"):
+        assert not [m for m, _ in imports_of(path) if m.split(".")[0] == "torch"], path
+
+
+def test_every_package_is_declared() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {"stemma"} | {
+        ".".join(["stemma", *init.parent.relative_to(ROOT).parts])
+        for room in ROOMS
+        for init in (ROOT / room).rglob("__init__.py")
+    }
+    assert set(declared["packages"]) == found
+
+
+def test_import_stemma_is_light() -> None:
+    """No torch, no zmq; the time is the best of five, so that a busy machine does not decide."""
+    code = (
+        "import sys, time; t = time.perf_counter(); import stemma; t = time.perf_counter() - t;"
+        "assert not {'torch', 'zmq', 'numpy'} & set(sys.modules), sorted(sys.modules); print(t)"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    assert min(times) < 0.150
+
+
+def test_the_client_starts_without_torch() -> None:
+    code = "import sys, stemma; stemma.Engine, stemma.function; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
