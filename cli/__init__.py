@@ -1,0 +1,1 @@
+"""The `stemma` commands: one file each, assembled in `parser`."""

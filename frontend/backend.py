@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -79,16 +80,21 @@ class Engine(Backend):
 
     Args:
         model: checkpoint folder in Hugging Face layout; None: the embedded model.
+        listen: further addresses to serve others at, "ipc://PATH" or "tcp://127.0.0.1:PORT".
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
             `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
 
     Raises EngineError with the child's last words if it does not start.
     """
 
-    def __init__(self, model: str | Path | None = None, **options: object) -> None:
+    def __init__(
+        self, model: str | Path | None = None, *, listen: Sequence[str] = (), **options: object
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
         self.endpoint = f"ipc://{self._folder}/engine.ipc"
-        command = [sys.executable, "-m", "stemma.runtime", "--endpoint", self.endpoint]
+        command = [sys.executable, "-m", "stemma.runtime"]
+        for endpoint in (self.endpoint, *listen):
+            command += ["--endpoint", endpoint]
         command += ["--watch-stdin", *_flags({"model": model, **options})]
         self._log = self._folder / "engine.log"
         with self._log.open("wb") as log:

@@ -98,6 +98,14 @@ class Text(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens(Op):
+    """Append token ids as they are, without BOS; for clients that tokenize themselves."""
+
+    kind: ClassVar[str] = "tokens"
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Gen(Op):
     """Generate, append what was generated and call it `name`."""
 
@@ -169,7 +177,7 @@ class End(Op):
 
 
 _OPS: dict[str, type[Op]] = {
-    op.kind: op for op in (Text, Gen, Select, RoleBegin, RoleEnd, Fork, Join, Var, End)
+    op.kind: op for op in (Text, Tokens, Gen, Select, RoleBegin, RoleEnd, Fork, Join, Var, End)
 }
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _STR_FIELDS = frozenset({"text", "name", "role", "method", "mode"})
@@ -196,6 +204,8 @@ def _checked(name: str, value: object) -> Any:
         return _require_int(name, value)
     if name == "children":
         return tuple(_require_int(name, child) for child in _require_list(name, value, 65_536))
+    if name == "token_ids":
+        return tuple(_require_int(name, item) for item in _require_list(name, value, 1 << 24))
     if name == "choices":
         return _checked_choices(value)
     if name == "is_replay":

@@ -341,6 +341,14 @@ class ProgramState:
     def __contains__(self, name: object) -> bool:
         return name in self._vars
 
+    def names(self) -> list[str]:
+        """Names of all values of this branch, in the order in which they were made."""
+        return list(self._vars)
+
+    def generated(self) -> list[str]:
+        """Those of `names` that were generated or selected: what `get_meta_info` knows."""
+        return [name for name, value in self._vars.items() if not isinstance(value, _Known)]
+
     def get_var(self, name: str) -> Any:
         """The same as `state[name]`."""
         return self[name]
@@ -371,10 +379,19 @@ class ProgramState:
             return [self._resolve(item) for item in found]
         return self._program.wait(found).value
 
-    def get_meta_info(self, name: str) -> dict[str, Any]:
-        """How `name` came about; waits for it. Keys: prompt_tokens, cached_tokens,
-        completion_tokens, time_to_first_token_s, latency_s, finish_reason; logprobs where asked."""
-        found = self._lookup(name)
+    def get_meta_info(self, name: str) -> Any:
+        """How `name` came about, as a dict; waits for it. A list of them, as the values are, for
+        what a join has gathered.
+
+        Keys: id, prompt_tokens, cached_tokens, completion_tokens, queue_s, time_to_first_token_s,
+        latency_s, finish_reason ("stop" or "length"); matched_stop, logprobs, choice_logprobs where
+        there are any.
+        """
+        return self._meta_of(name, self._lookup(name))
+
+    def _meta_of(self, name: str, found: Any) -> Any:
+        if isinstance(found, list):
+            return [self._meta_of(name, item) for item in found]
         if not isinstance(found, Pending):
             raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
         return dict(self._program.wait(found).meta)

@@ -19,6 +19,7 @@ class Sequence_:
 
     table_row: int
     pages: list[int] = field(default_factory=list)
+    num_sent: int = 0  # of these the runner's page table knows
     length: int = 0
 
 
@@ -30,6 +31,7 @@ class Feed:
     ids: Sequence[int]
     sampling: SamplingParams | None = None
     is_scored: bool = False  # score the following token at each input (the last against 0)
+    targets: Sequence[int] = ()  # or these, from the first input on
     from_previous: int | None = None
 
 
@@ -46,6 +48,20 @@ class PlanDriver:
     def sequence(self) -> Sequence_:
         self._num_sequences += 1
         return Sequence_(self._num_sequences - 1)
+
+    def release(self, sequence: Sequence_) -> None:
+        """Give the sequence's pages back; the sequence starts again at 0."""
+        self._free += sequence.pages
+        sequence.pages, sequence.num_sent, sequence.length = [], 0, 0
+
+    def take_page(self) -> int:
+        return self._free.pop()
+
+    def share(self, owner: Sequence_, reader: Sequence_, num_tokens: int) -> None:
+        """Let `reader` begin with the owner's first tokens (whole pages), written or yet to be."""
+        self._reserve(owner, num_tokens)
+        reader.pages = owner.pages[: num_tokens // self.runner.page_size]
+        reader.length = num_tokens
 
     def step(self, feeds: Sequence[Feed]) -> tuple[RowResult, ...]:
         """Execute one plan with a row for each feed."""
@@ -79,10 +95,9 @@ class PlanDriver:
     def _row(self, feed: Feed) -> Row:
         sequence, ids = feed.sequence, tuple(feed.ids)
         start, sequence.length = sequence.length, sequence.length + len(ids)
-        num_pages = -(-sequence.length // self.runner.page_size)
-        first = len(sequence.pages)
-        new = tuple(self._free.pop() for _ in range(num_pages - first))
-        sequence.pages += new
+        self._reserve(sequence, sequence.length)
+        first, sequence.num_sent = sequence.num_sent, len(sequence.pages)
+        new = tuple(sequence.pages[first:])
         return Row(
             request_id=sequence.table_row,
             table_row=sequence.table_row,
@@ -91,5 +106,9 @@ class PlanDriver:
             page_update=PageUpdate(first, new) if new else None,
             from_previous=feed.from_previous,
             sampling=feed.sampling,
-            target_ids=(*ids[1:], 0) if feed.is_scored else (),
+            target_ids=(*ids[1:], 0) if feed.is_scored else tuple(feed.targets),
         )
+
+    def _reserve(self, sequence: Sequence_, num_tokens: int) -> None:
+        while len(sequence.pages) * self.runner.page_size < num_tokens:
+            sequence.pages.append(self.take_page())

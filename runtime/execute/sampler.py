@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ..sampling_params import SamplingParams
@@ -23,14 +22,16 @@ FloatArray = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 LogitsArray = npt.NDArray[np.floating]
 
-# Of the top-p set, so many best tokens are tried before the whole vocabulary is sorted (a guess).
+# Of a top-p set without top-k, so many best tokens are tried before the vocabulary is sorted
+# (a guess).
 _FIRST_TOP_P = 512
 _WORDS_PER_BLOCK = 4
+# Philox blocks computed in one go: their arrays of 8 bytes stay in a core's second-level cache.
+_BLOCKS_AT_ONCE = 8192
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def sample(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Int64Array
-) -> Int64Array:
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Int64Array) -> Int64Array:
     """logits [N, vocab_size] float32 or float64, finite or -inf; positions [N]: of the new token
     in its sequence -> token ids [N]. Rows of `params` and `positions` go with those of `logits`.
     """
@@ -38,87 +39,131 @@ def sample(
     drawn = [index for index, row_params in enumerate(params) if not row_params.is_greedy]
     if not drawn:
         return token_ids
-    values = logits[drawn].cpu().numpy() if len(drawn) < len(params) else logits.cpu().numpy()
     token_ids = token_ids.copy()
-    for row, index in enumerate(drawn):
-        token_ids[index] = _draw(values[row], params[index], int(positions[index]))
+    picked = logits[drawn] if len(drawn) < len(params) else logits
+    token_ids[drawn] = _draw(picked, [params[index] for index in drawn], positions[drawn])
     return token_ids
 
 
-def gumbel(seed: int, position: int, token_ids: Int64Array) -> FloatArray:
-    """The Gumbel noise of given tokens [K] at one position of one seed."""
-    tokens = token_ids.astype(np.uint64)
-    words = _words(seed, position, tokens >> np.uint64(2))
-    return _gumbel_of(np.choose(token_ids & 3, words))
+def gumbel(seeds: UInt64Array, positions: UInt64Array, token_ids: Int64Array) -> FloatArray:
+    """Gumbel noise of given tokens [K], each with its seed and position ([K], or broadcasting)."""
+    words = _words(seeds, positions, (token_ids // _WORDS_PER_BLOCK).astype(np.uint64))
+    return _gumbel_of(np.choose(token_ids % _WORDS_PER_BLOCK, words))
 
 
-def gumbel_of_all(seed: int, position: int, vocab_size: int) -> FloatArray:
-    """The Gumbel noise of every token id, [vocab_size]; four tokens share a Philox block."""
+def gumbel_of_all(seeds: UInt64Array, positions: UInt64Array, vocab_size: int) -> FloatArray:
+    """Gumbel noise of every token id under R seeds and positions [R] -> [R, vocab_size].
+
+    The same numbers as `gumbel`'s at a quarter of the cost: four tokens share a Philox block.
+    """
     num_blocks = -(-vocab_size // _WORDS_PER_BLOCK)
-    words = _words(seed, position, np.arange(num_blocks, dtype=np.uint64))
-    return _gumbel_of(np.stack(words, axis=-1).reshape(-1)[:vocab_size])
+    blocks = np.arange(num_blocks, dtype=np.uint64)
+    words = np.stack(_words(seeds[:, None], positions[:, None], blocks), axis=-1)
+    return _gumbel_of(words.reshape(len(seeds), -1)[:, :vocab_size])
 
 
-def kept_tokens(scaled: FloatArray, top_k: int | None, top_p: float) -> Int64Array | None:
-    """Ids of the top-k/top-p set of `scaled` logits [vocab_size], ascending; None: all."""
-    vocab_size = len(scaled)
-    limit = vocab_size if top_k is None else min(top_k, vocab_size)
-    if top_p < 1.0:
-        limit = _top_p_count(scaled, limit, top_p)
-    return _best(scaled, limit) if limit < vocab_size else None
+def kept_tokens(
+    logits: LogitsArray, params: SamplingParams, best: LogitsArray
+) -> Int64Array | None:
+    """Ids of the top-k/top-p set of one row of logits [vocab_size], ascending; None: all of them.
 
-
-def _draw(logits: LogitsArray, params: SamplingParams, position: int) -> int:
-    scaled = logits.astype(np.float64) / params.temperature
-    kept = kept_tokens(scaled, params.top_k, params.top_p)
-    if kept is None:
-        noise = gumbel_of_all(params.seed, position, len(scaled))
-        return int(np.argmax(scaled + noise))
-    noise = gumbel(params.seed, position, kept)
-    return int(kept[np.argmax(scaled[kept] + noise)])
-
-
-def _best(values: FloatArray, count: int) -> Int64Array:
-    """Ids of the `count` largest values, ascending; of equal ones the smaller ids."""
-    threshold = np.partition(values, len(values) - count)[len(values) - count]
-    above = np.flatnonzero(values > threshold)
-    equal = np.flatnonzero(values == threshold)[: count - len(above)]
+    `best`: the row's largest logits in descending order, at least top_k of them where top_k is
+    set; more of them than the top-p set holds save sorting the vocabulary.
+    """
+    vocab_size = len(logits)
+    count = vocab_size if params.top_k is None else min(params.top_k, vocab_size)
+    if params.top_p < 1.0:
+        count, best = _top_p_count(logits, count, params, best)
+    if count == vocab_size:
+        return None
+    threshold = best[count - 1]
+    above = np.flatnonzero(logits > threshold)
+    equal = np.flatnonzero(logits == threshold)[: count - len(above)]
     return np.sort(np.concatenate((above, equal)))
 
 
-def _top_p_count(scaled: FloatArray, limit: int, top_p: float) -> int:
-    """The least number of best tokens, of the `limit` best, whose share of their mass is >= top_p.
-    """
-    highest = scaled.max()
-    for tried in (min(_FIRST_TOP_P, limit), limit):
-        best = np.sort(_largest(scaled, tried))[::-1]
-        mass = np.cumsum(np.exp(best - highest))
-        total = mass[-1] if tried == limit else _total_mass(scaled, highest, limit)
-        if mass[-1] >= top_p * total or tried == limit:
-            break
-    return min(int(np.searchsorted(mass, top_p * total, side="left")) + 1, tried)
+def _draw(logits: Tensor, params: Sequence[SamplingParams], positions: Int64Array) -> Int64Array:
+    """logits [R, vocab_size] -> drawn token ids [R]."""
+    vocab_size = logits.shape[-1]
+    best = _best_logits(logits, params)
+    values: LogitsArray = logits.cpu().numpy()
+    # NOTE: each row sees its own number of best logits only, not the batch's: rounding in the sum
+    # of a top-p set must not depend on the other rows.
+    kept = [
+        kept_tokens(values[i], row_params, best[i][: _num_best(row_params)])
+        for i, row_params in enumerate(params)
+    ]
+    seeds = np.array([row_params.seed for row_params in params], dtype=np.uint64)
+    places = positions.astype(np.uint64)
+    scale = np.array([row_params.temperature for row_params in params])
+    token_ids = np.zeros(len(params), dtype=np.int64)
+
+    few = [i for i, ids in enumerate(kept) if ids is not None and _is_few(ids, vocab_size)]
+    if few:
+        sets = [ids for i in few if (ids := kept[i]) is not None]
+        sizes = [len(ids) for ids in sets]
+        noise = gumbel(
+            np.repeat(seeds[few], sizes), np.repeat(places[few], sizes), np.concatenate(sets)
+        )
+        for i, ids, own in zip(few, sets, np.split(noise, np.cumsum(sizes)[:-1]), strict=True):
+            token_ids[i] = ids[np.argmax(values[i][ids].astype(np.float64) / scale[i] + own)]
+
+    many = [i for i, ids in enumerate(kept) if ids is None or not _is_few(ids, vocab_size)]
+    num_rows = max(1, _BLOCKS_AT_ONCE * _WORDS_PER_BLOCK // vocab_size)
+    for first in range(0, len(many), num_rows):
+        part = many[first : first + num_rows]
+        scores = gumbel_of_all(seeds[part], places[part], vocab_size)
+        scores += values[part].astype(np.float64) / scale[part][:, None]
+        for i, row_scores in zip(part, scores, strict=True):
+            ids = kept[i]
+            token_ids[i] = row_scores.argmax() if ids is None else ids[row_scores[ids].argmax()]
+    return token_ids
 
 
-def _total_mass(scaled: FloatArray, highest: np.float64, limit: int) -> np.float64:
-    values = scaled if limit == len(scaled) else _largest(scaled, limit)
-    total: np.float64 = np.exp(values - highest).sum()
-    return total
+def _is_few(ids: Int64Array, vocab_size: int) -> bool:
+    """Whether single draws cost less than a draw for every token id."""
+    return len(ids) * _WORDS_PER_BLOCK < vocab_size
 
 
-def _largest(values: FloatArray, count: int) -> FloatArray:
-    """The `count` largest values, in no order."""
-    return np.partition(values, len(values) - count)[len(values) - count :]
+def _best_logits(logits: Tensor, params: Sequence[SamplingParams]) -> LogitsArray:
+    """The largest logits of each row in descending order, as many as any row asks for."""
+    wanted = min(max(_num_best(row) for row in params), logits.shape[-1])
+    values: LogitsArray = logits.topk(wanted).values.cpu().numpy()
+    return values
+
+
+def _num_best(params: SamplingParams) -> int:
+    return params.top_k or (_FIRST_TOP_P if params.top_p < 1.0 else 0)
+
+
+def _top_p_count(
+    logits: LogitsArray, count: int, params: SamplingParams, best: LogitsArray
+) -> tuple[int, LogitsArray]:
+    """The least number of best tokens, of the `count` best, whose share of the probability of
+    these is >= top_p; and `best`, long enough for it."""
+    if len(best) < count:
+        total = _mass(logits, best[0], params.temperature).sum()
+        mass = np.cumsum(_mass(best, best[0], params.temperature))
+        if mass[-1] >= params.top_p * total:
+            return int(np.searchsorted(mass, params.top_p * total)) + 1, best
+        best = np.sort(logits)[::-1]
+    mass = np.cumsum(_mass(best[:count], best[0], params.temperature))
+    return min(int(np.searchsorted(mass, params.top_p * mass[-1])) + 1, count), best
+
+
+def _mass(logits: LogitsArray, highest: np.floating, temperature: float) -> FloatArray:
+    """Unnormalised probabilities, the highest being 1."""
+    wide: FloatArray = logits.astype(np.float64)
+    return np.exp((wide - float(highest)) / temperature)
 
 
 def _words(
-    seed: int, position: int, blocks: UInt64Array
+    seeds: UInt64Array, positions: UInt64Array, blocks: UInt64Array
 ) -> tuple[UInt64Array, UInt64Array, UInt64Array, UInt64Array]:
     """Philox of counter (block, position low, position high, 0) under the seed's two halves."""
-    place, key = np.uint64(position), np.uint64(seed)
-    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
-    zeros = np.zeros_like(blocks)
-    counter = (blocks, zeros + (place & low), zeros + (place >> shift), zeros)
-    return philox_4x32(counter, (zeros + (key & low), zeros + (key >> shift)))
+    zero = np.zeros((1,) * positions.ndim, dtype=np.uint64)
+    counter = (blocks, positions & _LOW, positions >> _SHIFT, zero)
+    return philox_4x32(counter, (seeds & _LOW, seeds >> _SHIFT))
 
 
 def _gumbel_of(words: UInt64Array) -> FloatArray:

@@ -84,6 +84,7 @@ class World:
     """What all programs of an engine share."""
 
     tokenizer: Tokenizer
+    vocab_size: int
     template: ChatTemplate
     defaults: Defaults
     queue: RequestQueue
@@ -213,6 +214,8 @@ class ProgramSession:
             return True
         self._flush_text(branch)
         match op:
+            case ir.Tokens():
+                self._append_tokens(branch, op)
             case ir.Gen():
                 self._start_gen(branch, op)
                 return False
@@ -247,6 +250,13 @@ class ProgramSession:
             transcript.append_ids(known, text)
         else:
             transcript.append_text(text)
+
+    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> None:
+        largest, vocab_size = max(op.token_ids), self._world.vocab_size
+        if largest >= vocab_size:
+            raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
+        text = self._world.tokenizer.decode(op.token_ids)
+        _transcript(branch).append_ids(op.token_ids, text, has_bos=True)
 
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}

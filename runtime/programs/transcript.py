@@ -84,9 +84,10 @@ class Transcript:
         """Append a text segment, tokenized alone; the branch's first one is led by BOS."""
         self.append_ids(self._tokenizer.encode(text), text)
 
-    def append_ids(self, ids: Iterable[int], text: str) -> None:
-        """Append ids that stand for `text`."""
-        if not self.ids and not self._roles:
+    def append_ids(self, ids: Iterable[int], text: str, *, has_bos: bool = False) -> None:
+        """Append ids that stand for `text`; BOS leads the branch's first ones, unless they have
+        it."""
+        if not self.ids and not self._roles and not has_bos:
             bos = self._tokenizer.bos_ids
             self._raw.append(bos, "")
             self.ids.extend(bos)

@@ -73,6 +73,7 @@ class Gateway:
         }
         self._world = World(
             tokenizer=loaded.tokenizer,
+            vocab_size=loaded.model_config.vocab_size,
             template=loaded.template,
             defaults=loaded.defaults(),
             queue=self._engine,
@@ -234,7 +235,8 @@ class Gateway:
 
     def _advance(self) -> None:
         while self._ready:
-            session, _ = self._ready.popitem()
+            session = next(iter(self._ready))  # first come, first served
+            del self._ready[session]
             session.advance()
 
     def _emit(

@@ -275,7 +275,7 @@ class RadixMachine16(RadixMachine):
 
 
 BOUNDS = settings(
-    max_examples=40,
+    max_examples=30,
     stateful_step_count=30,
     deadline=None,
     print_blob=True,

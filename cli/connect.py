@@ -1,0 +1,54 @@
+"""How a command gets its backend: a running server by address, or an engine of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..frontend.backend import Backend, Engine, Runtime
+from ..runtime.config import EngineConfig, add_engine_flags, engine_config
+
+DEFAULT_PORT = 8000
+
+# argparse's own type is private.
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_backend_flags(parser: argparse.ArgumentParser) -> None:
+    """`--endpoint`, or the flags of an engine."""
+    parser.add_argument(
+        "--endpoint",
+        metavar="ADDRESS",
+        help="use the runtime at this ZeroMQ address (as `stemma serve` prints it) "
+        "instead of starting an engine",
+    )
+    add_engine_flags(parser)
+
+
+def open_backend(args: argparse.Namespace) -> Backend:
+    """Connect or start, as the flags say."""
+    if args.endpoint:
+        return Runtime(args.endpoint)
+    return start_engine(args)
+
+
+def start_engine(args: argparse.Namespace, listen: tuple[str, ...] = ()) -> Engine:
+    """An engine with the flags' values. Raises InvalidRequest before anything is started."""
+    config = engine_config(args)
+    default = EngineConfig()
+    options: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in EngineConfig.__dataclass_fields__
+        if getattr(config, name) != getattr(default, name)
+    }
+    return Engine(options.pop("model", None), listen=listen, **options)
+
+
+def default_endpoint(port: int = DEFAULT_PORT) -> str:
+    """Where this user's `stemma serve --port PORT` listens, in a folder only this user enters."""
+    folder = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return f"ipc://{folder}/{port}.ipc"

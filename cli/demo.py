@@ -1,0 +1,184 @@
+"""`stemma demo`: an agent, an extraction, a chat and a fork/join program on the embedded model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..frontend.backend import Backend
+from ..frontend.state import ProgramState
+from . import demo_programs as programs
+from .connect import Commands, add_engine_flags, start_engine
+from .tree import draw
+
+
+def add_parser(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser("demo", help="see it work, on the embedded model, in seconds")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+@dataclass(slots=True)
+class Part:
+    """One part of the demo: what it printed and what it cost."""
+
+    title: str
+    lines: list[str] = field(default_factory=list)
+    num_right: int = 0
+    num_checked: int = 0
+    wall_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that needed no computing."""
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+    def check(self, is_right: bool) -> str:
+        """Count an answer; the mark to print before it."""
+        self.num_checked += 1
+        self.num_right += is_right
+        return "ok " if is_right else "BAD"
+
+    def count(self, states: Iterable[ProgramState]) -> None:
+        """Add up what the programs' calls cost."""
+        for state in states:
+            for name in state.generated():
+                found = state.get_meta_info(name)
+                for meta in found if isinstance(found, list) else [found]:
+                    self._add(meta)
+
+    def _add(self, meta: dict[str, Any]) -> None:
+        self.prompt_tokens += meta["prompt_tokens"]
+        self.cached_tokens += meta["cached_tokens"]
+        self.completion_tokens += meta["completion_tokens"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all parts; 1 when an answer of the agent is wrong."""
+    started = time.perf_counter()
+    with start_engine(args) as backend:
+        start_s = time.perf_counter() - started
+        _say(args, f"engine ready after {start_s:.2f} s: {_model_line(backend)}\n")
+        parts = []
+        for make in (_agent, _extract, _chat, _fork_join):
+            part = make(backend)
+            parts.append(part)
+            _say(args, _shown(part))
+        picture = draw(backend, max_depth=6, max_children=5)
+        info = backend.get_server_info()
+    total_s = time.perf_counter() - started
+    _say(args, f"the radix tree that these programs share\n{picture}\n")
+    peak_mb = info["peak_rss_bytes"] / 2**20
+    _say(args, f"total {total_s:.1f} s; engine's peak memory {peak_mb:.0f} MB")
+    if args.json:
+        rows = [{**asdict(part), "hit_rate": part.hit_rate} for part in parts]
+        print(
+            json.dumps({"start_s": start_s, "total_s": total_s, "peak_mb": peak_mb, "parts": rows})
+        )
+    agent = parts[0]
+    if agent.num_right < agent.num_checked:
+        print(f"the agent was wrong {agent.num_checked - agent.num_right} times", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _agent(backend: Backend) -> Part:
+    part = Part("(a) a ReAct agent with a calculator and a lookup tool")
+    later = Part("from the second question on")
+    started = time.perf_counter()
+    for number, (question, expected) in enumerate(programs.QUESTIONS):
+        state = programs.agent.run(question, backend=backend)
+        part.count([state])
+        if number:
+            later.count([state])
+        is_right = state["answer"] == expected
+        part.lines.append(f"{part.check(is_right)} {question}")
+        part.lines += [f"      {line}" for line in _steps(state)]
+    part.wall_s = time.perf_counter() - started
+    part.lines.append(f"hit rate from the second question on: {later.hit_rate:.0%}")
+    return part
+
+
+def _steps(state: ProgramState) -> list[str]:
+    """The agent's turn as it was written."""
+    text: str = state.messages()[-1]["content"]
+    return text.splitlines()
+
+
+def _extract(backend: Backend) -> Part:
+    part = Part("(b) ten texts become JSON")
+    started = time.perf_counter()
+    rows = [{"kind": k, "fields": f, "text": t} for k, f, t in programs.TEXTS]
+    states = programs.extract.run_batch(rows, backend=backend)
+    part.wall_s = time.perf_counter() - started
+    part.count(states)
+    for (_, fields, text), state in zip(programs.TEXTS, states, strict=True):
+        mark = part.check(_is_faithful(state["json"], fields, text))
+        part.lines.append(f"{mark} {text}\n      {state['json']}")
+    return part
+
+
+def _is_faithful(output: str, fields: str, text: str) -> bool:
+    """Whether it is JSON with these keys, each value copied from the text."""
+    try:
+        found = json.loads(output)
+    except ValueError:
+        return False
+    if not isinstance(found, dict) or list(found) != fields.split(", "):
+        return False
+    return all(str(value) in text or f"{value:.2f}" in text for value in found.values())
+
+
+def _chat(backend: Backend) -> Part:
+    part = Part("(c) a chat of five turns recalls facts")
+    started = time.perf_counter()
+    messages = tuple(message for message, _ in programs.CHAT)
+    state = programs.chat.run(messages, backend=backend)
+    part.wall_s = time.perf_counter() - started
+    part.count([state])
+    for number, (message, fact) in enumerate(programs.CHAT):
+        reply = state[f"reply{number}"]
+        part.lines.append(f"{part.check(fact in reply)} {message}\n      {reply}")
+    return part
+
+
+def _fork_join(backend: Backend) -> Part:
+    part = Part("(d) three extractions of one text, in parallel branches, joined")
+    started = time.perf_counter()
+    state = programs.fork_join.run(programs.FORK_TEXT, programs.FORK_FIELDS, backend=backend)
+    part.wall_s = time.perf_counter() - started
+    part.count([state])
+    part.lines.append(f"    {programs.FORK_TEXT}\n      {state['whole']}")
+    for fields, value in zip(programs.FORK_FIELDS, state["part"], strict=True):
+        mark = part.check(_is_faithful(value, fields, programs.FORK_TEXT))
+        part.lines.append(f"{mark} {fields}\n      {value}")
+    return part
+
+
+def _shown(part: Part) -> str:
+    counts = (
+        f"{part.num_right} of {part.num_checked} right, {part.wall_s:.2f} s, "
+        f"{part.prompt_tokens} prompt tokens, {part.cached_tokens} cached "
+        f"({part.hit_rate:.0%}), {part.completion_tokens} generated"
+    )
+    return "\n".join([part.title, *(f"  {line}" for line in part.lines), f"  {counts}\n"])
+
+
+def _model_line(backend: Backend) -> str:
+    info = backend.connection.info
+    return f"{info['model']}, {info['dtype']} on {info['device']}"
+
+
+def _say(args: argparse.Namespace, text: str) -> None:
+    if not args.json:
+        print(text, flush=True)

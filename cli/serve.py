@@ -1,0 +1,54 @@
+"""`stemma serve`: a runtime for others, over ZeroMQ and HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..errors import InvalidRequest
+from .connect import DEFAULT_PORT, Commands, add_engine_flags, default_endpoint, start_engine
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def add_parser(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser("serve", help="serve programs (ZeroMQ) and OpenAI's API (HTTP)")
+    parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="HTTP port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--endpoint", metavar="ADDRESS", help="ZeroMQ address (default: an ipc file by the port)"
+    )
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    if args.host not in LOOPBACK:
+        raise InvalidRequest.of("host", args.host, f"one of {LOOPBACK} (keys come later)")
+    if not 1 <= args.port <= 65_535:
+        raise InvalidRequest.of("port", args.port, "an integer in [1, 65535]")
+    import uvicorn
+
+    from ..runtime.server.http import create_app
+
+    endpoint = args.endpoint or default_endpoint(args.port)
+    with start_engine(args, listen=(endpoint,)) as engine:
+        info = engine.connection.info
+        address = f"http://{args.host}:{args.port}"
+        print(f"{info['model']} ({info['dtype']}, context {info['max_model_len']})")
+        print(f"  HTTP      {address}/v1   (OpenAI's completions and chat; {address}/health)")
+        print(f'  programs  stemma.Runtime("{endpoint}")')
+        print("  stop      Ctrl-C", flush=True)
+        config = uvicorn.Config(
+            create_app(engine), host=args.host, port=args.port, log_level="warning"
+        )
+        server = uvicorn.Server(config)
+        server.run()
+        if not server.started:
+            print(f"stemma serve: cannot listen at {address}", file=sys.stderr)
+            return 1
+    return 0

@@ -1,0 +1,234 @@
+"""The HTTP face of a runtime: health, models, and OpenAI's completion endpoints with streaming.
+
+Runs in its own process beside the engine and talks to it as any client does. No state of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from ...errors import EngineError, InvalidRequest
+from ...frontend.backend import Backend
+from .completion import Completion, CompletionFailed, Message, Outcome
+from .openai_schema import ChatReply, ChatRequest, CompletionRequest, Reply, TextReply, usage
+
+Prompt = str | Sequence[int] | Sequence[Message]
+Item = tuple[int, str | Outcome]  # index of the choice, and text or its end
+_DISCONNECT_POLL_S = 0.2
+_INVALID_KINDS = ("InvalidRequest", "InvalidProgram", "PromptTooLong")
+
+
+def create_app(backend: Backend) -> FastAPI:
+    """The application that serves `backend`'s model."""
+    app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
+    server = _Server(backend)
+    app.get("/health")(server.health)
+    app.get("/v1/models")(server.models)
+    app.post("/v1/chat/completions")(server.chat_completions)
+    app.post("/v1/completions")(server.completions)
+    app.exception_handler(RequestValidationError)(_on_invalid_body)
+    app.exception_handler(InvalidRequest)(_on_invalid_request)
+    app.exception_handler(CompletionFailed)(_on_completion_failed)
+    app.exception_handler(EngineError)(_on_engine_error)
+    app.exception_handler(HTTPException)(_on_http_exception)
+    return app
+
+
+class _Server:
+    """The routes."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._connection = backend.connection
+        self._model: str = self._connection.info["model"]
+        self._created = int(time.time())
+
+    async def health(self) -> Response:
+        """200 when the engine answers, else 503 with the reason."""
+        try:
+            await asyncio.to_thread(self._connection.call, "info", 5.0)
+        except EngineError as error:
+            return _error(503, str(error), "server_error")
+        return JSONResponse({"status": "ok"})
+
+    async def models(self) -> dict[str, Any]:
+        """The one model that is served."""
+        model = {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "stemma",
+            "max_model_len": self._connection.info["max_model_len"],
+        }
+        return {"object": "list", "data": [model]}
+
+    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+        """OpenAI's chat completions."""
+        self._require_model(body.model)
+        prompts: list[Prompt] = [[message.plain() for message in body.messages]]
+        make = ChatReply(self._model)
+        return await self._answer(body, request, prompts, make)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """OpenAI's text completions."""
+        self._require_model(body.model)
+        make = TextReply(self._model)
+        return await self._answer(body, request, body.prompts(), make)
+
+    async def _answer(
+        self,
+        body: ChatRequest | CompletionRequest,
+        request: Request,
+        prompts: Sequence[Prompt],
+        make: Reply,
+    ) -> Response:
+        params, seed = body.params(), secrets.randbits(62)
+        calls = [
+            Completion(self._connection, prompt, params, seed=seed, instance=i, stream=body.stream)
+            for prompt in prompts
+            for i in range(body.n)
+        ]
+        items = _merged(calls)
+        if not body.stream:
+            outcomes = await _collect(items, len(calls), request)
+            choices = [make.choice(index, outcome) for index, outcome in enumerate(outcomes)]
+            return JSONResponse(make.whole(choices, usage(outcomes, len(prompts))))
+        first = await anext(
+            items
+        )  # a refusal comes before the first byte, with a status of its own
+        events = _sse(first, items, make, len(prompts) if body.includes_usage else None)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    def _require_model(self, name: str | None) -> None:
+        if name not in (None, "", "default", self._model):
+            raise HTTPException(404, f"model {name!r} does not exist; this is {self._model!r}")
+
+
+async def _merged(calls: Sequence[Completion]) -> AsyncGenerator[Item, None]:
+    """What comes of several completions, as it comes. Leaving early cancels them all."""
+    queue: asyncio.Queue[Item | BaseException] = asyncio.Queue()
+
+    async def forward(index: int, call: Completion) -> None:
+        try:
+            async for item in call.deltas():
+                queue.put_nowait((index, item))
+        except CompletionFailed as error:
+            queue.put_nowait(error)
+
+    with ExitStack() as stack:
+        for call in calls:
+            stack.enter_context(call)
+        tasks = [asyncio.create_task(forward(i, call)) for i, call in enumerate(calls)]
+        num_open = len(calls)
+        try:
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                num_open -= isinstance(item[1], Outcome)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _collect(
+    items: AsyncGenerator[Item, None], num_calls: int, request: Request
+) -> list[Outcome]:
+    """All outcomes in order; given up when the client goes away."""
+    outcomes: dict[int, Outcome] = {}
+
+    async def drain() -> None:
+        async for index, item in items:
+            if isinstance(item, Outcome):
+                outcomes[index] = item
+
+    task = asyncio.create_task(drain())
+    try:
+        while not (await asyncio.wait({task}, timeout=_DISCONNECT_POLL_S))[0]:
+            if await request.is_disconnected():
+                raise HTTPException(499, "the client went away")
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await items.aclose()
+    return [outcomes[index] for index in range(num_calls)]
+
+
+async def _sse(
+    first: Item, rest: AsyncGenerator[Item, None], make: Reply, num_prompts: int | None
+) -> AsyncIterator[bytes]:
+    """Server-sent events; with `num_prompts`, a last chunk carries the usage."""
+    outcomes: dict[int, Outcome] = {}
+
+    def chunks(item: Item) -> bytes:
+        index, value = item
+        if isinstance(value, Outcome):
+            outcomes[index] = value
+        return b"".join(_event(chunk) for chunk in make.chunks(index, value))
+
+    try:
+        yield chunks(first)
+        async for item in rest:
+            yield chunks(item)
+        if num_prompts is not None:
+            in_order = [outcomes[index] for index in sorted(outcomes)]
+            yield _event(make.usage_chunk(usage(in_order, num_prompts)))
+        yield b"data: [DONE]\n\n"
+    except CompletionFailed as error:
+        yield _event(_error_body(str(error), "server_error"))
+    finally:
+        await rest.aclose()
+
+
+def _event(payload: object) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def _error_body(message: str, kind: str, field: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": field, "code": None}}
+
+
+def _error(status: int, message: str, kind: str, field: str | None = None) -> JSONResponse:
+    return JSONResponse(_error_body(message, kind, field), status)
+
+
+async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    return _error(400, f"{field}: {first['msg']}", "invalid_request_error", field or None)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidRequest)
+    return _error(400, str(error), "invalid_request_error", error.field)
+
+
+async def _on_completion_failed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CompletionFailed)
+    if error.kind in _INVALID_KINDS:
+        return _error(400, str(error), "invalid_request_error")
+    return _error(500, str(error), "server_error")
+
+
+async def _on_engine_error(request: Request, error: Exception) -> JSONResponse:
+    return _error(503, str(error), "server_error")
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    return _error(error.status_code, str(error.detail), kind)
