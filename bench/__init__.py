@@ -1,0 +1,1 @@
+"""Benchmarks: seeded scripts that print a table and write JSON; `make bench` runs them all."""

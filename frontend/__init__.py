@@ -1,0 +1,1 @@
+"""The DSL, the program IR, the wire protocol and its client; knows nothing of models or KV."""

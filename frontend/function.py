@@ -12,8 +12,9 @@ from typing import Any, overload
 from ..errors import BatchError, InvalidProgram
 from .backend import Backend, get_default_backend
 from .ir import GenParams
+from .program import Program
 from .progress import progress_bar as show_progress
-from .state import Program, ProgramState
+from .state import ProgramState
 
 MAX_THREADS = 64
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from ..errors import EngineError, InvalidProgram, ProgramError
-from . import ir, wire
-from .client import Connection
+from ..errors import InvalidProgram
+from . import ir
 from .expr import (
     ROLES,
     Appendable,
@@ -28,187 +26,9 @@ from .expr import (
     VarExpr,
     role,
 )
+from .program import Pending, Program
 
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
-
-
-class Pending:
-    """The result of one op: not there, streaming, or done. Guarded by its program's condition."""
-
-    __slots__ = ("branch", "chunks", "is_done", "meta", "name", "replace", "seq", "text", "value")
-
-    def __init__(self, branch: int, seq: int, name: str | None) -> None:
-        self.branch = branch
-        self.seq = seq
-        self.name = name
-        self.value: Any = None
-        self.text = ""  # what the op appended to its branch's text
-        self.replace = False  # whether `text` is the branch's whole text so far
-        self.meta: dict[str, Any] = {}
-        self.chunks: list[str] = []
-        self.is_done = False
-
-
-class Program:
-    """One running program: its branches, and the results that come back for them."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        seed: int,
-        instance: int = 0,
-        stream: bool = False,
-        defaults: ir.GenParams | None = None,
-    ) -> None:
-        self.connection = connection
-        self.defaults = defaults or ir.GenParams()
-        self.changed = threading.Condition()
-        self.is_streaming = stream
-        self.is_ended = False
-        self._pending: dict[tuple[int, int], Pending] = {}
-        self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
-        self._seen_errors: set[int] = set()
-        self._disconnect: Exception | None = None
-        self._num_branches = 0
-        self._is_done = False
-        create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
-        self.id = connection.open_program(self, create)
-
-    # --- called by branches ----------------------------------------------------------------------
-
-    def new_branch(self) -> int:
-        """The next branch number."""
-        with self.changed:
-            self._num_branches += 1
-            return self._num_branches - 1
-
-    def send(self, op: ir.Op, name: str | None = None) -> Pending:
-        """Send an op; the returned Pending is filled when the runtime answers."""
-        pending = Pending(op.branch, op.seq, name)
-        with self.changed:
-            if self.is_ended:
-                raise InvalidProgram("the program has ended; nothing can be appended to it")
-            if not isinstance(op, ir.Text):
-                self._pending[op.branch, op.seq] = pending
-        self.connection.send_op(self.id, op)
-        return pending
-
-    def wait(self, pending: Pending) -> Pending:
-        """Wait for an op's result. Raises ProgramError or EngineError."""
-        self.connection.flush(self.id)
-        with self.changed:
-            self.changed.wait_for(lambda: pending.is_done or self._failure_of(pending) is not None)
-            if not pending.is_done:
-                self._raise_failure(pending)
-        return pending
-
-    def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
-        """Wait for chunks after the first `num_seen`; none when the result is done."""
-        self.connection.flush(self.id)
-        with self.changed:
-            self.changed.wait_for(
-                lambda: (
-                    len(pending.chunks) > num_seen
-                    or pending.is_done
-                    or self._failure_of(pending) is not None
-                )
-            )
-            fresh = pending.chunks[num_seen:]
-            if not fresh and not pending.is_done:
-                self._raise_failure(pending)
-            return fresh
-
-    def _failure_of(self, pending: Pending) -> Exception | None:
-        failed = self._errors.get(pending.branch)
-        if failed is not None and pending.seq >= failed[0]:
-            return failed[1]
-        return self._disconnect
-
-    def _raise_failure(self, pending: Pending) -> None:
-        error = self._failure_of(pending)
-        assert error is not None
-        if isinstance(error, ProgramError):
-            self._seen_errors.add(pending.branch)
-            raise _copied(error)
-        raise error if not isinstance(error, EngineError) else EngineError(str(error))
-
-    def failure_of_branch(self, branch: int) -> Exception | None:
-        """The error that stopped a branch, or None. Asking counts as having seen it."""
-        with self.changed:
-            if branch in self._errors:
-                self._seen_errors.add(branch)
-                return self._errors[branch][1]
-            return self._disconnect
-
-    # --- the end ---------------------------------------------------------------------------------
-
-    def end(self) -> None:
-        """No op follows."""
-        with self.changed:
-            if self.is_ended:
-                return
-            self.is_ended = True
-            self.changed.notify_all()
-        self.connection.flush(self.id, end=True)
-
-    def wait_done(self) -> None:
-        """Wait until all branches have run; raise the first error that nobody has seen."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._is_done or self._disconnect is not None)
-            for branch, (_, error) in sorted(self._errors.items()):
-                if branch not in self._seen_errors:
-                    raise _copied(error)
-            if not self._is_done:
-                raise EngineError(str(self._disconnect))
-
-    def cancel(self) -> None:
-        """Stop everything that still runs for this program."""
-        with self.changed:
-            self.is_ended = True
-            if self._disconnect is None and not self._is_done:
-                self._disconnect = EngineError("the program was cancelled")
-            self.changed.notify_all()
-        self.connection.close_program(self.id)
-
-    def fail(self, error: Exception) -> None:
-        """Cancel because the author's own code raised `error`; every wait raises it."""
-        with self.changed:
-            if not self._is_done:
-                self._disconnect = error
-        self.cancel()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more will come for this program."""
-        return self._is_done or self._disconnect is not None
-
-    # --- events (on the connection's I/O thread) -------------------------------------------------
-
-    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-        with self.changed:
-            if kind == wire.DONE:
-                self._is_done = True
-            elif kind == wire.FAILED:
-                self._errors[branch] = (seq, _error_from(payload))
-            else:
-                self._fill(self._pending[branch, seq], kind, payload)
-            self.changed.notify_all()
-
-    def _fill(self, pending: Pending, kind: str, payload: Any) -> None:
-        if kind == wire.DELTA:
-            pending.chunks.append(payload)
-            return
-        pending.value = payload.get("value")
-        pending.text = payload.get("text", "")
-        pending.replace = payload.get("replace", False)
-        pending.meta = payload.get("meta", {})
-        pending.is_done = True
-
-    def handle_disconnect(self, error: EngineError) -> None:
-        with self.changed:
-            self._disconnect = self._disconnect or error
-            self.changed.notify_all()
 
 
 class ProgramState:
@@ -610,17 +430,3 @@ def _source_line() -> str | None:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back  # type: ignore[assignment]
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
-
-
-def _error_from(payload: dict[str, Any]) -> ProgramError:
-    return ProgramError(
-        payload["message"],
-        op=payload.get("op", ""),
-        source=payload.get("source"),
-        kind=payload.get("kind", "ProgramError"),
-    )
-
-
-def _copied(error: ProgramError) -> ProgramError:
-    """A fresh exception for each raise, so that tracebacks do not pile up on one object."""
-    return ProgramError(error.message, op=error.op, source=error.source, kind=error.kind)

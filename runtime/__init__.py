@@ -1,0 +1,1 @@
+"""The engine: programs, scheduling, execution and serving; stands on the four pillars."""

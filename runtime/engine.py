@@ -15,7 +15,7 @@ from ..errors import PromptTooLong
 from .chat_template import ChatTemplate
 from .config import EngineConfig
 from .model_config import ModelConfig
-from .programs.session import Defaults
+from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
 from .schedule.kv_cache import KVCacheManager

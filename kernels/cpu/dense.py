@@ -36,7 +36,8 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
         else:
             wide = x.to(wide_dtype)
             wide = wide / wide.square().sum(-1, keepdim=True).sqrt_().hypot_(floor)
-        return wide.mul_(scaled_weight).to(x.dtype)
+        normed: Tensor = wide.mul_(scaled_weight).to(x.dtype)
+        return normed
 
     return rms_norm
 

@@ -1,4 +1,4 @@
-"""Paged attention on a CPU: KV is gathered into contiguous rows, torch's flash kernel does the rest.
+"""Paged attention on a CPU: KV is gathered into contiguous rows, then torch's flash kernel runs.
 
 Rows with one query (decode) are taken together: their slots, padded to the longest, are computed
 once a step, so a layer is one gather and one attention call for all of them. Rows with more

@@ -197,12 +197,13 @@ def _fill_from_previous(
     input_ids: Int64Array, rows: Sequence[Row], layout: _Layout, previous_tokens: Int64Array
 ) -> None:
     """Replace the placeholders of rows that continue a row of the previous plan."""
-    taking = [index for index, row in enumerate(rows) if row.from_previous is not None]
-    if not taking:
+    pairs = [(i, row.from_previous) for i, row in enumerate(rows) if row.from_previous is not None]
+    if not pairs:
         return
-    tokens = previous_tokens[[rows[index].from_previous for index in taking]]
+    taking, sources = zip(*pairs, strict=True)
+    tokens = previous_tokens[list(sources)]
     assert int(tokens.min()) >= 0, "from_previous names a row that sampled nothing"
-    input_ids[layout.query_start[taking]] = tokens
+    input_ids[layout.query_start[list(taking)]] = tokens
 
 
 def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: _Layout) -> Tensor:

@@ -24,7 +24,7 @@ from ..sampling_params import SamplingParams
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
-from ..weights.source import ProgressCallback
+from ..weights.source import ProgressCallback, WeightSource
 from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
 from .logits import finite_rows, logprobs_of, top_logprobs
 from .sampler import sample
@@ -76,7 +76,7 @@ class ModelRunner:
         """
         self.config = model_config
         self.dtype = resolve_dtype(dtype)
-        self.device = torch.device(device)
+        self.device = _checked_device(device)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = select_kernels(self.dtype, self.device, kernels)
@@ -149,13 +149,21 @@ class ModelRunner:
     def _load(
         self, folder: Path, load_format: LoadFormat, on_progress: ProgressCallback | None
     ) -> CausalLM:
-        build = model_class(self.config.architecture)
-        shape = {"dtype": self.dtype, "device": self.device, "max_model_len": self.max_model_len}
         if load_format == "dummy":
-            return build(self.config, DummyWeights(self.dtype, self.device), self.kernels, **shape)
+            return self._build(DummyWeights(self.dtype, self.device))
         with CheckpointWeights(folder, self.dtype, self.device, on_progress) as source:
-            model = build(self.config, source, self.kernels, **shape)
-            source.finish()
+            return self._build(source)
+
+    def _build(self, source: WeightSource) -> CausalLM:
+        model = model_class(self.config.architecture)(
+            self.config,
+            source,
+            self.kernels,
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+        )
+        source.finish()
         return model
 
     def _sample(
@@ -234,6 +242,12 @@ def has_fast_bfloat16() -> bool:
     # Private in torch 2.11 to 2.13, so looked for.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    if str(device) != "cpu":
+        raise InvalidRequest.of("device", str(device), "cpu")
+    return torch.device(device)
 
 
 def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:

@@ -1,0 +1,1 @@
+"""Programs at run time: their branches, calls and transcripts."""

@@ -9,87 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InvalidProgram, StemmaError
 from ...frontend import ir, wire
-from ..chat_template import ChatTemplate
 from ..request import Request, Scoring
 from ..sampling_params import SamplingParams
-from ..tokenizer import Tokenizer
-from .calls import Call, GenCall, RequestQueue, SelectCall
+from .calls import Call, GenCall, SelectCall
 from .transcript import Marked, Transcript
-
-MAX_REPLAYS = 8192
+from .world import World
 
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """Sampling values of the model, for what a gen leaves open."""
-
-    max_tokens: int = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-
-    def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
-        """Raises InvalidRequest naming the field at fault."""
-        values = given.to_wire()
-        values.setdefault("max_tokens", self.max_tokens)
-        values.setdefault("temperature", self.temperature)
-        values.setdefault("top_p", self.top_p)
-        values.setdefault("top_k", self.top_k)
-        values.setdefault("seed", seed)
-        return SamplingParams(**values)  # type: ignore[arg-type]
-
-    def stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
-        """Tokens that end an output."""
-        eos = () if sampling.ignore_eos else self.eos_token_ids
-        return frozenset((*sampling.stop_token_ids, *eos))
-
-
-class Replays:
-    """Ids of assistant turns by what came before them and their text, so that a chat client that
-    sends a turn back as text meets the very ids in the cache. Bounded, least recently used."""
-
-    def __init__(self) -> None:
-        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
-
-    def remember(self, before: array[int], text: str, ids: array[int]) -> None:
-        self._ids[self._key(before, text)] = ids
-        if len(self._ids) > MAX_REPLAYS:
-            self._ids.popitem(last=False)
-
-    def find(self, before: array[int], text: str) -> array[int] | None:
-        key = self._key(before, text)
-        if key in self._ids:
-            self._ids.move_to_end(key)
-        return self._ids.get(key)
-
-    @staticmethod
-    def _key(before: array[int], text: str) -> bytes:
-        digest = hashlib.blake2b(before.tobytes(), digest_size=16)
-        digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.digest()
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What all programs of an engine share."""
-
-    tokenizer: Tokenizer
-    vocab_size: int
-    template: ChatTemplate
-    defaults: Defaults
-    queue: RequestQueue
-    next_request_id: Callable[[], int]
-    replays: Replays
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,1 @@
+"""What runs next, and with which KV pages."""

@@ -1,0 +1,1 @@
+"""The faces of an engine: the ZeroMQ gateway and the HTTP application."""

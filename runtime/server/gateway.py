@@ -22,7 +22,8 @@ from ...errors import InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.ir import op_from_wire
 from ..engine import LoadedModel
-from ..programs.session import ProgramSession, Replays, World
+from ..programs.session import ProgramSession
+from ..programs.world import Replays, World
 
 log = logging.getLogger(__name__)
 

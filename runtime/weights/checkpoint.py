@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,6 +47,7 @@ class CheckpointWeights:
         self.device = torch.device(device)
         self._on_progress = on_progress
         self._files: dict[Path, Any] = {}
+        self._open_files = ExitStack()
         self._file_of = _locate_tensors(self.folder, self._open)
         self._not_taken = set(self._file_of)
         self._bytes_total = sum(file.stat().st_size for file in set(self._file_of.values()))
@@ -77,8 +79,7 @@ class CheckpointWeights:
             )
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.__exit__(None, None, None)
+        self._open_files.close()
         self._files.clear()
 
     def __enter__(self) -> CheckpointWeights:
@@ -95,11 +96,14 @@ class CheckpointWeights:
     def _open(self, file: Path) -> Any:
         if file not in self._files:
             try:
-                self._files[file] = safe_open(str(file), framework="pt").__enter__()
+                handle: Any = safe_open(str(file), framework="pt")
+                self._files[file] = self._open_files.enter_context(handle)
             except FileNotFoundError:
                 raise ModelLoadError(f"{file} is missing") from None
             except (OSError, SafetensorError) as error:
-                raise ModelLoadError(f"{file} is not a readable safetensors file: {error}") from None
+                raise ModelLoadError(
+                    f"{file} is not a readable safetensors file: {error}"
+                ) from None
         return self._files[file]
 
     def _read_into(self, name: str, target: Tensor) -> None:
@@ -139,7 +143,7 @@ def _locate_tensors(folder: Path, open_file: Any) -> Mapping[str, Path]:
     single = folder / SINGLE_FILE
     if not single.exists():
         raise ModelLoadError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
-    return {name: single for name in open_file(single).keys()}  # noqa: SIM118 (not a dict)
+    return dict.fromkeys(open_file(single).keys(), single)
 
 
 def _read_index(index: Path) -> Mapping[str, str]:

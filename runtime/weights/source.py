@@ -46,4 +46,4 @@ def empty_stack(
 ) -> tuple[Tensor, list[Tensor]]:
     """An uninitialised stack and its parts as views."""
     stack = torch.empty(stacked_shape(shapes), dtype=dtype, device=device)
-    return stack, list(stack.split([shape[0] for shape in shapes]))
+    return stack, list(torch.split(stack, [shape[0] for shape in shapes]))

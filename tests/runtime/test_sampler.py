@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from stemma.runtime.execute.philox import philox_4x32
 from stemma.runtime.execute.sampler import gumbel, gumbel_of_all, kept_tokens, sample
 from stemma.runtime.sampling_params import SamplingParams
@@ -78,14 +79,24 @@ def test_draws_follow_the_softmax_of_the_kept_set(params: dict[str, float]) -> N
 
 def test_draws_do_not_depend_on_batch_or_order() -> None:
     logits = torch.randn(24, 301, generator=torch.Generator().manual_seed(1))
-    kinds = [{}, {"top_k": 4}, {"top_p": 0.5}, {"top_k": 290}, {"temperature": 0.0}, {"top_p": 0.99}]
+    kinds = [
+        {},
+        {"top_k": 4},
+        {"top_p": 0.5},
+        {"top_k": 290},
+        {"temperature": 0.0},
+        {"top_p": 0.99},
+    ]
     params = [SamplingParams(seed=i, **kinds[i % len(kinds)]) for i in range(24)]  # type: ignore[arg-type]
     positions = np.arange(24) * 1000
     together = sample(logits, params, positions)
     order = np.random.default_rng(2).permutation(24)
     shuffled = sample(logits[order.tolist()], [params[i] for i in order], positions[order])
     assert np.array_equal(shuffled, together[order])
-    alone = [int(sample(logits[i : i + 1], params[i : i + 1], positions[i : i + 1])[0]) for i in range(24)]
+    alone = [
+        int(sample(logits[i : i + 1], params[i : i + 1], positions[i : i + 1])[0])
+        for i in range(24)
+    ]
     assert alone == together.tolist()
 
 
@@ -136,7 +147,9 @@ def _naive_kept(
 ) -> np.ndarray:
     """Token by token, best first, ties by id."""
     order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))[: top_k or len(logits)]
-    weights = [float(np.exp((float(logits[i]) - float(logits[order[0]])) / temperature)) for i in order]
+    weights = [
+        float(np.exp((float(logits[i]) - float(logits[order[0]])) / temperature)) for i in order
+    ]
     kept, reached = np.zeros(len(logits), dtype=bool), 0.0
     for token, weight in zip(order, weights, strict=True):
         kept[token] = True

@@ -1,0 +1,70 @@
+"""What every benchmark writes: a table for people, JSON for machines, and where it was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+DEFAULT_FOLDER = Path("build/bench")
+
+
+def write_report(
+    name: str, rows: Sequence[Mapping[str, Any]], folder: Path = DEFAULT_FOLDER
+) -> Path:
+    """Print `rows` (all with the same keys) and write them with the machine beside them."""
+    table = Table(title=name)
+    for key in rows[0]:
+        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    Console().print(table)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+    print(f"written to {path}")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """CPU, cores, load, versions and commit."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1min": os.getloadavg()[0],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "stemma": version("stemma-lm"),
+        "commit": _commit(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), "?")
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def _shown(value: object) -> str:
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else (f"{value:,.0f}" if isinstance(value, float) else str(value))
+    )

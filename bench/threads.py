@@ -1,0 +1,85 @@
+"""How compute threads should wait for each other: spinning against sleeping, quiet and disturbed.
+
+    python -m stemma.bench.threads [--repeats 5] [--model FOLDER]
+
+For each spin time an engine decodes at batch 1 and 32, first alone, then beside one process that
+keeps a core busy. Settings are interleaved; medians are printed, with the ratio to the best of the
+column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+from ..frontend.backend import Engine
+from ..frontend.expr import gen
+from ..frontend.function import function
+from ..frontend.state import ProgramState
+from .report import write_report
+
+SPINS_US = (0, 10, 50, 200, 1000, 100_000)
+BATCHES = (1, 32)
+NUM_TOKENS = 64
+_BUSY = "while True: pass"
+
+
+@function
+def _decode(s: ProgramState, number: int) -> None:
+    s += f"Text {number}: "
+    s += gen("text", max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+
+
+def tokens_per_s(engine: Engine, batch: int, seed: int) -> float:
+    """Decoded tokens a second, over all rows of the batch."""
+    rows = [{"number": seed * 1000 + i} for i in range(batch)]
+    started = time.perf_counter()
+    _decode.run_batch(rows, backend=engine)
+    return batch * NUM_TOKENS / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
+    args = parser.parse_args()
+    found: dict[tuple[int, int, bool], list[float]] = {}
+    with ExitStack() as stack:
+        engines = {spin: stack.enter_context(Engine(args.model, spin_us=spin)) for spin in SPINS_US}
+        for repeat in range(args.repeats):
+            for is_busy in (False, True):
+                neighbour = subprocess.Popen([sys.executable, "-c", _BUSY]) if is_busy else None
+                try:
+                    for spin, engine in engines.items():
+                        for batch in BATCHES:
+                            speed = tokens_per_s(engine, batch, repeat)
+                            found.setdefault((spin, batch, is_busy), []).append(speed)
+                finally:
+                    if neighbour is not None:
+                        neighbour.kill()
+                        neighbour.wait()
+    write_report("threads", _rows(found))
+
+
+def _rows(found: dict[tuple[int, int, bool], list[float]]) -> list[dict[str, object]]:
+    medians = {key: statistics.median(values) for key, values in found.items()}
+    rows: list[dict[str, object]] = []
+    for spin in SPINS_US:
+        row: dict[str, object] = {"spin_us": spin}
+        for is_busy in (False, True):
+            for batch in BATCHES:
+                best = max(medians[other, batch, is_busy] for other in SPINS_US)
+                name = f"{'busy' if is_busy else 'quiet'} b{batch}"
+                row[f"{name} tok/s"] = medians[spin, batch, is_busy]
+                row[f"{name} share"] = medians[spin, batch, is_busy] / best
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Reading config.json: both spellings of rope, biases, windows, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stemma.errors import ModelLoadError
+from stemma.runtime.model_config import ModelConfig
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_plain_llama_is_read(tmp_path: Path) -> None:
+    config = _read(tmp_path, LLAMA)
+    assert (config.hidden_size, config.num_layers, config.num_heads) == (64, 2, 4)
+    assert (config.num_kv_heads, config.head_dim, config.context_length) == (2, 16, 256)
+    assert (config.rope_theta, config.rms_norm_eps) == (10000.0, 1e-5)
+    assert config.eos_token_ids == (2,) and config.bos_token_id == 1
+    assert config.torch_dtype == "bfloat16" and not config.tie_word_embeddings
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias)
+    assert config.default_temperature is config.default_top_p is config.default_top_k is None
+
+
+def test_head_dim_and_kv_heads_may_be_explicit_or_implied(tmp_path: Path) -> None:
+    assert _read(tmp_path, {**LLAMA, "head_dim": 32}).head_dim == 32
+    assert _read(tmp_path, {**LLAMA, "num_key_value_heads": None}).num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "default"}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    ],
+)
+def test_both_spellings_of_rope_theta_are_read(tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert _read(tmp_path, {**LLAMA, **fields}).rope_theta == 5e5
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_rope_scaling_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    with pytest.raises(ModelLoadError, match="'llama3' is not supported"):
+        _read(tmp_path, {**LLAMA, field: {"rope_type": "llama3", "factor": 8.0}})
+
+
+def test_biases_follow_the_architecture(tmp_path: Path) -> None:
+    qwen = _read(tmp_path, {**LLAMA, "architectures": ["Qwen2ForCausalLM"]})
+    assert qwen.qkv_bias and not qwen.output_bias and not qwen.mlp_bias
+    llama = _read(tmp_path, {**LLAMA, "attention_bias": True, "mlp_bias": True})
+    assert llama.qkv_bias and llama.output_bias and llama.mlp_bias
+
+
+def test_a_sliding_window_limits_the_context(tmp_path: Path) -> None:
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+    assert _read(tmp_path, {**mistral, "sliding_window": 64}).context_length == 64
+    assert _read(tmp_path, {**mistral, "sliding_window": None}).context_length == 256
+    assert _read(tmp_path, {**mistral, "sliding_window": 4096}).context_length == 256
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
+    assert _read(tmp_path, {**qwen, "use_sliding_window": False}).context_length == 256
+    assert _read(tmp_path, {**qwen, "use_sliding_window": True}).context_length == 64
+
+
+def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) -> None:
+    generation = {"eos_token_id": [7, 8], "temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    config = _read(tmp_path, LLAMA, generation)
+    assert config.eos_token_ids == (7, 8) and config.bos_token_id == 1
+    defaults = (config.default_temperature, config.default_top_p, config.default_top_k)
+    assert defaults == (0.6, 0.9, 20)
+    greedy = _read(tmp_path, LLAMA, {"do_sample": False, "temperature": 0.6, "top_k": 0})
+    assert greedy.default_temperature == 0.0 and greedy.default_top_k is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported.*Qwen2"),
+        ({"architectures": None}, "'architectures': expected a list.*found None"),
+        ({"hidden_size": "64"}, "'hidden_size': expected a positive integer, found '64'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers': expected a positive integer, found 0"),
+        ({"vocab_size": True}, "'vocab_size': expected a positive integer, found True"),
+        ({"hidden_size": 66}, "'hidden_size': expected a multiple of num_attention_heads=4"),
+        ({"num_key_value_heads": 3}, "'num_key_value_heads': expected a divisor"),
+        ({"head_dim": 15}, "'head_dim': expected an even number"),
+        ({"hidden_act": "gelu"}, "'hidden_act': expected 'silu', found 'gelu'"),
+        ({"rms_norm_eps": -1}, "'rms_norm_eps': expected a positive number, found -1"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings': expected true or false"),
+        ({"eos_token_id": ["a"]}, "'eos_token_id': expected a token id"),
+        ({"rope_scaling": 3}, "'rope_scaling': expected an object or null"),
+    ],
+)
+def test_a_bad_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        _read(tmp_path, {**LLAMA, **change})
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"'intermediate_size': .* found nothing"):
+        _read(tmp_path, {k: v for k, v in LLAMA.items() if k != "intermediate_size"})
+
+
+def test_bad_generation_fields_are_named(tmp_path: Path) -> None:
+    for fields in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": "x"}):
+        with pytest.raises(ModelLoadError, match=next(iter(fields))):
+            _read(tmp_path, LLAMA, fields)
+
+
+def test_missing_folder_missing_file_and_bad_json_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        ModelConfig.from_folder(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelLoadError, match="expected a JSON object"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def _read(
+    folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None
+) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.from_folder(folder)

@@ -1,0 +1,102 @@
+"""Reading safetensors: single or sharded, conversion, stacking, errors that name the tensor."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stemma.errors import ModelLoadError
+from stemma.runtime.weights.checkpoint import CheckpointWeights
+
+TENSORS = {
+    "a": torch.arange(6.0).view(2, 3),
+    "b": torch.arange(9.0).view(3, 3) + 100,
+    "c": torch.ones(4, dtype=torch.bfloat16),
+}
+
+
+@pytest.fixture(params=["single", "sharded"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "single":
+        save_file(TENSORS, tmp_path / "model.safetensors")
+        return tmp_path
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}
+    for file in set(shards.values()):
+        save_file({n: TENSORS[n] for n, f in shards.items() if f == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_tensors_arrive_in_the_target_dtype(folder: Path, dtype: torch.dtype) -> None:
+    with CheckpointWeights(folder, dtype) as source:
+        for name, tensor in TENSORS.items():
+            taken = source.take(name, tensor.shape)
+            assert taken.dtype is dtype and torch.equal(taken, tensor.to(dtype))
+
+
+def test_stacked_tensors_follow_each_other(folder: Path) -> None:
+    with CheckpointWeights(folder, torch.float32) as source:
+        stacked = source.take_stacked(["b", "a"], [(3, 3), (2, 3)])
+    assert torch.equal(stacked, torch.cat((TENSORS["b"], TENSORS["a"])))
+
+
+def test_progress_grows_to_at_most_the_total(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    with CheckpointWeights(
+        folder, torch.float32, on_progress=lambda *at: seen.append(at)
+    ) as source:
+        for name, tensor in TENSORS.items():
+            source.take(name, tensor.shape)
+    done = [at for at, _ in seen]
+    assert done == sorted(done) and len(done) == 3 and done[-1] <= seen[-1][1]
+
+
+def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
+    with CheckpointWeights(folder, torch.float32) as source:
+        with pytest.raises(ModelLoadError, match="tensor 'd' is missing"):
+            source.take("d", (1,))
+        with pytest.raises(ModelLoadError, match=r"'a': expected shape \[3, 2\], found \[2, 3\]"):
+            source.take("a", (3, 2))
+
+
+def test_leftovers_are_logged_except_rotary_tables_and_skipped_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra = {"x.rotary_emb.inv_freq": torch.ones(2), "lm_head.weight": torch.ones(2)}
+    save_file({**TENSORS, **extra}, tmp_path / "model.safetensors")
+    with CheckpointWeights(tmp_path, torch.float32) as source, caplog.at_level(logging.WARNING):
+        source.take("a", (2, 3))
+        source.skip("lm_head.weight")
+        source.finish()
+    assert "2 tensors of the checkpoint are not used: b, c" in caplog.text
+
+
+def test_missing_broken_and_foreign_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor"):
+        CheckpointWeights(tmp_path, torch.float32)
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ModelLoadError, match="not a readable safetensors file"):
+        CheckpointWeights(tmp_path, torch.float32)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(ModelLoadError, match=r"gone\.safetensors is missing"):
+        CheckpointWeights(tmp_path, torch.float32)
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    with pytest.raises(ModelLoadError, match="not a plain file name"):
+        CheckpointWeights(tmp_path, torch.float32)
+    index.write_text("{}")
+    with pytest.raises(ModelLoadError, match="not a valid index"):
+        CheckpointWeights(tmp_path, torch.float32)
+
+
+def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
+    save_file({"q": torch.ones(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with CheckpointWeights(tmp_path, torch.float32) as source:
+        with pytest.raises(ModelLoadError, match="quantized checkpoints are not supported"):
+            source.take("q", (2,))
