@@ -12,8 +12,9 @@ from typing import Any
 
 from ..frontend.backend import Backend
 from ..frontend.state import ProgramState
+from ..runtime.config import add_engine_flags
 from . import demo_programs as programs
-from .connect import Commands, add_engine_flags, start_engine
+from .connect import Commands, start_engine
 from .tree import draw
 
 

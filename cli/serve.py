@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from ..errors import InvalidRequest
-from .connect import DEFAULT_PORT, Commands, add_engine_flags, default_endpoint, start_engine
+from ..runtime.config import add_engine_flags
+from .connect import DEFAULT_PORT, Commands, default_endpoint, start_engine
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -275,7 +275,7 @@ class Connection:
 
     def _check_peer(self, silent_s: float) -> None:
         reason = self._is_alive()
-        if reason is None and self._welcome is not None and silent_s > wire.PEER_TIMEOUT_S:
+        if reason is None and self._welcome is not None and silent_s > wire.RUNTIME_TIMEOUT_S:
             reason = f"the runtime has been silent for {silent_s:.0f} s"
         if reason is not None:
             self._fail(EngineError(reason))

@@ -23,7 +23,8 @@ from ..errors import ProtocolError
 
 VERSION = 1
 HEARTBEAT_S = 2.0  # a silent side sends ping (client) this often
-PEER_TIMEOUT_S = 20.0  # silence after which the other side is taken for gone (guess: 10 beats)
+PEER_TIMEOUT_S = 20.0  # silence after which a client is taken for gone (guess: 10 beats)
+RUNTIME_TIMEOUT_S = 120.0  # the same of a runtime, which is silent during a step (guess)
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_BUFFERS = 16
 

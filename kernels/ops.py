@@ -4,7 +4,7 @@ Ops with weights come in two parts: `make_*` prepares the weights once at load (
 the object it returns runs every step. T is the number of tokens in the step. All tensors of a call
 share one dtype (float64, float32, bfloat16 or float16) and one device unless said otherwise.
 
-    kv_layer  [num_slots, 2, num_kv_heads, head_dim]   one layer's KV; [:, 0] keys, [:, 1] values
+    kv_layer  [2, num_kv_heads, num_slots, head_dim]   one layer's KV; [0] keys, [1] values
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ class StoreKV(Protocol):
 
 
 class PlanAttention(Protocol):
-    def __call__(self, rows: AttentionRows) -> object:
-        """What `paged_attention` of the same backend needs to know of a step; made once a step."""
+    def __call__(self, rows: AttentionRows, kv_layer: Tensor) -> object:
+        """What `paged_attention` of the same backend needs to know of a step; made once a step.
+
+        kv_layer: any layer's, for its shape, which all layers share.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ A template that changes contents (say, drops earlier reasoning) therefore cannot
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,8 @@ from ..errors import InvalidProgram, ModelLoadError
 from .tokenizer import Tokenizer
 
 _PLACEHOLDER = "\ue000{index}\ue001"  # private-use characters: no template writes them
+
+_MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
 
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (
@@ -64,15 +66,26 @@ class ChatTemplate:
         slots = [_PLACEHOLDER.format(index=i) for i in range(len(roles))]
         messages = [{"role": r, "content": slot} for r, slot in zip(roles, slots, strict=True)]
         try:
-            text = self._template.render(
+            pieces = self._template.generate(
                 messages=messages, add_generation_prompt=open_turn, **self._variables
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            text = _joined(pieces)
+        except Exception as error:  # a template is a program: it can raise anything
             shown = ", ".join(roles)
             raise InvalidProgram(
                 f"the chat template refuses the roles [{shown}]: {error}"
             ) from error
         return _split(text, slots)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """The rendering, given up once it is longer than any marks can be."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) > _MAX_RENDERED_CHARS:
+            raise jinja2.TemplateError(f"it wrote more than {_MAX_RENDERED_CHARS} characters")
+    return text
 
 
 def _split(text: str, slots: Sequence[str]) -> list[str]:
@@ -89,10 +102,14 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
     """`chat_template.jinja` wins over tokenizer_config.json, as in transformers."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(f"{path}: not UTF-8: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in template}
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
         template = named.get("default") or next(iter(named.values()), None)
     return template if isinstance(template, str) else None
 

@@ -34,7 +34,7 @@ class FinishReason(Enum):
 
 
 class Listener(Protocol):
-    """Who asked for a request; called by the engine between steps."""
+    """Who asked for a request; called between steps, and free to submit and abort others then."""
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         """A token was appended; a reason ends the request."""
@@ -123,7 +123,7 @@ class Request:
     def match_limit(self) -> int:
         """At most this many tokens may come from the cache: logits must still be computed."""
         if self.scoring is not None:
-            return self.scoring.start
+            return self.scoring.start + len(self.scores)
         return self.num_tokens - 1
 
     def append_token(self, token_id: int) -> None:

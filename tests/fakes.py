@@ -182,6 +182,16 @@ class FakeListener:
             self.when_finished(request)
 
 
+class ChunkTokenizer:
+    """Decodes id `i` to the i-th of the given byte chunks; chunks may cut characters."""
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self.chunks = list(chunks)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return b"".join(self.chunks[i] for i in ids).decode("utf-8", "replace")
+
+
 class FakeClock:
     """A clock that a test moves by hand; call it like `time.monotonic`."""
 

@@ -53,4 +53,4 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def store_kv(kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
-    kv_layer.index_copy_(0, slots, kv)
+    kv_layer.index_copy_(2, slots, kv.permute(1, 2, 0, 3))

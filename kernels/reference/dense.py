@@ -43,7 +43,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def store_kv(kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
-    kv_layer[slots] = kv
+    kv_layer[:, :, slots] = kv.permute(1, 2, 0, 3)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ..attention_rows import AttentionRows
 from .dense import widen
 
 
-def plan_attention(rows: AttentionRows) -> AttentionRows:
+def plan_attention(rows: AttentionRows, kv_layer: Tensor) -> AttentionRows:
     return rows
 
 
@@ -23,19 +23,19 @@ def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
     for row in range(plan.num_rows):
         tokens = slice(int(plan.query_start[row]), int(plan.query_start[row + 1]))
         slots = torch.from_numpy(plan.padded_slots(np.array([row], dtype=np.int32))[0])
-        keys, values = kv_layer.index_select(0, slots.to(q.device)).unbind(1)
+        keys, values = kv_layer.index_select(2, slots.to(q.device)).unbind(0)
         out[tokens] = _attend(q[tokens], keys, values)
     return out
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """q [L, H, D] at the last L of the S positions of keys, values [S, KV, D] -> [L, H, D]."""
+    """q [L, H, D] at the last L of the S positions of keys, values [KV, S, D] -> [L, H, D]."""
     num_queries, num_heads, head_dim = q.shape
-    num_keys, num_kv_heads, _ = keys.shape
+    num_kv_heads, num_keys, _ = keys.shape
     grouped = widen(q).view(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = torch.einsum("lkgd,skd->kgls", grouped, widen(keys)) * head_dim**-0.5
+    scores = torch.einsum("lkgd,ksd->kgls", grouped, widen(keys)) * head_dim**-0.5
     position = torch.arange(num_keys, device=q.device)
     is_future = position > position[num_keys - num_queries :, None]
     probs = torch.softmax(scores.masked_fill(is_future, -torch.inf), dim=-1)
-    out = torch.einsum("kgls,skd->lkgd", probs, widen(values))
+    out = torch.einsum("kgls,ksd->lkgd", probs, widen(values))
     return out.reshape(num_queries, num_heads, head_dim).to(q.dtype)

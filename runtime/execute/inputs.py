@@ -35,7 +35,7 @@ class ForwardBatch:
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64, of each token in its own sequence
     slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct
-    kv_layers: tuple[Tensor, ...]  # per layer [num_slots, 2, num_kv_heads, head_dim]
+    kv_layers: tuple[Tensor, ...]  # per layer [2, num_kv_heads, num_slots, head_dim]
     attention: object  # what the kernels' plan_attention made of the R rows
 
 
@@ -117,7 +117,7 @@ class InputBuilder:
             positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(self._slots(table, layout, positions)),
             kv_layers=self._kv_layers,
-            attention=self._kernels.plan_attention(attention_rows),
+            attention=self._kernels.plan_attention(attention_rows, self._kv_layers[0]),
         )
         return batch, layout
 

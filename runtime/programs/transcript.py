@@ -22,17 +22,18 @@ from ..tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class _Run:
-    """Ids with the text they stand for."""
+    """Ids with the text they stand for; if it lies within a mark, then after `mark_chars` of it."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     text: list[str] = field(default_factory=list)
+    mark_chars: int = 0
 
     def append(self, ids: Iterable[int], text: str) -> None:
         self.ids.extend(ids)
         self.text.append(text)
 
     def copy(self) -> _Run:
-        return _Run(self.ids[:], self.text[:])
+        return _Run(self.ids[:], self.text[:], self.mark_chars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Transcript:
     """Ids of a branch, growing; `copy` gives a fork its own.
 
     Invariant: `ids` is the raw prefix, then mark, content, mark, content, ... with text that was
-    appended outside of any message (`_loose`) behind the mark it follows.
+    appended outside of any message (`_loose`) within the mark between its neighbours, where the
+    message before it ended.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -122,7 +124,8 @@ class Transcript:
         if self._is_open:
             return self._contents[-1]
         if self._roles:
-            return self._loose.setdefault(len(self._roles), _Run())
+            place = _Run(mark_chars=len(self._marks[-1]))
+            return self._loose.setdefault(len(self._roles), place)
         return self._raw
 
     def _lay(self, marks: list[str]) -> Marked:
@@ -136,14 +139,14 @@ class Transcript:
         return Marked(self._rebuild(), replace=True)
 
     def _rebuild(self) -> str:
-        ids, text = self._raw.ids[:], "".join(self._raw.text)
+        encode, whole = self._tokenizer.encode_marks, self._raw.copy()
         for index, mark in enumerate(self._marks):
-            ids.extend(self._tokenizer.encode_marks(mark))
-            text += mark
-            runs = [self._loose.get(index), *self._contents[index : index + 1]]
-            for run in runs:
-                if run is not None:
-                    ids.extend(run.ids)
-                    text += "".join(run.text)
-        self.ids = ids
-        return text
+            loose = self._loose.get(index, _Run(mark_chars=len(mark)))
+            before, after = mark[: loose.mark_chars], mark[loose.mark_chars :]
+            whole.append(encode(before), before)
+            whole.append(loose.ids, "".join(loose.text))
+            whole.append(encode(after), after)
+            for content in self._contents[index : index + 1]:
+                whole.append(content.ids, "".join(content.text))
+        self.ids = whole.ids
+        return "".join(whole.text)

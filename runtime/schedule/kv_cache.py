@@ -120,9 +120,14 @@ class KVCacheManager:
     def unpublish(self, publications: Iterable[Publication]) -> None:
         """Take inserts of a failed step out again, but for what a healthy request still reads."""
         for publication in publications:
-            if publication.node.lock_ref:
+            node, kept = publication.node, publication.added_from
+            if node.lock_ref:
                 continue
-            self.allocator.free(self.tree.remove(publication.node, publication.added_from))
+            while node.start > kept and node.parent is not None:
+                if node.parent.lock_ref:
+                    kept = node.start
+                node = node.parent
+            self.allocator.free(self.tree.remove(publication.node, kept))
 
     def flush(self) -> int:
         """Drop all that nobody uses; the number of tokens dropped."""

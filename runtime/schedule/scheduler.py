@@ -202,21 +202,38 @@ class Scheduler:
         planned, self._in_flight = self._in_flight, None
         assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
         self.stats.num_steps += 1
-        failed: list[Publication] = []
-        for index, (row, request, outcome) in enumerate(
-            zip(planned.plan.rows, planned.requests, result.rows, strict=True)
+        self.stats.num_computed_tokens += planned.plan.num_tokens
+        for row, request, outcome in zip(
+            planned.plan.rows, planned.requests, result.rows, strict=True
         ):
-            num_tokens = len(row.input_ids)
-            request.num_computed_tokens += num_tokens
-            self.stats.num_computed_tokens += num_tokens
-            if outcome.error is not None:
-                self._fail_one(request, outcome.error)
-                publication = planned.publications[index]
-                if publication is not None:
-                    failed.append(publication)
-            else:
+            if outcome.error is None:
+                request.num_computed_tokens += len(row.input_ids)
+        self._fail_rows(planned, [outcome.error for outcome in result.rows])
+        for request, outcome in zip(planned.requests, result.rows):
+            if not request.is_finished:
                 self._take(request, outcome)
-        self.kv_cache.unpublish(failed)
+
+    def fail(self, error: str) -> None:
+        """The plan in flight could not be executed: its requests end, its inserts are undone."""
+        planned, self._in_flight = self._in_flight, None
+        assert planned is not None, "no plan is in flight"
+        self._fail_rows(planned, [error] * len(planned.requests))
+
+    def _fail_rows(self, planned: _Planned, errors: Sequence[str | None]) -> None:
+        """End the rows that have an error.
+
+        NOTE: all pages are settled before the first listener hears of it: it may abort others.
+        """
+        failed = [index for index, error in enumerate(errors) if error is not None]
+        for index in failed:
+            self._leave(planned.requests[index], keep=False)
+        publications = (planned.publications[index] for index in failed)
+        self.kv_cache.unpublish(p for p in publications if p is not None)
+        for index in failed:
+            request = planned.requests[index]
+            if not request.is_finished:
+                request.error = errors[index]
+                self._finish(request, FinishReason.ERROR)
 
     def _take(self, request: Request, outcome: RowResult) -> None:
         request.scores.extend(outcome.target_logprobs)
@@ -241,22 +258,6 @@ class Scheduler:
         if reason is None and request.num_output_tokens >= request.max_output_tokens:
             return FinishReason.LENGTH
         return reason
-
-    def fail(self, error: str) -> None:
-        """The plan in flight could not be executed: its requests end, its inserts are undone."""
-        planned, self._in_flight = self._in_flight, None
-        assert planned is not None, "no plan is in flight"
-        for request in planned.requests:
-            self._leave(request, keep=False)
-        self.kv_cache.unpublish([p for p in planned.publications if p is not None])
-        for request in planned.requests:
-            request.error = error
-            self._finish(request, FinishReason.ERROR)
-
-    def _fail_one(self, request: Request, error: str) -> None:
-        request.error = error
-        self._leave(request, keep=False)
-        self._finish(request, FinishReason.ERROR)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         assert request.finish_reason is None, f"request {request.id} ended twice"
@@ -292,7 +293,7 @@ def _targets(request: Request, start: int, end: int) -> tuple[tuple[int, ...], i
     scoring = request.scoring
     if scoring is None:
         return (), 0
-    first = max(start, scoring.start)
+    first = max(start, scoring.start + len(request.scores))  # a preempted one has some already
     last = min(end, scoring.start + len(scoring.targets))
     wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]
     return (tuple(wanted), first - start) if last > first else ((), 0)

@@ -97,14 +97,14 @@ class Gateway:
         try:
             while not self._should_stop:
                 self._receive(0 if self._engine.has_work else IDLE_POLL_MS)
+                if time.monotonic() > next_sweep:  # all that was sent during a long step is read
+                    self._drop_silent_clients()
+                    next_sweep = time.monotonic() + 1.0
                 self._advance()
                 if self._engine.has_work:
                     self._engine.step()
                     self._advance()
                 self._send_events()
-                if time.monotonic() > next_sweep:
-                    self._drop_silent_clients()
-                    next_sweep = time.monotonic() + 1.0
         finally:
             self._router.close(linger=200)
 

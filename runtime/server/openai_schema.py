@@ -124,8 +124,8 @@ class CompletionRequest(_SamplingFields):
         if not prompt:
             raise InvalidRequest.of("prompt", prompt, "at least one prompt")
         if isinstance(prompt[0], int):
-            return [[int(i) for i in prompt]]  # type: ignore[arg-type]
-        return list(prompt)  # type: ignore[arg-type]
+            return [[int(i) for i in prompt]]
+        return list(prompt)
 
 
 def usage(outcomes: Sequence[Outcome], num_prompts: int = 1) -> dict[str, Any]:

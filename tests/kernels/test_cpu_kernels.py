@@ -84,13 +84,13 @@ def test_store_kv_writes_the_slots_and_nothing_else(dtype: torch.dtype) -> None:
     kv = heads[:, 3:].view(4, 2, 2, 8)
     slots = torch.tensor([9, 0, 5, 2])
     for kernels in _both(dtype):
-        kv_layer = torch.zeros(12, 2, 2, 8, dtype=dtype)
+        kv_layer = torch.zeros(2, 2, 12, 8, dtype=dtype)
         kernels.store_kv(kv_layer, slots, kv)
-        assert torch.equal(kv_layer[slots], kv)
-        assert kv_layer[[1, 3, 4, 6, 7, 8, 10, 11]].count_nonzero() == 0
-        assert torch.equal(kv_layer[9, 0], heads[0, 3:5]) and torch.equal(
-            kv_layer[9, 1], heads[0, 5:]
-        )
+        others = [1, 3, 4, 6, 7, 8, 10, 11]
+        assert torch.equal(kv_layer[:, :, slots], kv.permute(1, 2, 0, 3))
+        assert kv_layer[:, :, others].count_nonzero() == 0
+        assert torch.equal(kv_layer[0, :, 9], heads[0, 3:5])
+        assert torch.equal(kv_layer[1, :, 9], heads[0, 5:])
 
 
 # (queries, keys) of each row, for a page size of 16.
@@ -101,6 +101,7 @@ ATTENTION_CASES = {
     "decode of very different lengths": [(1, 3), (1, 400), (1, 5), (1, 390), (1, 1)] + [(1, 2)] * 4,
     "prompts": [(15, 15), (16, 16), (17, 17)],
     "chunks": [(15, 16), (2, 17), (7, 100)],
+    "prompts at query blocks": [(63, 63), (64, 64), (65, 65), (130, 150)],
     "mixed": [(1, 40), (9, 9), (1, 7), (5, 30), (1, 41), (33, 33)],
 }
 
@@ -119,9 +120,9 @@ def test_paged_attention_equals_dense_attention(
     expected = torch.empty(num_tokens, num_heads, 8, dtype=torch.float64)
     for row, kv in enumerate(dense):
         tokens = slice(int(rows.query_start[row]), int(rows.query_start[row + 1]))
-        expected[tokens] = _dense_attention(q[tokens].double(), *kv.double().unbind(1))
+        expected[tokens] = _dense_attention(q[tokens].double(), *kv.double())
     for kernels in _both(dtype):
-        out = kernels.paged_attention(q, kv_layer, kernels.plan_attention(rows))
+        out = kernels.paged_attention(q, kv_layer, kernels.plan_attention(rows, kv_layer))
         assert out.dtype is dtype
         _assert_close(out, expected.to(dtype))
 
@@ -130,8 +131,8 @@ def test_decode_rows_are_grouped_by_length_only_where_padding_is_wasteful(
     dtype: torch.dtype,
 ) -> None:
     def num_groups(lens: list[int]) -> int:
-        rows, _, _ = _paged_rows([(1, n) for n in lens], 1, 1, dtype)
-        return len(plan_attention(rows).decode_groups)
+        rows, kv_layer, _ = _paged_rows([(1, n) for n in lens], 1, 1, dtype)
+        return len(plan_attention(rows, kv_layer).decode_groups)
 
     assert num_groups([100, 90, 110]) == 1
     assert num_groups([1000] * 3 + [10] * 3) == 2
@@ -187,17 +188,16 @@ def _paged_rows(
     pages = np.random.default_rng(0).permutation(sum(num_pages) + 1)
     unused, taken = int(pages[-1]), 0
     table = np.full((len(sizes), max(num_pages) + 2), unused, dtype=np.int32)
-    kv_layer = torch.full(
-        ((sum(num_pages) + 1) * page_size, 2, num_kv_heads, 8), torch.nan, dtype=dtype
-    )
+    num_slots = (sum(num_pages) + 1) * page_size
+    kv_layer = torch.full((2, num_kv_heads, num_slots, 8), torch.nan, dtype=dtype)
     dense = []
     for row, (_, keys) in enumerate(sizes):
         own = pages[taken : taken + num_pages[row]]
         table[row, : len(own)] = own
         taken += len(own)
         slots = (own[:, None] * page_size + np.arange(page_size)).reshape(-1)[:keys]
-        kv = _randn(dtype, keys, 2, num_kv_heads, 8)
-        kv_layer[torch.from_numpy(slots)] = kv
+        kv = _randn(dtype, 2, num_kv_heads, keys, 8)
+        kv_layer[:, :, torch.from_numpy(slots)] = kv
         dense.append(kv)
     query_start = np.cumsum([0] + [queries for queries, _ in sizes]).astype(np.int32)
     seq_lens = np.array([keys for _, keys in sizes], dtype=np.int32)
@@ -207,12 +207,12 @@ def _paged_rows(
 def _dense_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Head by head, query by query, each over exactly the keys that it may see."""
     num_queries, num_heads, head_dim = q.shape
-    num_keys, num_kv_heads, _ = keys.shape
+    num_kv_heads, num_keys, _ = keys.shape
     out = torch.empty_like(q)
     for query in range(num_queries):
         visible = num_keys - num_queries + query + 1
         for head in range(num_heads):
             kv_head = head * num_kv_heads // num_heads
-            scores = keys[:visible, kv_head] @ q[query, head] / head_dim**0.5
-            out[query, head] = scores.softmax(0) @ values[:visible, kv_head]
+            scores = keys[kv_head, :visible] @ q[query, head] / head_dim**0.5
+            out[query, head] = scores.softmax(0) @ values[kv_head, :visible]
     return out

@@ -100,7 +100,7 @@ def test_targets_past_the_inputs_are_a_broken_plan() -> None:
 def _builder(page_size: int) -> InputBuilder:
     return InputBuilder(
         select_kernels(torch.float32),
-        (),
+        (torch.zeros(2, 1, 800, 2),),
         page_size=page_size,
         max_running_requests=5,
         max_model_len=64,

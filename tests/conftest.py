@@ -1,0 +1,34 @@
+"""Fixtures that several test files share: one random checkpoint and one engine for the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import make_byte_tokenizer, make_checkpoint
+
+import stemma as st
+from stemma.runtime.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Llama with a byte tokenizer and no chat template."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return make_checkpoint(folder, init_std=0.3, seed=11, max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token a byte."""
+    return Tokenizer(make_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")), vocab_size=260)
+
+
+@pytest.fixture(scope="session")
+def engine(checkpoint: Path) -> Iterator[st.Engine]:
+    """A real engine in a process of its own, over ipc. Tests that break it start their own."""
+    with st.Engine(
+        checkpoint, dtype="float32", max_total_tokens=16384, max_running_requests=32, num_threads=1
+    ) as started:
+        yield started

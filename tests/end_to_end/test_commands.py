@@ -1,0 +1,137 @@
+"""The `stemma` commands, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stemma as st
+
+EXAMPLES = Path(st.__file__).parent / "examples"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_demo_runs_and_the_agent_is_right(stemma_command: Run) -> None:
+    done = stemma_command("demo", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert len(report["parts"]) == 4
+    agent = report["parts"][0]
+    assert agent["num_right"] == agent["num_checked"] >= 5
+    assert report["total_s"] < 60 * 3  # the bound is 60 s; slack for a busy machine
+    assert any("second question on: 9" in line or "second question on: 8" in line
+               for line in agent["lines"])  # fmt: skip
+
+
+def test_generate_prints_text_and_json(stemma_command: Run, served: Any) -> None:
+    flags = ("--endpoint", served.endpoint, "--temperature", "0")
+    done = stemma_command("generate", "Hi, my name is Nora.", *flags)
+    assert done.returncode == 0 and "Nora" in done.stdout, done.stderr
+    done = stemma_command("generate", "-", "--raw", "--json", *flags, stdin="Hello")
+    assert json.loads(done.stdout)["prompt_tokens"] >= 2
+
+
+def test_run_runs_the_only_program_of_a_file(stemma_command: Run, served: Any) -> None:
+    fields = "fields=name, age"
+    text = "text=Anna Berg is 34 years old. She lives in Lisbon."
+    done = stemma_command(
+        "run", str(EXAMPLES / "extract.py"), "--arg", fields, "--arg", text, "--json",
+        "--endpoint", served.endpoint,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(json.loads(done.stdout)["values"]["json"])["name"] == "Anna Berg"
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (("run", "no_such_file.py"), "no_such_file.py"),
+        (("run", str(EXAMPLES / "chat.py"), "--function", "nope"), "chat"),
+        (("run", str(EXAMPLES / "chat.py"), "--arg", "novalue"), "NAME=VALUE"),
+        (("generate", "x", "--model", "/no/such/folder"), "/no/such/folder"),
+        (("generate", "x", "--page-size", "0"), "page_size"),
+        (("serve", "--host", "0.0.0.0"), "host"),
+        (("serve", "--port", "99999999"), "port"),
+        (("tree", "--endpoint", "ftp://x"), "endpoint"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_status_1(
+    stemma_command: Run, args: tuple[str, ...], word: str
+) -> None:
+    done = stemma_command(*args)
+    assert done.returncode == 1, done
+    assert word in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["", "demo", "run", "chat", "generate", "serve", "tree", "doctor"]
+)
+def test_help_is_there(stemma_command: Run, command: str) -> None:
+    done = stemma_command(*filter(None, [command]), "--help")
+    assert done.returncode == 0 and "usage: stemma" in done.stdout
+
+
+def test_tree_shows_a_running_servers_tree(stemma_command: Run, served: Any) -> None:
+    with st.Runtime(served.endpoint) as runtime:
+        assert runtime.get_server_info()["model"] == "stemma-tiny"
+    stemma_command("generate", "Hi, my name is Nora.", "--endpoint", served.endpoint)
+    done = stemma_command("tree", "--endpoint", served.endpoint)
+    assert "Nora" in done.stdout and "tokens cached" in done.stdout
+    data = json.loads(stemma_command("tree", "--json", "--endpoint", served.endpoint).stdout)
+    assert data["cached_tokens"] == sum(node["num_tokens"] for node in data["nodes"])
+
+
+def test_doctor_finds_no_problem(stemma_command: Run) -> None:
+    report = json.loads(stemma_command("doctor", "--json").stdout)
+    assert report["problems"] == [] and report["kernels"]
+
+
+def test_chat_remembers_and_resets(stemma_command: Run, served: Any) -> None:
+    lines = "Hi, my name is Nora.\nWhat is my name?\n/help\n/reset\nWhat is my name?\n/exit\n"
+    done = stemma_command(
+        "chat", "--endpoint", served.endpoint, "--temperature", "0", "--stats", stdin=lines
+    )
+    answers = done.stdout.split("> ")
+    assert "Nora" in answers[2] and "Nora" not in answers[5], done.stdout
+    assert "cached" in done.stderr and "/reset" in done.stderr
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Any, tmp_path: Path) -> None:
+    """In a real terminal: interrupt a very long answer, then go on."""
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "stemma", "chat", "--endpoint", served.endpoint]
+    command += ["--temperature", "1.5", "--max-tokens", "1500"]
+    process = subprocess.Popen(
+        command, stdin=child, stdout=child, stderr=child, start_new_session=True, cwd=tmp_path
+    )
+    os.close(child)
+    try:
+        _read_until(parent, b"> ")
+        os.write(parent, b"Tell me everything.\n")
+        _read_until(parent, b"everything.\r\n")
+        process.send_signal(signal.SIGINT)
+        _read_until(parent, b"> ")
+        os.write(parent, b"/exit\n")
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+def _read_until(descriptor: int, wanted: bytes, timeout_s: float = 30) -> bytes:
+    read, deadline = b"", time.monotonic() + timeout_s
+    while wanted not in read:
+        assert time.monotonic() < deadline, read
+        read += os.read(descriptor, 4096)
+    return read

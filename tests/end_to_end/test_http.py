@@ -1,0 +1,209 @@
+"""The HTTP face, through real clients: openai's package, and httpx where the bytes matter."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import stemma as st
+
+MODEL = "stemma-tiny"
+RECALL = [
+    {"role": "user", "content": "Hi, my name is Nora."},
+    {"role": "assistant", "content": "Nice to meet you, Nora!"},
+    {"role": "user", "content": "What is my name?"},
+]
+
+
+@pytest.fixture
+def client(served: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def test_models_lists_the_served_model(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_chat_recalls_what_the_user_said(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0)
+    assert "Nora" in (reply.choices[0].message.content or "")
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+
+
+def test_a_repeated_chat_is_served_from_the_cache(client: openai.OpenAI) -> None:
+    client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0)
+    reply = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0)
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    assert reply.usage.prompt_tokens_details.cached_tokens == reply.usage.prompt_tokens - 1
+
+
+def test_an_answer_sent_back_hits_the_cache_with_its_own_tokens(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "My name is Zorvath Quillem."}]
+    first = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
+    messages.append({"role": "assistant", "content": first.choices[0].message.content})
+    messages.append({"role": "user", "content": "What is my name?"})
+    second = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
+    assert first.usage is not None and second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens or 0
+    assert cached >= first.usage.prompt_tokens + first.usage.completion_tokens - 2
+
+
+def test_streamed_and_whole_answers_are_equal(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=RECALL,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None and chunks[-1].choices == []
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+
+
+def test_n_samples_share_their_prompt(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model=MODEL, messages=RECALL, n=4, temperature=1.5, seed=None
+    )
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+
+
+def test_a_seed_makes_an_answer_repeatable(client: openai.OpenAI) -> None:
+    texts = {
+        client.completions.create(
+            model=MODEL, prompt="The ", max_tokens=12, temperature=1.2, seed=5
+        )
+        .choices[0]
+        .text
+        for _ in range(3)
+    }
+    assert len(texts) == 1
+
+
+def test_completions_take_texts_and_token_ids(client: openai.OpenAI, embedded: st.Engine) -> None:
+    ids = embedded.connection.call("tokenize", text="Hello there")
+    reply = client.completions.create(model=MODEL, prompt=[ids, ids], max_tokens=4, temperature=0)
+    assert len(reply.choices) == 2 and reply.choices[0].text == reply.choices[1].text
+    reply = client.completions.create(
+        model=MODEL, prompt=["a", "b"], max_tokens=3, temperature=0, logprobs=2
+    )
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None
+    assert len(logprobs.token_logprobs) <= 3 and all(p <= 0 for p in logprobs.token_logprobs)
+
+
+def test_stop_and_max_tokens_end_an_answer(client: openai.OpenAI) -> None:
+    cut = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0, stop=["Nora"])
+    assert "Nora" not in (cut.choices[0].message.content or "")
+    short = client.chat.completions.create(
+        model=MODEL, messages=RECALL, temperature=0, max_tokens=1
+    )
+    assert short.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": RECALL, "temperature": "hot"}, "temperature"),
+        ({"messages": RECALL, "temperature": -1}, "temperature"),
+        ({"messages": RECALL, "max_tokens": 0}, "max_tokens"),
+        ({"messages": RECALL, "top_p": 0}, "top_p"),
+        ({"messages": RECALL, "n": 10**9}, "n"),
+        ({"messages": RECALL, "stop": [""]}, "stop"),
+        ({"messages": RECALL, "logprobs": True, "top_logprobs": 10**6}, "logprobs"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+    ],
+)
+def test_a_bad_field_is_a_400_that_names_it(served: Any, body: dict[str, Any], field: str) -> None:
+    reply = httpx.post(f"{served.url}/v1/chat/completions", json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert field in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"messages": 3}', b"\xff\xfe"])
+def test_a_body_that_is_no_request_is_a_400(served: Any, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    reply = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=headers)
+    assert reply.status_code == 400 and "error" in reply.json()
+
+
+def test_another_model_and_another_path_are_404(client: openai.OpenAI, served: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        client.chat.completions.create(model="gpt-9", messages=RECALL)
+    assert httpx.get(f"{served.url}/v1/nothing").json()["error"]["type"] == "not_found_error"
+
+
+def test_too_long_a_prompt_is_refused_and_the_next_is_served(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tokens"):
+        client.completions.create(model=MODEL, prompt="word " * 5000, max_tokens=2)
+    assert client.completions.create(model=MODEL, prompt="word", max_tokens=2).choices
+
+
+def test_a_client_that_leaves_a_stream_stops_its_decoding(served: Any) -> None:
+    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with st.Runtime(served.endpoint) as runtime:
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as reply:
+            next(reply.iter_lines())
+            assert runtime.get_server_info()["num_running"] == 1
+        deadline = time.monotonic() + 5
+        while runtime.get_server_info()["num_running"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert runtime.get_server_info()["num_running"] == 0
+
+
+def test_many_clients_at_once_each_get_their_own_answer(client: openai.OpenAI) -> None:
+    names = ["Ada", "Ben", "Cora", "Dan", "Eva", "Finn", "Gina", "Hugo"]
+    found: dict[str, str] = {}
+
+    def ask(name: str) -> None:
+        messages: list[Any] = [{"role": "user", "content": f"Hi, my name is {name}."}]
+        reply = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
+        found[name] = reply.choices[0].message.content or ""
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(name in found[name] for name in names), found
+
+
+def test_a_program_gives_the_same_result_on_an_engine_and_on_serve(
+    served: Any, embedded: st.Engine
+) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.user("Hi, my name is Nora.") + st.assistant(st.gen("hello", max_tokens=32))
+        s += st.user("What is my name?")
+        forks = s.fork(2)
+        forks += st.assistant(st.gen("answer", max_tokens=32, temperature=0.8))
+        forks.join()
+
+    with st.Runtime(served.endpoint) as runtime:
+        here = program.run(seed=3, backend=embedded)
+        there = program.run(seed=3, backend=runtime)
+    assert here.text() == there.text()
+    assert here["answer"] == there["answer"]
+
+
+def test_sse_lines_are_well_formed(served: Any) -> None:
+    body = {"prompt": "x", "max_tokens": 3, "stream": True}
+    reply = httpx.post(f"{served.url}/v1/completions", json=body)
+    events = [line for line in reply.text.split("\n\n") if line]
+    assert events[-1] == "data: [DONE]"
+    for event in events[:-1]:
+        assert json.loads(event.removeprefix("data: "))["object"] == "text_completion"

@@ -1,0 +1,458 @@
+"""Exactness (docs/architecture.md): no feature changes what a model says.
+
+Part a. In float64 through the reference kernels the tokens, greedy or sampled with a seed, are
+identical to those of the request alone on an empty cache, whatever there is of
+
+    cache hits, also of generated turns    chunked prefill (1, 7, 64, all)    page sizes 1 and 16
+    batch composition                      order and time of arrival          aborted neighbours
+    preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
+
+Part c. Low precision and fast kernels: the tokens that path A chose (batch, cache hits, chunks) are
+replayed through path B (one scoring pass on an empty cache); at every position the best logprob
+exceeds that of A's token by at most tau, the reference kernels' own error against a wider type,
+measured by the test on the same tokens and printed.
+
+(Part b, tier moves, comes with the tiers.)
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zmq
+from fakes import FakeListener
+
+import stemma as st
+from stemma.frontend.backend import Backend
+from stemma.frontend.client import Connection
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.request import FinishReason, Request, Scoring
+from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.server.gateway import Gateway
+
+Load = Callable[..., LoadedModel]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request to be: `arrives` and `leaves` are step numbers; `leaves` is an abort."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    arrives: int = 0
+    leaves: int | None = None
+
+
+def _jobs() -> list[Job]:
+    """Prompts that share prefixes at and around page edges, and some that share nothing."""
+    rng = random.Random(5)
+    text = [rng.randrange(256) for _ in range(100)]
+    shared = [text[:n] for n in (1, 15, 16, 17, 33, 64)]
+    prompts = [[*prefix, *(rng.randrange(256) for _ in range(own))] for own, prefix in
+               zip((0, 1, 3, 0, 17, 6), shared)]  # fmt: skip
+    prompts += [text[:64], [rng.randrange(256) for _ in range(90)]]
+    greedy = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    return [Job(tuple(prompt), greedy) for prompt in prompts]
+
+
+GREEDY = _jobs()
+SAMPLED = [
+    replace(job, sampling=SamplingParams(max_tokens=10, temperature=0.9, top_p=p, top_k=k, seed=i))
+    for i, (job, p, k) in enumerate(zip(GREEDY, (1.0, 0.7) * 4, (None, None, 20, 5) * 2))
+]
+
+
+@pytest.fixture(scope="module")
+def load(checkpoint: Path) -> Iterator[Load]:
+    """Loads the checkpoint once for each configuration; float64 and reference unless told."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the products are tiny: threads would only wait for each other
+    loaded: dict[tuple[tuple[str, object], ...], LoadedModel] = {}
+
+    def load_once(**options: Any) -> LoadedModel:
+        options = {
+            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048, **options
+        }  # fmt: skip
+        key = tuple(sorted(options.items()))
+        if key not in loaded:
+            loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
+        loaded[key].engine.flush_cache()
+        assert not loaded[key].engine.has_work
+        return loaded[key]
+
+    yield load_once
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module", params=["greedy", "sampled"])
+def jobs(request: pytest.FixtureRequest) -> list[Job]:
+    return GREEDY if request.param == "greedy" else SAMPLED
+
+
+@pytest.fixture(scope="module")
+def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
+    """The truth: each job alone, on an empty cache, in one chunk."""
+    outputs = []
+    for job in jobs:
+        loaded = load()
+        (request,) = serve(loaded, [job])
+        assert request.num_cached_tokens == 0
+        outputs.append(list(request.output_ids))
+    assert len({tuple(output) for output in outputs}) == len(outputs), "the jobs are too alike"
+    return outputs
+
+
+def serve(loaded: LoadedModel, jobs: Sequence[Job]) -> list[Request]:
+    """Run jobs to their ends, with the invariants checked after each step."""
+    engine = loaded.engine
+    requests = [
+        Request(engine.next_request_id(), array("i", job.prompt), job.sampling, FakeListener())
+        for job in jobs
+    ]
+    arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
+    step = 0
+    while arrivals or engine.has_work:
+        while arrivals and jobs[arrivals[0]].arrives <= step:
+            engine.submit(requests[arrivals.pop(0)])
+        for job, request in zip(jobs, requests):
+            if job.leaves == step:
+                engine.abort(request)
+        engine.step()
+        engine.scheduler.check()
+        step += 1
+    for job, request in zip(jobs, requests):
+        if job.leaves is None or request.finish_reason is not FinishReason.ABORT:
+            assert request.finish_reason is FinishReason.LENGTH, request.error
+    return requests
+
+
+def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
+    return [list(request.output_ids) for request in requests]
+
+
+# --- part a: requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_tokens_are_identical_on_a_cache_hit(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int
+) -> None:
+    loaded = load(page_size=page_size)
+    for job, expected in zip(jobs, alone):
+        outputs = []
+        for expected_hits in (False, True):
+            (request,) = serve(loaded, [job])
+            outputs.append(list(request.output_ids))
+            if expected_hits and len(job.prompt) > page_size:
+                assert request.num_cached_tokens >= (len(job.prompt) - 1) // page_size * page_size
+        assert outputs == [expected, expected]
+
+
+def test_tokens_are_identical_when_a_generated_turn_is_in_the_cache(load: Load) -> None:
+    loaded = load()
+    (first,) = serve(loaded, [GREEDY[4]])
+    turn = replace(GREEDY[4], prompt=(*first.token_ids, 65, 66, 67))
+    (hit,) = serve(loaded, [turn])
+    assert hit.num_cached_tokens >= first.num_tokens - 1
+    loaded.engine.flush_cache()
+    (miss,) = serve(loaded, [turn])
+    assert miss.num_cached_tokens == 0
+    assert hit.output_ids == miss.output_ids
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk"), [(1, 1), (1, 7), (1, 64), (1, 2048), (16, 16), (16, 23), (16, 64)]
+)
+def test_tokens_are_identical_for_any_chunk_size(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int, chunk: int
+) -> None:
+    loaded = load(page_size=page_size, chunked_prefill_size=chunk)
+    assert outputs_of(serve(loaded, jobs)) == alone
+
+
+@pytest.mark.parametrize("max_running", [1, 3, 8])
+def test_tokens_are_identical_in_any_batch(
+    load: Load, jobs: list[Job], alone: list[list[int]], max_running: int
+) -> None:
+    loaded = load(max_running_requests=max_running)
+    assert outputs_of(serve(loaded, jobs)) == alone
+
+
+@pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])
+def test_tokens_are_identical_after_preemption(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int, pool: int
+) -> None:
+    jobs, alone = jobs[3:], alone[3:]
+    loaded = load(page_size=page_size, max_total_tokens=pool, chunked_prefill_size=32)
+    stats = loaded.engine.scheduler.stats
+    num_before = stats.num_preemptions
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert stats.num_preemptions > num_before, "the pool was not small enough to test anything"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_identical_for_any_order_of_arrival(
+    load: Load, jobs: list[Job], alone: list[list[int]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    loaded = load(chunked_prefill_size=16)
+    late = [replace(job, arrives=rng.randrange(12)) for job in jobs]
+    order = rng.sample(range(len(jobs)), len(jobs))
+    outputs = outputs_of(serve(loaded, [late[i] for i in order]))
+    assert outputs == [alone[i] for i in order]
+
+
+def test_tokens_are_identical_beside_aborted_neighbours(
+    load: Load, jobs: list[Job], alone: list[list[int]]
+) -> None:
+    """The aborted ones share their prefixes with those that stay."""
+    loaded = load(chunked_prefill_size=24)
+    leaving = [replace(job, leaves=2 + i) for i, job in enumerate(jobs) if i % 2]
+    staying = [replace(job, arrives=1) for job in jobs]
+    requests = serve(loaded, [*leaving, *staying])
+    aborted = [r for r in requests[: len(leaving)] if r.finish_reason is FinishReason.ABORT]
+    assert len(aborted) == len(leaving)
+    assert outputs_of(requests[len(leaving) :]) == alone
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_are_identical_under_everything_at_once(
+    load: Load, jobs: list[Job], alone: list[list[int]], seed: int
+) -> None:
+    rng = random.Random(100 + seed)
+    page_size = rng.choice([1, 16])
+    loaded = load(
+        page_size=page_size,
+        chunked_prefill_size=rng.choice([16, 19, 40]),
+        max_total_tokens=rng.choice([160, 208]),
+        max_running_requests=rng.choice([3, 8]),
+    )
+    staying = [replace(job, arrives=rng.randrange(20)) for job in jobs * 2]
+    leaving = [replace(rng.choice(jobs), arrives=a, leaves=a + 4) for a in range(0, 20, 4)]
+    # Some aborts come after the end; what matters here is those that stay.
+    requests = serve(loaded, [*staying, *leaving])
+    assert outputs_of(requests[: len(staying)]) == alone * 2
+
+
+def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -> None:
+    prompt = GREEDY[5].prompt
+    scoring = Scoring(20, (*prompt[21:], 65))
+    plain = score(load(), prompt, scoring)
+    assert len(plain.scores) == len(prompt) - 20
+    warm = load()
+    serve(warm, [GREEDY[5]])
+    hit = score(warm, prompt, scoring)
+    assert hit.num_cached_tokens == 20
+    chunked = score(load(chunked_prefill_size=7), prompt, scoring)
+    for other in (hit, chunked):
+        assert other.score_argmax == plain.score_argmax
+        assert other.scores == pytest.approx(plain.scores, abs=1e-9)
+
+
+# --- part a: programs -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def backend(load: Load) -> Iterator[Backend]:
+    """The float64 reference behind a gateway in a thread of this process."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    loaded = load(max_total_tokens=8192, max_running_requests=16)
+    gateway = Gateway(loaded, ["inproc://exactness"], context=context)
+    thread = threading.Thread(target=gateway.run, daemon=True)
+    thread.start()
+    yield Backend(Connection("inproc://exactness", context=context))
+    gateway.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@st.function
+def story(s: st.ProgramState, sampling: dict[str, Any], waits: bool) -> None:
+    """Every kind of op. With `waits` the author reads each value as soon as it is appended."""
+
+    def settle(state: st.ProgramState) -> None:
+        if waits:
+            state.sync()
+
+    gen: dict[str, Any] = {"ignore_eos": True, **sampling}
+    s += st.system("Be brief.") + st.user("Tell me ")
+    settle(s)
+    s += st.assistant(st.gen("opening", max_tokens=9, stop=["\x07"], **gen))
+    settle(s)
+    s += st.user_begin() + "Now choose: "
+    s += st.select("choice", ["red", "green", "greenish blue"])
+    settle(s)
+    s += st.user_end()
+    forks = s.fork(3)
+    for index, branch in enumerate(forks):
+        branch += f"Branch {index}: "
+        branch += st.gen("part", max_tokens=5 + index, **gen)
+        settle(branch)
+        branch += " and " + st.gen("more", max_tokens=4, **gen)
+        settle(branch)
+    forks.join("concate_and_append")
+    settle(s)
+    s += " In short: " + s.var("opening") + st.gen("end", max_tokens=8, **gen)
+
+
+def _summary(state: st.ProgramState) -> dict[str, object]:
+    names = ("opening", "choice", "end")
+    return {
+        "text": state.text(),
+        "messages": state.messages(),
+        "values": [state[name] for name in names],
+        "counts": [state.get_meta_info(name)["completion_tokens"] for name in names],
+        "prompts": [state.get_meta_info(name)["prompt_tokens"] for name in names],
+    }
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8}], ids=str)
+def test_a_program_says_the_same_captured_waited_for_or_streamed(
+    backend: Backend, sampling: dict[str, Any]
+) -> None:
+    summaries = []
+    for waits, stream, is_cold in [
+        (False, False, True), (False, False, False), (True, False, True), (True, False, False),
+        (False, True, True), (True, True, True),
+    ]:  # fmt: skip
+        if is_cold:
+            backend.flush_cache()
+        state = story.run(sampling, waits, seed=3, stream=stream, backend=backend)
+        if stream:
+            assert "".join(state.text_iter()) == state.text()
+        summaries.append(_summary(state))
+    assert all(summary == summaries[0] for summary in summaries[1:])
+
+
+def test_a_program_says_the_same_alone_and_in_a_batch(backend: Backend) -> None:
+    arguments = [{"sampling": {"temperature": 0.0}, "waits": bool(i % 2)} for i in range(6)]
+    backend.flush_cache()
+    batch = [_summary(state) for state in story.run_batch(arguments, backend=backend)]
+    backend.flush_cache()
+    single = _summary(story.run(**arguments[0], backend=backend))
+    assert all(summary == single for summary in batch)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_forks_say_what_the_same_branches_say_alone(backend: Backend, temperature: float) -> None:
+    def tail(state: st.ProgramState, index: int) -> None:
+        state += f" number {index}:"
+        state += st.gen("x", max_tokens=8, temperature=temperature, seed=index, ignore_eos=True)
+        state += " then " + st.gen("y", max_tokens=5, temperature=temperature, seed=index)
+
+    @st.function
+    def forked(s: st.ProgramState) -> list[tuple[str, str]]:
+        s += "A prefix that all of them share, long enough to matter"
+        forks = s.fork(4)
+        for index, branch in enumerate(forks):
+            tail(branch, index)
+        return [(branch["x"], branch["y"]) for branch in forks]
+
+    @st.function
+    def single(s: st.ProgramState, index: int) -> tuple[str, str]:
+        s += "A prefix that all of them share, long enough to matter"
+        tail(s, index)
+        return s["x"], s["y"]
+
+    backend.flush_cache()
+    together = forked.run(backend=backend).ret_value
+    for index in range(4):
+        backend.flush_cache()
+        assert single.run(index, backend=backend).ret_value == together[index]
+
+
+# --- part c: low precision and fast kernels -------------------------------------------------------
+
+
+def score(loaded: LoadedModel, token_ids: Sequence[int], scoring: Scoring) -> Request:
+    """Logprobs of the scoring's targets; computed in as few chunks as the budget allows."""
+    request = Request(
+        loaded.engine.next_request_id(),
+        array("i", token_ids),
+        SamplingParams(),
+        FakeListener(),
+        scoring=scoring,
+    )
+    loaded.engine.submit(request)
+    while loaded.engine.has_work:
+        loaded.engine.step()
+    assert request.finish_reason is FinishReason.STOP, request.error
+    return request
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Logprobs at each generated position: of path A's token, and the best one's."""
+
+    chosen: list[float]
+    best: list[float]
+
+
+def replay(loaded: LoadedModel, request: Request, best_ids: list[int] | None = None) -> Replay:
+    """Path B: one pass over A's tokens on an empty cache, against A's and the best tokens.
+
+    `best_ids`: score these instead of this path's own best tokens.
+    """
+    token_ids = request.token_ids[:-1]
+    start = request.num_prompt_tokens - 1
+    loaded.engine.flush_cache()
+    chosen = score(loaded, token_ids, Scoring(start, tuple(request.output_ids)))
+    targets = tuple(best_ids or chosen.score_argmax)
+    loaded.engine.flush_cache()
+    best = score(loaded, token_ids, Scoring(start, targets))
+    assert best.num_cached_tokens == 0
+    return Replay(chosen.scores, best.scores)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider"), [("bfloat16", "float32"), ("float32", "float64")], ids=str
+)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_tokens_of_the_fast_path_are_best_within_the_reference_error(
+    load: Load, dtype: str, wider: str, page_size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = load(
+        dtype=dtype,
+        kernels="auto",
+        page_size=page_size,
+        chunked_prefill_size=24,
+        max_total_tokens=208,
+    )
+    serve(fast, GREEDY)  # so that path A has cache hits
+    path_a = serve(fast, [replace(job, arrives=i) for i, job in enumerate(GREEDY)])
+    assert sum(request.num_cached_tokens for request in path_a) > 0
+    path_b = load(dtype=dtype, kernels="auto", page_size=page_size)
+    reference, wide = load(dtype=dtype), load(dtype=wider)
+    excess, error, excess_of_wrong = 0.0, 0.0, 0.0
+    for request in path_a:
+        mine = replay(path_b, request)
+        excess = max(excess, *(b - c for b, c in zip(mine.best, mine.chosen)))
+        wrong = [(token_id + 1) % 256 for token_id in request.output_ids]
+        wrongs = replay(path_b, request, wrong).best
+        excess_of_wrong = max(excess_of_wrong, *(b - w for b, w in zip(mine.best, wrongs)))
+        argmax = score(wide, request.token_ids[:-1], _scoring_of(request)).score_argmax
+        truth = replay(wide, request, argmax)
+        theirs = replay(reference, request, argmax)
+        for a, b in ((truth.chosen, theirs.chosen), (truth.best, theirs.best)):
+            error = max(error, *(abs(x - y) for x, y in zip(a, b)))
+    tau = 2 * error  # the excess is a difference of two logprobs
+    with capsys.disabled():
+        print(
+            f"\n  exactness {dtype}, page size {page_size}: excess {excess:.2e}, tau {tau:.2e} "
+            f"(2 x the reference kernels' error against {wider})"
+        )
+    assert excess <= tau
+    assert excess_of_wrong > tau, "tau is so large that wrong tokens would pass"
+
+
+def _scoring_of(request: Request) -> Scoring:
+    return Scoring(request.num_prompt_tokens - 1, tuple(request.output_ids))
