@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import EngineError, InvalidRequest, ProtocolError
+from ..errors import InvalidRequest
 from .client import Connection
 
 START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
@@ -101,7 +101,7 @@ class Engine(Backend):
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
-        self._finalizer = weakref.finalize(self, _stop, self.process, self._folder)
+        self._finalizer = weakref.finalize(self, _stop, self.process, self._folder, os.getpid())
         try:
             super().__init__(self._connect())
         except BaseException:
@@ -116,10 +116,7 @@ class Engine(Backend):
                 return None
             return f"the engine's process ended (exit code {process.returncode}){_tail(log)}"
 
-        try:
-            return Connection(self.endpoint, timeout_s=START_TIMEOUT_S, is_alive=death)
-        except ProtocolError as error:
-            raise EngineError(str(error)) from error
+        return Connection(self.endpoint, timeout_s=START_TIMEOUT_S, is_alive=death)
 
     @property
     def pid(self) -> int:
@@ -151,7 +148,9 @@ def _tail(log: Path) -> str:
     return ":\n  " + "\n  ".join(lines) if lines else ""
 
 
-def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
+        return  # a fork of the owner ends: the engine is not its own
     if process.stdin is not None:
         process.stdin.close()
     try:

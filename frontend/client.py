@@ -25,6 +25,7 @@ from . import wire
 from .ir import Op
 
 FLUSH_AFTER_S = 0.002
+FLUSH_AFTER_BYTES = 1024 * 1024  # guess: enough for one message to be worth it
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
 HEARTBEAT_POLL_S = wire.HEARTBEAT_S / 4
@@ -43,19 +44,19 @@ class EventSink(Protocol):
 class _Outbox:
     """Ops of one program that have not been sent yet."""
 
-    __slots__ = ("create", "first", "ops")
+    __slots__ = ("create", "first", "num_bytes", "ops")
 
     def __init__(self, create: dict[str, object] | None) -> None:
         self.create = create
-        self.ops: list[Op] = []
+        self.ops: list[bytes] = []  # encoded
+        self.num_bytes = 0
         self.first = 0
 
 
 class Connection:
     """A connection to the runtime at `endpoint`; thread-safe; lives until `close`.
 
-    Raises EngineError if nothing answers within `timeout_s`, ProtocolError if the runtime speaks
-    another version.
+    Raises EngineError if nothing answers within `timeout_s` or the runtime speaks another version.
     """
 
     def __init__(
@@ -112,11 +113,18 @@ class Connection:
         return program
 
     def send_op(self, program: int, op: Op) -> None:
-        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S."""
+        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S.
+
+        Raises InvalidProgram, and has then queued nothing, if it cannot be sent.
+        """
+        encoded = wire.encode_op(op.to_wire())
         with self._lock:
             self._require_open()
             outbox = self._outboxes[program]
-            outbox.ops.append(op)
+            if outbox.ops and outbox.num_bytes + len(encoded) > FLUSH_AFTER_BYTES:
+                self._ready.append(self._take(program, outbox))
+            outbox.ops.append(encoded)
+            outbox.num_bytes += len(encoded)
             self._dirty[program] = outbox
             is_first = len(outbox.ops) == 1
         if is_first:
@@ -226,7 +234,7 @@ class Connection:
         return None
 
     def _take(self, program: int, outbox: _Outbox, *, end: bool = False) -> list[bytes]:
-        ops = [op.to_wire() for op in outbox.ops]
+        ops = [wire.embedded(op) for op in outbox.ops]
         header: dict[str, Any] = {"program": program, "ops": ops, "first": outbox.first}
         if outbox.create is not None:
             header["create"] = outbox.create
@@ -235,7 +243,7 @@ class Connection:
         self._dirty.pop(program, None)
         outbox.create = None
         outbox.first += len(ops)
-        outbox.ops = []
+        outbox.ops, outbox.num_bytes = [], 0
         return wire.encode("ops", **header)
 
     def _send_ready(self, dealer: zmq.Socket[bytes]) -> bool:

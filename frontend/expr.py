@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import InvalidProgram
-from .ir import CHOICES_METHODS, MAX_CHOICES, ChoicesMethod, GenParams
+from .ir import CHOICES_METHODS, MAX_CHOICES, MAX_NAME_CHARS, ChoicesMethod, GenParams
 
 ROLES = ("system", "user", "assistant")
 
@@ -207,6 +207,7 @@ def _parts(value: Appendable) -> tuple[Expr | str, ...]:
 
 
 def _checked_name(name: str | None) -> str | None:
-    if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidProgram.of("name", name, "a non-empty string or None")
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS):
+        allowed = f"a string of 1 to {MAX_NAME_CHARS} characters, or None"
+        raise InvalidProgram.of("name", name, allowed)
     return name

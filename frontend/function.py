@@ -17,6 +17,7 @@ from .progress import progress_bar as show_progress
 from .state import ProgramState
 
 MAX_THREADS = 64
+MAX_SEED = 2**63 - 1
 
 
 class Function:
@@ -64,7 +65,11 @@ class Function:
             ).start()
             return state
         self._execute(state, args, kwargs)
-        state._program.wait_done()
+        try:
+            state._program.wait_done()
+        except BaseException:  # also Ctrl-C: leave nothing running
+            state.cancel()
+            raise
         return state
 
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -96,6 +101,7 @@ class Function:
             try:
                 self._execute(states[index], (), {**shared, **batch_kwargs[index]})
             except Exception as error:
+                states[index].cancel()
                 errors[index] = error
 
         with show_progress(len(states), self.__name__, progress_bar) as advance:
@@ -179,7 +185,7 @@ class _RunOptions:
         if self.backend is not None and not isinstance(self.backend, Backend):
             raise InvalidProgram.of("backend", self.backend, "an Engine or a Runtime")
         seed = given.get("seed")
-        self.seed = secrets.randbits(62) if seed is None else int(seed)
+        self.seed = secrets.randbits(62) if seed is None else seed
         stop = given.get("stop")
         self.defaults = GenParams(
             max_tokens=given.get("max_tokens", given.get("max_new_tokens")),
@@ -206,6 +212,8 @@ def open_program(
     defaults: GenParams | None = None,
 ) -> ProgramState:
     """Start a program by hand, without a function; end it with `state.end()`."""
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise InvalidProgram.of("seed", seed, f"an integer in [0, {MAX_SEED}]")
     program = Program(
         backend.connection, seed=seed, instance=instance, stream=stream, defaults=defaults
     )

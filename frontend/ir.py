@@ -26,6 +26,7 @@ CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
 JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
 MAX_CHOICES = 1024
 MAX_NAME_CHARS = 1024
+MAX_SOURCE_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,11 @@ class GenParams:
         unknown = sorted(set(given) - _GEN_FIELDS)
         if unknown:
             raise InvalidProgram.of(unknown[0], given[unknown[0]], f"one of {sorted(_GEN_FIELDS)}")
-        for name in ("stop", "stop_token_ids"):
-            if isinstance(given.get(name), list):
-                given[name] = tuple(given[name])
-        return cls(**given)
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+        for name, value in values.items():
+            if value is None:  # JSON's for a number that is none
+                raise InvalidProgram.of(name, value, "a finite number, or left out")
+        return cls(**values)
 
 
 _NOTHING_GIVEN = GenParams()
@@ -187,12 +189,13 @@ _MAX_INT = 2**31 - 1
 
 def op_from_wire(item: object) -> Op:
     """Decode and check one op. Raises InvalidProgram with the field and what it may be."""
-    if not isinstance(item, list) or len(item) < 4 or item[0] not in _OPS:
+    kind = item[0] if isinstance(item, list) and len(item) >= 4 else None
+    if not isinstance(item, list) or not isinstance(kind, str) or kind not in _OPS:
         raise InvalidProgram.of("op", item, f"[kind, branch, seq, source, ...], kind in {[*_OPS]}")
-    cls = _OPS[item[0]]
+    cls = _OPS[kind]
     names = [f.name for f in fields(cls)]
     if len(item) - 1 > len(names):
-        raise InvalidProgram.of("op", item, f"{item[0]} takes {names}")
+        raise InvalidProgram.of("op", item, f"{kind} takes {names}")
     values = {name: _checked(name, value) for name, value in zip(names, item[1:])}
     return cls(**values)
 
@@ -211,7 +214,7 @@ def _checked(name: str, value: object) -> Any:
     if name == "is_replay":
         return bool(value)
     if name == "source":
-        return value if isinstance(value, str) else None
+        return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
     assert name in _STR_FIELDS, name
     return _checked_str(name, value)
 

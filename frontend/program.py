@@ -104,6 +104,9 @@ class Program:
         failed = self._errors.get(pending.branch)
         if failed is not None and pending.seq >= failed[0]:
             return failed[1]
+        if self._disconnect is None and self._is_done:  # refused as a whole
+            refused = self._errors.get(0)
+            return refused[1] if refused else EngineError("the program ended before this op")
         return self._disconnect
 
     def _raise_failure(self, pending: Pending) -> None:
@@ -111,8 +114,7 @@ class Program:
         assert error is not None
         if isinstance(error, ProgramError):
             self._seen_errors.add(pending.branch)
-            raise _copied(error)
-        raise error if not isinstance(error, EngineError) else EngineError(str(error))
+        raise _copied(error)
 
     def failure_of_branch(self, branch: int) -> Exception | None:
         """The error that stopped a branch, or None. Asking counts as having seen it."""
@@ -121,6 +123,11 @@ class Program:
                 self._seen_errors.add(branch)
                 return self._errors[branch][1]
             return self._disconnect
+
+    def announce(self) -> None:
+        """Wake who iterates over a branch's text: something was appended."""
+        with self.changed:
+            self.changed.notify_all()
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -140,8 +147,8 @@ class Program:
             for branch, (_, error) in sorted(self._errors.items()):
                 if branch not in self._seen_errors:
                     raise _copied(error)
-            if not self._is_done:
-                raise EngineError(str(self._disconnect))
+            if not self._is_done and self._disconnect is not None:
+                raise _copied(self._disconnect)
 
     def cancel(self) -> None:
         """Stop everything that still runs for this program."""
@@ -201,6 +208,9 @@ def _error_from(payload: dict[str, Any]) -> ProgramError:
     )
 
 
-def _copied(error: ProgramError) -> ProgramError:
-    """A fresh exception for each raise, so that tracebacks do not pile up on one object."""
-    return ProgramError(error.message, op=error.op, source=error.source, kind=error.kind)
+def _copied(error: Exception) -> Exception:
+    """A fresh exception for each raise, so that tracebacks do not pile up on one object; an
+    author's own is raised as it is."""
+    if type(error) is ProgramError:
+        return ProgramError(error.message, op=error.op, source=error.source, kind=error.kind)
+    return EngineError(str(error)) if isinstance(error, EngineError) else error

@@ -28,7 +28,7 @@ from .expr import (
 )
 from .program import Pending, Program
 
-_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class ProgramState:
@@ -66,8 +66,8 @@ class ProgramState:
             return
         if isinstance(other, str):
             if other:
+                self._send(ir.Text(self._branch, self._next(), source, other))
                 self._note(other)
-                self._program.send(ir.Text(self._branch, self._next(), source, other))
         elif isinstance(other, Sum):
             for item in other.items:
                 self._append(item, source)
@@ -90,41 +90,52 @@ class ProgramState:
             raise InvalidProgram.of("state +=", other, "a string or an expression like gen(...)")
 
     def _next(self) -> int:
+        """The number of this branch's next op."""
         if self._is_joined:
             raise InvalidProgram("this branch was joined; nothing can be appended to it")
+        return self._seq
+
+    def _send(self, op: ir.Op, name: str | None = None) -> Pending:
+        """Send the next op; if that raises, nothing was appended."""
+        pending = self._program.send(op, name)
         self._seq += 1
-        return self._seq - 1
+        return pending
 
     def _note(self, piece: str | Pending) -> None:
-        self._pieces.append(piece)
         if self._open_role is not None:
             self._messages[-1].pieces.append(piece)
+        self._note_mark(piece)
+
+    def _note_mark(self, piece: str | Pending) -> None:
+        """A piece that is no part of a message's content."""
+        self._pieces.append(piece)
+        self._program.announce()
 
     def _bind(self, name: str | None, op: ir.Op) -> None:
-        pending = self._program.send(op, name)
-        self._note(pending)
+        pending = self._send(op, name)
         if name is not None:
             self._vars[name] = self._own_vars[name] = pending
+        self._note(pending)
 
     def _begin_role(self, name: str, source: str | None) -> None:
         if self._open_role is not None:
             raise InvalidProgram(f"{name} message begun inside a {self._open_role} message")
         op = ir.RoleBegin(self._branch, self._next(), source, name)
-        self._pieces.append(self._program.send(op))
+        self._note_mark(self._send(op))
         self._open_role = name
         self._messages.append(_Message(name))
 
     def _end_role(self, name: str, source: str | None) -> None:
         if self._open_role != name:
             raise InvalidProgram(f"{name}_end() but the open message is {self._open_role}")
-        self._pieces.append(self._program.send(ir.RoleEnd(self._branch, self._next(), source)))
+        self._note_mark(self._send(ir.RoleEnd(self._branch, self._next(), source)))
         self._open_role = None
 
     def _append_var(self, var: VarExpr, source: str | None) -> None:
         if var.program is not self._program:
             raise InvalidProgram("a var of another program cannot be appended; use its value")
         op = ir.Var(self._branch, self._next(), source, var.branch, var.seq)
-        self._note(self._program.send(op))
+        self._note(self._send(op))
 
     # --- roles -----------------------------------------------------------------------------------
 
@@ -167,7 +178,7 @@ class ProgramState:
 
     def generated(self) -> list[str]:
         """Those of `names` that were generated or selected: what `get_meta_info` knows."""
-        return [name for name, value in self._vars.items() if not isinstance(value, _Known)]
+        return [name for name, value in self._vars.items() if isinstance(value, Pending)]
 
     def get_var(self, name: str) -> Any:
         """The same as `state[name]`."""
@@ -243,7 +254,8 @@ class ProgramState:
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """Text as it comes: of the value `name`, or of the whole branch until the program ends.
 
-        Pieces arrive one by one when the program runs with `stream=True`, else op by op.
+        Pieces arrive one by one when the program runs with `stream=True`, else op by op. Raises
+        what failed, for the whole branch also in forks that nobody read.
         """
         if name is not None:
             self._wait_until(lambda: name in self._vars)
@@ -253,6 +265,7 @@ class ProgramState:
         while self._wait_for_piece(num_done):
             yield from self._chunks_of(self._pieces[num_done])
             num_done += 1
+        self._program.wait_done()
 
     def _wait_for_piece(self, index: int) -> bool:
         """Whether the branch has a piece `index`, once that is known."""
@@ -311,7 +324,7 @@ class ProgramState:
         seq = self._next()
         children = [ProgramState(self._program, self) for _ in range(size)]
         numbers = tuple(child._branch for child in children)
-        self._program.send(ir.Fork(self._branch, seq, source, numbers))
+        self._send(ir.Fork(self._branch, seq, source, numbers))
         return Forks(self, children)
 
     def copy(self) -> ProgramState:
@@ -331,12 +344,12 @@ class ProgramState:
 
     def _end(self, source: str | None) -> None:
         if not self._is_joined:
-            self._program.send(ir.End(self._branch, self._next(), source))
+            self._send(ir.End(self._branch, self._next(), source))
             self._is_joined = True
 
     def _join(self, forks: Forks, mode: str, source: str | None) -> None:
         children = tuple(child._branch for child in forks)
-        pending = self._program.send(ir.Join(self._branch, self._next(), source, children, mode))
+        pending = self._send(ir.Join(self._branch, self._next(), source, children, mode))
         self._note(pending)
         if mode == "gather_variable":
             names = {name: None for child in forks for name in child._own_vars}

@@ -19,13 +19,14 @@ from typing import Any
 
 import orjson
 
-from ..errors import ProtocolError
+from ..errors import InvalidProgram, ProtocolError
 
 VERSION = 1
 HEARTBEAT_S = 2.0  # a silent side sends ping (client) this often
 PEER_TIMEOUT_S = 20.0  # silence after which a client is taken for gone (guess: 10 beats)
 RUNTIME_TIMEOUT_S = 120.0  # the same of a runtime, which is silent during a step (guess)
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_OP_BYTES = MAX_FRAME_BYTES - 64 * 1024  # the rest is the header's
 MAX_BUFFERS = 16
 
 CLIENT_OPS = frozenset({"hello", "ops", "cancel", "call", "ping"})
@@ -57,6 +58,25 @@ def encode(op: str, buffers: Sequence[bytes] = (), **header: object) -> list[byt
     parts = [head, *buffers]
     _check_size(parts)
     return parts
+
+
+def encode_op(op: Sequence[object]) -> bytes:
+    """One op of a program, to travel within a message as `embedded(...)`.
+
+    Raises InvalidProgram if it cannot: it is no JSON, or larger than a message may be.
+    """
+    try:
+        encoded = orjson.dumps(op)
+    except TypeError as error:
+        raise InvalidProgram(f"{op[0]}: cannot be sent: {error}") from error
+    if len(encoded) > MAX_OP_BYTES:
+        raise InvalidProgram(f"{op[0]}: {len(encoded)} bytes; at most {MAX_OP_BYTES} can be sent")
+    return encoded
+
+
+def embedded(encoded: bytes) -> object:
+    """What `encode` takes for a value that is encoded already."""
+    return orjson.Fragment(encoded)
 
 
 def decode(parts: Sequence[bytes], known_ops: frozenset[str]) -> Message:

@@ -43,8 +43,9 @@ class SamplingParams:
         if self.top_p == 0.0:
             raise InvalidRequest.of("top_p", self.top_p, "a number in (0, 1]")
         _require_stop(self.stop)
-        for token_id in self.stop_token_ids:
-            _require_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        _require_stop_ids(self.stop_token_ids)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest.of("ignore_eos", self.ignore_eos, "true or false")
 
     @property
     def is_greedy(self) -> bool:
@@ -62,6 +63,13 @@ def _require_float(field: str, value: object, low: float, high: float) -> None:
     number = float(value) if is_number else math.nan  # type: ignore[arg-type]
     if not low <= number <= high:
         raise InvalidRequest.of(field, value, f"a number in [{low:g}, {high:g}]")
+
+
+def _require_stop_ids(token_ids: object) -> None:
+    if not isinstance(token_ids, tuple):
+        raise InvalidRequest.of("stop_token_ids", token_ids, "a list of integers")
+    for token_id in token_ids:
+        _require_int("stop_token_ids", token_id, 0, 2**31 - 1)
 
 
 def _require_stop(stop: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from checkpoints import make_byte_tokenizer, make_checkpoint
 
 import stemma as st
+from stemma.runtime.chat_template import ChatTemplate
 from stemma.runtime.tokenizer import Tokenizer
 
 
@@ -23,6 +24,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """One token a byte."""
     return Tokenizer(make_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")), vocab_size=260)
+
+
+@pytest.fixture(scope="session")
+def fallback_template(byte_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Labelled turns: what a checkpoint without a template gets."""
+    return ChatTemplate(tmp_path_factory.mktemp("no_template"), byte_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -29,11 +29,3 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
     candidates = np.flatnonzero(logprobs >= threshold)
     best = candidates[np.argsort(-logprobs[candidates], kind="stable")][:count]
     return tuple(TokenLogprob(int(token), float(logprobs[token])) for token in best)
-
-
-def finite_rows(logits: Tensor) -> Tensor:
-    """logits [N, vocab_size] -> [N] bool: no NaN or +inf, and not all -inf.
-
-    A row's maximum tells: NaN wins every comparison, and masked tokens (-inf) are allowed.
-    """
-    return logits.amax(dim=-1).isfinite()

@@ -26,7 +26,7 @@ from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
 from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
-from .logits import finite_rows, logprobs_of, top_logprobs
+from .logits import logprobs_of, top_logprobs
 from .sampler import sample
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -178,18 +178,15 @@ class ModelRunner:
         picked = hidden if wanted.sampled_tokens is None else hidden[wanted.sampled_tokens]
         logits = self.model.compute_logits(picked)
         params = [_sampling_of(plan.rows[index]) for index in wanted.sampled_rows]
-        is_finite = finite_rows(logits)
-        if not bool(is_finite.all()):
-            logits = logits.masked_fill(~is_finite[:, None], 0.0)
-        token_ids = sample(logits, params, wanted.sampled_positions)
-        # A failed row's token is never shown, but a plan made ahead may name it: any valid id.
-        previous[list(wanted.sampled_rows)] = token_ids
-        for index, token_id in zip(wanted.sampled_rows, token_ids.tolist(), strict=True):
+        sampled = sample(logits, params, wanted.sampled_positions)
+        # A failed row's token is never shown, but a plan made ahead may name it.
+        previous[list(wanted.sampled_rows)] = sampled.token_ids
+        for index, token_id in zip(wanted.sampled_rows, sampled.token_ids.tolist(), strict=True):
             results[index] = RowResult(token_id=token_id)
         for place, index in enumerate(wanted.sampled_rows):
             if params[place].logprobs is not None:
                 results[index] = _with_logprobs(results[index], logits[place], params[place])
-        for place in (~is_finite).nonzero()[:, 0].tolist():
+        for place in np.flatnonzero(~sampled.is_finite).tolist():
             results[wanted.sampled_rows[place]] = RowResult(error=NON_FINITE)
 
     def _score(

@@ -10,6 +10,7 @@ over what top-k left, ties settled by the smaller token id.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +32,30 @@ _BLOCKS_AT_ONCE = 8192
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Int64Array) -> Int64Array:
-    """logits [N, vocab_size] float32 or float64, finite or -inf; positions [N]: of the new token
-    in its sequence -> token ids [N]. Rows of `params` and `positions` go with those of `logits`.
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was chosen for each row."""
+
+    token_ids: Int64Array  # [N]
+    is_finite: npt.NDArray[np.bool_]  # [N]; False: NaN or +inf among the logits, or all are -inf
+
+
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Int64Array) -> Sampled:
+    """logits [N, vocab_size] float32 or float64; positions [N]: of the new token in its sequence.
+
+    Rows of `params` and `positions` go with those of `logits`. -inf masks a token. The token of a
+    row that is not finite is some valid id.
     """
-    token_ids: Int64Array = logits.argmax(dim=-1).cpu().numpy()
-    drawn = [index for index, row_params in enumerate(params) if not row_params.is_greedy]
-    if not drawn:
-        return token_ids
-    token_ids = token_ids.copy()
-    picked = logits[drawn] if len(drawn) < len(params) else logits
-    token_ids[drawn] = _draw(picked, [params[index] for index in drawn], positions[drawn])
-    return token_ids
+    values: LogitsArray = logits.cpu().numpy()
+    # numpy's argmax is 7 times faster than torch's on a CPU (which does not vectorise it); both
+    # take the first best, and a NaN before all.
+    token_ids: Int64Array = values.argmax(axis=-1)
+    is_finite = np.isfinite(values[np.arange(len(values)), token_ids])
+    drawn = [i for i, row in enumerate(params) if not row.is_greedy and is_finite[i]]
+    if drawn:
+        picked = logits[drawn] if len(drawn) < len(params) else logits
+        token_ids[drawn] = _draw(picked, [params[i] for i in drawn], positions[drawn])
+    return Sampled(token_ids, is_finite)
 
 
 def gumbel(seeds: UInt64Array, positions: UInt64Array, token_ids: Int64Array) -> FloatArray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ from .transcript import Marked, Transcript
 from .world import World
 
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
+
+MAX_ERROR_CHARS = 4096  # joins of failed joins quote each other
 
 
 @dataclass(slots=True, eq=False)
@@ -97,10 +99,17 @@ class ProgramSession:
                 raise InvalidProgram.of("seq", op.seq, f"{branch.num_received} on {op.branch}")
             branch.num_received += 1
             branch.log.append(op)
-            if branch.error is not None and isinstance(op, ir.Fork):
-                self._fail_children(op, branch.error)
+            if branch.error is not None:
+                self._fail_forks_of([op], branch.error)
             self._ready.append(branch)
         self._has_ended = self._has_ended or end
+
+    def reject(self, error: Exception) -> None:
+        """End the whole program: it cannot go on."""
+        self.cancel()
+        payload = {"message": str(error), "kind": type(error).__name__, "op": "program"}
+        self._emit(0, 0, wire.FAILED, payload)
+        self._emit(0, 0, wire.DONE, None)
 
     def cancel(self) -> None:
         """Stop all calls; no more events."""
@@ -218,6 +227,9 @@ class ProgramSession:
         world = self._world
         prompt = self._prompt(branch)
         choice_ids = [world.tokenizer.encode(choice) for choice in op.choices]
+        if not all(choice_ids):
+            silent = op.choices[choice_ids.index([])]
+            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
         call = SelectCall(_BranchReport(self, branch), op, choice_ids)
         for context, targets in call.wanted_scores(prompt, self._empty_context()):
             request = Request(
@@ -274,8 +286,10 @@ class ProgramSession:
         self._on_ready(self)
 
     def fail_call(self, branch: Branch, message: str, kind: str) -> None:
-        """A call has ended badly."""
-        branch.call = None
+        """A call has ended badly; what else it asked for is of no use."""
+        call, branch.call = branch.call, None
+        assert call is not None, "a call failed twice"
+        call.abort(self._world.queue)
         self._fail(branch, branch.log[0], message, kind)
         self._on_ready(self)
 
@@ -352,22 +366,28 @@ class ProgramSession:
         """Stop a branch at `op`, and with it what can only follow from it."""
         if branch.error is not None:
             return
+        self._stop(branch, op, message, kind)
+        self._fail_forks_of(branch.log, branch.error or "")
+
+    def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         name = getattr(op, "name", "") or op.kind
+        message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
         self._emit(branch.number, op.seq, wire.FAILED, payload)
-        for later in branch.log:
-            if isinstance(later, ir.Fork):
-                self._fail_children(later, branch.error)
         self._wake_all_of(branch)
 
-    def _fail_children(self, fork: ir.Fork, reason: str) -> None:
-        for number in fork.children:
-            child = self._branch(number)
-            if child.transcript is None:
-                self._fail(
-                    child, fork, f"the branch it forks from failed: {reason}", "ProgramError"
-                )
+    def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
+        """Fail the branches that will never be forked, and those forked from them, however deep."""
+        forks = [op for op in log if isinstance(op, ir.Fork)]
+        while forks:
+            fork = forks.pop()
+            for child in map(self._branch, fork.children):
+                if child.transcript is None and child.error is None:
+                    message = f"the branch it forks from failed: {reason}"
+                    self._stop(child, fork, message, "ProgramError")
+                    child.error = reason  # the cause, not a chain of consequences
+                    forks += [op for op in child.log if isinstance(op, ir.Fork)]
 
     def _wake_all_of(self, branch: Branch) -> None:
         for key in [key for key in self._waiters if key[0] == branch.number]:

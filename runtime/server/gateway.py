@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from ...errors import InvalidProgram, ProtocolError, StemmaError
+from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.ir import op_from_wire
 from ..engine import LoadedModel
@@ -178,7 +178,7 @@ class Gateway:
                 raise InvalidProgram.of("ops", items, "a list")
             session.receive([op_from_wire(item) for item in items], end=bool(header.get("end")))
         except InvalidProgram as error:
-            self._reject(client, program, error)
+            self._reject(session, error)
             return
         self._ready[session] = None
 
@@ -194,12 +194,10 @@ class Gateway:
         )
         return session
 
-    def _reject(self, client: _Client, program: int, error: InvalidProgram) -> None:
+    def _reject(self, session: ProgramSession, error: StemmaError) -> None:
         """Ops that cannot be read at all: the program ends here."""
-        self._cancel(client.programs.pop(program))
-        payload = {"message": str(error), "kind": type(error).__name__, "op": "program"}
-        self._emit(client, program, 0, 0, wire.FAILED, payload)
-        self._emit(client, program, 0, 0, wire.DONE, None)
+        self._ready.pop(session, None)
+        session.reject(error)
 
     def _answer(self, client: _Client, header: dict[str, Any]) -> None:
         method, args = header.get("method"), header.get("args")
@@ -208,7 +206,7 @@ class Gateway:
                 raise InvalidProgram.of("method", method, f"one of {sorted(self._calls)}")
             result = self._calls[method](**(args if isinstance(args, dict) else {}))
             reply = wire.encode("reply", id=header.get("id"), ok=True, result=result)
-        except (StemmaError, TypeError, ValueError) as error:
+        except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             reply = wire.encode("reply", id=header.get("id"), ok=False, error=str(error))
         self._send(client.identity, reply)
 
@@ -238,7 +236,11 @@ class Gateway:
         while self._ready:
             session = next(iter(self._ready))  # first come, first served
             del self._ready[session]
-            session.advance()
+            try:
+                session.advance()
+            except Exception as error:  # a fault of ours must end one program, not the server
+                log.exception("a program failed")
+                self._reject(session, EngineError(f"{type(error).__name__}: {error}"))
 
     def _emit(
         self, client: _Client, program: int, branch: int, seq: int, kind: str, payload: Any
@@ -258,7 +260,22 @@ class Gateway:
             while client.events:
                 batch = client.events[:MAX_EVENTS_A_MESSAGE]
                 del client.events[:MAX_EVENTS_A_MESSAGE]
-                self._send(client.identity, wire.encode("events", events=batch))
+                self._send_batch(client, batch)
+
+    def _send_batch(self, client: _Client, events: list[list[Any]]) -> None:
+        """In as many messages as the size of a frame demands."""
+        try:
+            self._send(client.identity, wire.encode("events", events=events))
+        except ProtocolError as error:
+            if len(events) == 1:
+                program, branch, seq = events[0][:3]
+                payload = {"message": str(error), "kind": "ProtocolError", "op": "result"}
+                events = [[program, branch, seq, wire.FAILED, payload]]
+                self._send(client.identity, wire.encode("events", events=events))
+                return
+            middle = len(events) // 2
+            self._send_batch(client, events[:middle])
+            self._send_batch(client, events[middle:])
 
     def _send(self, identity: bytes, parts: list[bytes]) -> None:
         try:

@@ -96,6 +96,7 @@ def test_store_kv_writes_the_slots_and_nothing_else(dtype: torch.dtype) -> None:
 # (queries, keys) of each row, for a page size of 16.
 ATTENTION_CASES = {
     "one token": [(1, 1)],
+    "one row of many keys": [(1, 400)],
     "decode at page edges": [(1, 15), (1, 16), (1, 17), (1, 1), (1, 33)],
     "decode of equal lengths": [(1, 20)] * 3,
     "decode of very different lengths": [(1, 3), (1, 400), (1, 5), (1, 390), (1, 1)] + [(1, 2)] * 4,

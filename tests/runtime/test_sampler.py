@@ -68,7 +68,7 @@ def test_draws_follow_the_softmax_of_the_kept_set(params: dict[str, float]) -> N
     weights = np.where(kept, np.exp(logits.astype(np.float64) / temperature), 0.0)
     expected = weights / weights.sum() * num_draws
     batch = torch.from_numpy(np.tile(logits, (num_draws, 1)))
-    drawn = sample(batch, [sampling] * num_draws, np.arange(num_draws))
+    drawn = _tokens(batch, [sampling] * num_draws, np.arange(num_draws))
     counts = np.bincount(drawn, minlength=12)
     assert counts[~kept].sum() == 0
     chi_square = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
@@ -89,12 +89,12 @@ def test_draws_do_not_depend_on_batch_or_order() -> None:
     ]
     params = [SamplingParams(seed=i, **kinds[i % len(kinds)]) for i in range(24)]  # type: ignore[arg-type]
     positions = np.arange(24) * 1000
-    together = sample(logits, params, positions)
+    together = _tokens(logits, params, positions)
     order = np.random.default_rng(2).permutation(24)
-    shuffled = sample(logits[order.tolist()], [params[i] for i in order], positions[order])
+    shuffled = _tokens(logits[order.tolist()], [params[i] for i in order], positions[order])
     assert np.array_equal(shuffled, together[order])
     alone = [
-        int(sample(logits[i : i + 1], params[i : i + 1], positions[i : i + 1])[0])
+        int(_tokens(logits[i : i + 1], params[i : i + 1], positions[i : i + 1])[0])
         for i in range(24)
     ]
     assert alone == together.tolist()
@@ -112,14 +112,14 @@ def test_seeds_positions_and_tokens_draw_independently() -> None:
 def test_greedy_takes_the_first_best_and_top_k_one_is_greedy() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]] * 2)
     params = [SamplingParams(temperature=0.0), SamplingParams(temperature=2.0, top_k=1)]
-    assert sample(logits, params, np.array([0, 0])).tolist() == [1, 1]
+    assert _tokens(logits, params, np.array([0, 0])).tolist() == [1, 1]
 
 
 def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.full((200, 40), -torch.inf)
     logits[:, [3, 17]] = 0.0
     for params in (SamplingParams(), SamplingParams(top_k=10), SamplingParams(top_p=0.99)):
-        drawn = sample(logits, [params] * 200, np.arange(200))
+        drawn = _tokens(logits, [params] * 200, np.arange(200))
         assert set(drawn.tolist()) == {3, 17}
 
 
@@ -157,6 +157,30 @@ def _naive_kept(
         if top_p < 1.0 and reached >= top_p * sum(weights):
             break
     return kept
+
+
+def test_rows_that_are_not_finite_are_told_and_do_not_disturb_the_others() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
+    params = [SamplingParams(top_p=0.9)] * 5 + [SamplingParams(temperature=0.0)]
+    expected = sample(logits, params, np.arange(6))
+    logits[0, 7], logits[1, 3], logits[2], logits[5, 1] = (
+        torch.nan,
+        torch.inf,
+        -torch.inf,
+        torch.nan,
+    )
+    logits[3, expected.token_ids[3] - 1] = -torch.inf
+    found = sample(logits, params, np.arange(6))
+    assert expected.is_finite.all()
+    assert found.is_finite.tolist() == [False, False, False, True, True, False]
+    assert found.token_ids[4] == expected.token_ids[4]
+    assert ((found.token_ids >= 0) & (found.token_ids < 50)).all()
+
+
+def _tokens(
+    logits: torch.Tensor, params: list[SamplingParams], positions: np.ndarray
+) -> np.ndarray:
+    return sample(logits, params, positions).token_ids
 
 
 def _ids(*values: int) -> np.ndarray:

@@ -1,0 +1,550 @@
+"""Program sessions driven by hand: a fake queue says what each call generates."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fakes import Events, FakeQueue
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stemma.errors import InvalidProgram, PromptTooLong
+from stemma.frontend import ir, wire
+from stemma.runtime.chat_template import ChatTemplate
+from stemma.runtime.programs.session import MAX_ERROR_CHARS, ProgramSession
+from stemma.runtime.programs.world import Defaults, Replays, World
+from stemma.runtime.request import Request
+from stemma.runtime.tokenizer import Tokenizer
+
+Op = Callable[[int, int], ir.Op]
+
+
+class Stage:
+    """One session, its queue and its events; ops are numbered for the test."""
+
+    def __init__(self, world: World, *, stream: bool = False, seed: int = 0) -> None:
+        self.world = world
+        self.queue = world.queue
+        assert isinstance(self.queue, FakeQueue)
+        self.events = Events()
+        self.num_ready = 0
+        self.session = ProgramSession(
+            world, self.events, self._on_ready, seed=seed, instance=0, is_streaming=stream
+        )
+        self._seqs: dict[int, itertools.count[int]] = {}
+
+    def _on_ready(self, session: ProgramSession) -> None:
+        self.num_ready += 1
+
+    def ops(self, branch: int, *makers: Op) -> list[ir.Op]:
+        """Numbered ops of one branch."""
+        seqs = self._seqs.setdefault(branch, itertools.count())
+        return [make(branch, next(seqs)) for make in makers]
+
+    def send(self, *ops: ir.Op, end: bool = False) -> None:
+        self.session.receive(list(ops), end=end)
+        self.session.advance()
+
+    def on(self, branch: int, *makers: Op, end: bool = False) -> None:
+        self.send(*self.ops(branch, *makers), end=end)
+
+    def generate(self, text: str, index: int = 0) -> None:
+        """The open request says this text, in bytes, and ends."""
+        assert isinstance(self.queue, FakeQueue)
+        self.queue.generate(self.queue.open[index], list(text.encode()))
+        self.session.advance()
+
+    @property
+    def prompts(self) -> list[str]:
+        """What the open requests are asked to continue."""
+        assert isinstance(self.queue, FakeQueue)
+        decode = self.world.tokenizer.decode
+        return [decode(request.prompt, skip_special=False) for request in self.queue.open]
+
+    @property
+    def values(self) -> dict[tuple[int, int], Any]:
+        return {(b, s): payload["value"] for b, s, payload in self.events.of(wire.VALUE)}
+
+    @property
+    def failures(self) -> dict[int, str]:
+        return {b: payload["message"] for b, _, payload in self.events.of(wire.FAILED)}
+
+    @property
+    def is_done(self) -> bool:
+        num_done = len(self.events.of(wire.DONE))
+        assert num_done <= 1 and (not num_done or self.events.items[-1][2] == wire.DONE)
+        return num_done == 1
+
+
+def text(value: str) -> Op:
+    return lambda branch, seq: ir.Text(branch, seq, None, value)
+
+
+def gen(name: str = "x", source: str | None = None, **params: Any) -> Op:
+    return lambda branch, seq: ir.Gen(branch, seq, source, name, ir.GenParams(**params))
+
+
+def select(*choices: str, method: str = ir.CHOICES_METHODS[0]) -> Op:
+    return lambda branch, seq: ir.Select(branch, seq, "here.py:7", "s", choices, method)
+
+
+def fork(*children: int) -> Op:
+    return lambda branch, seq: ir.Fork(branch, seq, "fork.py:1", children)
+
+
+def join(*children: int, mode: str = "gather_variable") -> Op:
+    return lambda branch, seq: ir.Join(branch, seq, "join.py:2", children, mode)
+
+
+def var(of_branch: int, of_seq: int) -> Op:
+    return lambda branch, seq: ir.Var(branch, seq, None, of_branch, of_seq)
+
+
+def role(name: str) -> Op:
+    return lambda branch, seq: ir.RoleBegin(branch, seq, None, name)
+
+
+def role_end() -> Op:
+    return lambda branch, seq: ir.RoleEnd(branch, seq, None)
+
+
+def end() -> Op:
+    return lambda branch, seq: ir.End(branch, seq, None)
+
+
+@pytest.fixture
+def world(byte_tokenizer: Tokenizer, fallback_template: ChatTemplate) -> World:
+    return World(
+        tokenizer=byte_tokenizer,
+        vocab_size=260,
+        template=fallback_template,
+        defaults=Defaults(eos_token_ids=(257,)),
+        queue=FakeQueue(),
+        next_request_id=itertools.count(1).__next__,
+        replays=Replays(),
+    )
+
+
+@pytest.fixture
+def stage(world: World) -> Stage:
+    return Stage(world)
+
+
+# --- text, gen, var -------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(0, 12), max_size=5), parts=st.integers(1, 3))
+def test_a_text_segment_is_the_same_however_it_was_cut(
+    byte_tokenizer: Tokenizer, fallback_template: ChatTemplate, cuts: list[int], parts: int
+) -> None:
+    """One tokenization a segment, also when its pieces came in several messages."""
+    whole = "naïve text 😀"
+    places = [0, *sorted(c for c in cuts if c <= len(whole)), len(whole)]
+    encoded: list[str] = []
+
+    class Recording(Tokenizer):
+        def __init__(self) -> None:
+            self.__dict__.update(byte_tokenizer.__dict__)
+
+        def encode(self, text: str) -> list[int]:
+            encoded.append(text)
+            return super().encode(text)
+
+    queue = FakeQueue()
+    stage = Stage(
+        World(Recording(), 260, fallback_template, Defaults(), queue, lambda: 1, Replays())
+    )
+    ops = stage.ops(0, *(text(whole[a:b]) for a, b in zip(places, places[1:])), gen())
+    for i in range(parts):
+        stage.send(*ops[i * len(ops) // parts : (i + 1) * len(ops) // parts])
+    assert encoded == [whole]
+    assert stage.prompts == [whole]
+
+
+def test_a_gen_continues_its_branch_and_the_next_one_continues_both(stage: Stage) -> None:
+    stage.on(0, text("a"), gen("x"), text("b"), gen("y"), end=True)
+    assert stage.prompts == ["a"]
+    stage.generate("XX")
+    assert stage.prompts == ["aXXb"] and not stage.is_done
+    stage.generate("Y")
+    assert stage.values == {(0, 1): "XX", (0, 3): "Y"} and stage.is_done
+
+
+def test_generated_ids_are_never_tokenized_again(stage: Stage) -> None:
+    stage.on(0, text("a"), gen(), gen(), end=True)
+    ids = [200, 201, 202]  # no text has these ids: they are parts of characters
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.generate(stage.queue.open[0], ids)
+    stage.session.advance()
+    assert list(stage.queue.open[0].prompt) == [ord("a"), *ids]
+
+
+def test_a_stop_string_leaves_what_survives_before_it_as_a_new_segment(stage: Stage) -> None:
+    stage.on(0, text("a"), gen("x", stop=("cd",)), text("!"), gen("y"), end=True)
+    stage.generate("bcde")
+    assert stage.values[0, 1] == "b" and stage.prompts == ["ab!"]
+    payload = stage.events.of(wire.VALUE)[0][2]
+    assert payload["meta"]["matched_stop"] == "cd"
+    assert payload["meta"]["finish_reason"] == "stop"
+
+
+def test_a_var_is_appended_as_soon_as_its_value_is_there(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), gen("x"), fork(1))
+    ops += stage.ops(1, text(" so "), var(0, 1), gen("y"))
+    stage.send(*ops, end=True)
+    stage.generate("X")
+    assert stage.prompts == ["qX so X"]
+    stage.generate("Y")
+    assert stage.values == {(0, 1): "X", (1, 1): "X", (1, 2): "Y"} and stage.is_done
+
+
+def test_a_var_of_another_branch_is_waited_for(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2))
+    ops += stage.ops(1, var(2, 0), gen("late"))
+    ops += stage.ops(2, gen("early"))
+    stage.send(*ops, end=True)
+    assert stage.prompts == ["q"]
+    stage.generate("E")
+    assert stage.prompts == ["qE"]
+    stage.generate("L")
+    assert stage.is_done and not stage.failures
+
+
+def test_an_empty_prompt_is_an_error_unless_the_model_has_a_bos(stage: Stage) -> None:
+    stage.on(0, gen(), end=True)
+    assert "the prompt is empty" in stage.failures[0] and stage.is_done
+
+
+def test_token_ids_are_taken_as_they_are_or_refused(world: World) -> None:
+    stage = Stage(world)
+    stage.on(0, lambda b, s: ir.Tokens(b, s, None, (200, 65)), gen(), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    assert list(stage.queue.open[0].prompt) == [200, 65]
+    other = Stage(world)
+    other.on(0, lambda b, s: ir.Tokens(b, s, None, (260,)), end=True)
+    assert "token_ids=260 is not allowed: an integer in [0, 259]" in other.failures[0]
+
+
+def test_streaming_deltas_add_up_to_the_value(world: World) -> None:
+    stage = Stage(world, stream=True)
+    stage.on(0, text("a"), gen("x", stop=("é!",)), end=True)
+    stage.generate("naïve é e é! and more")
+    deltas = [payload for _, _, payload in stage.events.of(wire.DELTA)]
+    assert "".join(deltas) == stage.values[0, 1] == "naïve é e "
+    assert len(deltas) > 5
+
+
+def test_a_value_has_its_counts(stage: Stage) -> None:
+    stage.on(0, text("abc"), gen("x", logprobs=0), end=True)
+    stage.generate("hi")
+    meta = stage.events.of(wire.VALUE)[0][2]["meta"]
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)
+    assert [entry["token"] for entry in meta["logprobs"]] == ["h", "i"]
+    assert {"cached_tokens", "queue_s", "time_to_first_token_s", "latency_s"} <= set(meta)
+
+
+# --- select ---------------------------------------------------------------------------------------
+
+
+def test_a_select_scores_every_choice_behind_the_same_prompt(stage: Stage) -> None:
+    stage.on(0, text("q:"), select("ab", "c"), text("."), gen(), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    first, second = stage.queue.open
+    assert [stage.prompts[0], stage.prompts[1]] == ["q:a", "q:"]
+    for request in (first, second):
+        assert request.scoring is not None and request.scoring.start == 1
+    assert first.scoring is not None and first.scoring.targets == tuple(b"ab")
+    stage.queue.score(first, [-1.0, -1.0])
+    stage.queue.score(second, [-1.5])
+    stage.session.advance()
+    assert stage.values[0, 1] == "ab" and stage.prompts == ["q:ab."]
+
+
+def test_the_unconditional_method_also_scores_without_context(stage: Stage) -> None:
+    stage.on(0, text("q:"), select("a", "b", method=ir.CHOICES_METHODS[2]), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    assert [len(request.prompt) for request in stage.queue.open] == [2, 2, 1, 1]
+    for request, score in zip(list(stage.queue.open), (-2.0, -1.0, -9.0, -1.0)):
+        stage.queue.score(request, [score])
+    stage.session.advance()
+    assert stage.values[0, 1] == "a" and stage.is_done
+
+
+def test_a_select_that_fails_stops_its_other_requests(stage: Stage) -> None:
+    stage.on(0, text("q:"), select("a", "b", "c"), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[1], "boom")
+    stage.session.advance()
+    assert stage.failures == {0: "boom"} and stage.is_done
+    assert not stage.queue.open and len(stage.queue.aborted) == 2
+
+
+def test_a_select_of_which_one_choice_does_not_fit_leaves_nothing_behind(stage: Stage) -> None:
+    def refuse(request: Request) -> None:
+        if len(request.prompt) > 3:
+            raise PromptTooLong("too long")
+
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.refuse = refuse
+    stage.on(0, text("q:"), select("a", "bbbbb"), end=True)
+    assert stage.failures == {0: "too long"} and not stage.queue.open and stage.is_done
+
+
+# --- forks and joins ------------------------------------------------------------------------------
+
+
+def forked(stage: Stage, mode: str) -> None:
+    ops = stage.ops(0, text("root "), fork(1, 2), join(1, 2, mode=mode), gen("end"))
+    for child in (1, 2):
+        ops += stage.ops(child, text(f"<{child}"), gen(f"v{child}"), text(">"), end())
+    stage.send(*ops, end=True)
+    assert stage.prompts == ["root <1", "root <2"]
+    stage.generate("two", index=1)  # the order of finishing must not matter
+    assert stage.prompts == ["root <1"]
+    stage.generate("one")
+
+
+def test_gather_appends_nothing_to_the_parent(stage: Stage) -> None:
+    forked(stage, "gather_variable")
+    assert stage.prompts == ["root "]
+
+
+def test_concatenate_appends_what_each_child_added_in_order(stage: Stage) -> None:
+    forked(stage, "concate_and_append")
+    assert stage.prompts == ["root <1one><2two>"]
+    (payload,) = [p for b, s, p in stage.events.of(wire.VALUE) if (b, s) == (0, 2)]
+    assert payload["text"] == "<1one><2two>"
+
+
+def test_forks_of_one_gen_differ_in_seed_and_repeated_runs_do_not(world: World) -> None:
+    def seeds() -> list[int]:
+        stage = Stage(world, seed=5)
+        ops = stage.ops(0, text("q"), fork(1, 2), gen())
+        for child in (1, 2):
+            ops += stage.ops(child, gen(), gen())
+        stage.send(*ops, end=True)
+        assert isinstance(stage.queue, FakeQueue)
+        found = [request.sampling.seed for request in stage.queue.open]
+        while stage.queue.open:
+            stage.generate("z")
+        return found + [request.sampling.seed for request in stage.queue.submitted[-2:]]
+
+    first = seeds()
+    assert len(set(first)) == 5 and seeds() == first
+
+
+def test_a_seed_given_to_the_gen_is_used_as_it_is(stage: Stage) -> None:
+    stage.on(0, text("q"), gen(seed=77))
+    assert isinstance(stage.queue, FakeQueue)
+    assert stage.queue.open[0].sampling.seed == 77
+
+
+# --- failure --------------------------------------------------------------------------------------
+
+
+def test_a_failed_op_names_itself_and_its_source_line(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", source="a.py:3", temperature=-1.0), end=True)
+    (failure,) = stage.events.of(wire.FAILED)
+    assert failure[:2] == (0, 1)
+    assert failure[2]["op"] == "x" and failure[2]["source"] == "a.py:3"
+    assert failure[2]["kind"] == "InvalidRequest"
+    assert "temperature=-1.0 is not allowed" in failure[2]["message"]
+    assert stage.is_done
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"max_tokens": 0}, {"max_tokens": "5"}, {"temperature": "hot"}, {"top_p": 0.0},
+        {"top_p": []}, {"top_k": 0}, {"seed": -1}, {"seed": 1.5}, {"stop": "abc"}, {"stop": ("",)},
+        {"stop": (1,)}, {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": "ab"},
+        {"logprobs": 1000}, {"logprobs": True}, {"ignore_eos": "no"}, {"ignore_eos": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_senseless_parameters_fail_the_op_and_nothing_else(
+    stage: Stage, params: dict[str, Any]
+) -> None:
+    stage.on(0, text("q"), lambda b, s: ir.Gen(b, s, None, "x", ir.GenParams(**params)), end=True)
+    (name,) = params
+    assert f"{name}=" in stage.failures[0] and stage.is_done
+
+
+def test_a_failed_branch_fails_its_join_and_spares_its_siblings(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2), join(1, 2), gen("after"))
+    for child in (1, 2):
+        ops += stage.ops(child, gen(f"v{child}", source=f"c{child}.py:9"), end())
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.generate("fine")
+    assert stage.values == {(2, 0): "fine"}
+    assert stage.failures[1] == "boom"
+    assert stage.failures[0] == "a joined branch failed: v1: boom (at c1.py:9)"
+    assert stage.is_done
+
+
+def test_branches_of_a_fork_that_never_came_fail_with_its_cause(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), gen("x", source="root.py:1"), fork(1))
+    ops += stage.ops(1, fork(2), gen("y"))
+    ops += stage.ops(2, gen("z"))
+    stage.send(*ops)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    expected = "the branch it forks from failed: x: boom (at root.py:1)"
+    assert stage.failures == {0: "boom", 1: expected, 2: expected}
+    late = stage.ops(1, fork(3)) + stage.ops(3, gen("w"))
+    stage.send(*late, end=True)
+    assert stage.failures[3] == expected, "also a fork that is sent after the failure"
+    assert stage.is_done
+
+
+def test_a_var_of_a_failed_branch_fails(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2))
+    ops += stage.ops(1, var(2, 0), gen())
+    ops += stage.ops(2, gen("x"))
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert stage.failures[1] == "the value it appends was never made: x: boom"
+    assert stage.is_done
+
+
+def test_very_deep_forks_fail_without_recursion_or_endless_messages(stage: Stage) -> None:
+    """Branch i forks branch i + 1, and joins it; branch 0 fails before it begins."""
+    depth = 3000
+    ops = stage.ops(0, text("q"), gen("x"), fork(1), join(1))
+    for branch in range(1, depth):
+        ops += stage.ops(branch, fork(branch + 1), join(branch + 1), end())
+    ops += stage.ops(depth, gen(), end())
+    random.Random(1).shuffle(ops)
+    ops.sort(key=lambda op: op.seq)
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert len(stage.failures) == depth + 1 and stage.is_done
+    assert max(map(len, stage.failures.values())) < 200
+
+
+def test_errors_that_quote_each_other_stay_short(stage: Stage) -> None:
+    """The same chain, but the innermost branch fails: each join quotes the one below."""
+    depth = 300
+    ops = stage.ops(0, text("q"), fork(1), join(1))
+    for branch in range(1, depth):
+        ops += stage.ops(branch, fork(branch + 1), join(branch + 1), end())
+    ops += stage.ops(depth, gen("x"), end())
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert len(stage.failures) == depth + 1 and stage.is_done
+    assert max(map(len, stage.failures.values())) <= MAX_ERROR_CHARS
+
+
+STUCK: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
+    ("a var of an op that never comes", lambda s: s.ops(0, text("q"), var(0, 9), gen())),
+    ("a var of a branch that never comes", lambda s: s.ops(0, text("q"), var(5, 0))),
+    ("a join of a branch that never ends", lambda s: s.ops(0, fork(1), join(1))),
+    ("a join of itself", lambda s: s.ops(0, text("q"), join(0))),
+    ("a branch that is never forked", lambda s: s.ops(4, text("q"), gen())),
+    (
+        "two branches that wait for each other",
+        lambda s: [*s.ops(0, fork(1, 2)), *s.ops(1, var(2, 0)), *s.ops(2, var(1, 0))],
+    ),
+]
+
+
+@pytest.mark.parametrize("make", [make for _, make in STUCK], ids=[name for name, _ in STUCK])
+def test_a_stuck_program_fails_rather_than_hangs(
+    stage: Stage, make: Callable[[Stage], Sequence[ir.Op]]
+) -> None:
+    stage.send(*make(stage))
+    assert not stage.is_done and not stage.failures, "more ops could still come"
+    stage.send(end=True)
+    assert stage.is_done
+    assert "it waits for something that never comes" in stage.failures.values()
+
+
+WRONG: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
+    ("already forked", lambda s: s.ops(0, text("q"), fork(1), fork(1))),
+    ("its own child", lambda s: s.ops(0, text("q"), fork(0))),
+    ("after its end", lambda s: s.ops(0, text("q"), end(), gen())),
+    ("a role in a role", lambda s: s.ops(0, role("user"), role("user"))),
+    ("no open role", lambda s: s.ops(0, text("q"), role_end())),
+]
+
+
+@pytest.mark.parametrize("make", [make for _, make in WRONG], ids=[name for name, _ in WRONG])
+def test_a_wrong_op_fails_its_branch(
+    stage: Stage, make: Callable[[Stage], Sequence[ir.Op]]
+) -> None:
+    stage.send(*make(stage), end=True)
+    (failure,) = [item for item in stage.events.of(wire.FAILED) if item[0] == 0]
+    assert failure[2]["kind"] == "InvalidProgram" and stage.is_done
+
+
+@pytest.mark.parametrize("seq", [1, 5])
+def test_ops_out_of_order_are_refused(stage: Stage, seq: int) -> None:
+    with pytest.raises(InvalidProgram, match=f"seq={seq} is not allowed: 0 on 0"):
+        stage.session.receive([ir.Text(0, seq, None, "a")], end=False)
+
+
+def test_rejecting_a_program_aborts_its_calls_and_ends_it(stage: Stage) -> None:
+    stage.on(0, text("q"), gen())
+    stage.session.reject(InvalidProgram("senseless"))
+    assert stage.failures == {0: "senseless"} and stage.is_done
+    assert isinstance(stage.queue, FakeQueue)
+    assert not stage.queue.open
+
+
+def test_a_cancelled_program_aborts_its_calls_and_says_nothing_more(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2), gen())
+    for child in (1, 2):
+        ops += stage.ops(child, select("a", "b"))
+    stage.send(*ops)
+    assert isinstance(stage.queue, FakeQueue)
+    assert len(stage.queue.open) == 5
+    stage.session.cancel()
+    stage.session.advance()
+    assert not stage.queue.open and not stage.events.items
+
+
+# --- roles and replays ----------------------------------------------------------------------------
+
+
+def test_roles_append_the_templates_marks(stage: Stage) -> None:
+    stage.on(0, role("user"), text("Hi"), role_end(), role("assistant"), gen(), role_end())
+    assert stage.prompts == ["<bos>USER: Hi\nASSISTANT: "]
+    stage.generate("Ho")
+    marks = [payload["text"] for _, _, payload in stage.events.of(wire.MARK)]
+    assert marks == ["<bos>USER: ", "\n", "ASSISTANT: ", "\n"]
+
+
+def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
+    world: World,
+) -> None:
+    def turns(stage: Stage, answer: Op) -> Stage:
+        stage.on(0, role("user"), text("Hi"), role_end(), role("assistant"), answer, role_end())
+        return stage
+
+    ids = [200, 201]  # bytes that are no text: encode() can never give these
+    first = turns(Stage(world), gen())
+    assert isinstance(first.queue, FakeQueue)
+    first.queue.generate(first.queue.open[0], ids)
+    first.session.advance()
+    said = first.values[0, 4]
+    replay = turns(Stage(world), lambda b, s: ir.Text(b, s, None, said, is_replay=True))
+    replay.on(0, gen())
+    prompt = list(first.queue.open[0].prompt)
+    assert prompt[-3:-1] == ids
+    plain = turns(Stage(world), text(said))
+    plain.on(0, gen())
+    assert list(first.queue.open[1].prompt) != prompt
