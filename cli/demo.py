@@ -132,12 +132,12 @@ def _extract(backend: Backend) -> Part:
 def _is_faithful(output: str, fields: str, text: str) -> bool:
     """Whether it is JSON with these keys, each value copied from the text."""
     try:
-        found = json.loads(output)
+        found = json.loads(output, parse_int=str, parse_float=str)
     except ValueError:
         return False
     if not isinstance(found, dict) or list(found) != fields.split(", "):
         return False
-    return all(str(value) in text or f"{value:.2f}" in text for value in found.values())
+    return all(str(value) in text for value in found.values())
 
 
 def _chat(backend: Backend) -> Part:

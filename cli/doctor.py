@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine() -> dict[str, Any]:
     """The report as plain data."""
+    was_chosen = "OMP_NUM_THREADS" in os.environ
     configure_threads(None, None)
     import torch
 
@@ -46,7 +47,7 @@ def examine() -> dict[str, Any]:
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     dtype = resolve_dtype("auto")
     problems = []
-    if threads != cores:
+    if threads != cores and not was_chosen:
         problems.append(f"torch uses {threads} threads but {cores} cores are usable")
     if not (EMBEDDED_MODEL / "model.safetensors").is_file():
         problems.append(f"the embedded model is missing from {EMBEDDED_MODEL}")

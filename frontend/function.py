@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import secrets
 import threading
@@ -143,7 +144,10 @@ class Function:
     ) -> None:
         try:
             state.ret_value = self._fn(state, *args, **{**self._bound, **kwargs})
-        except BaseException:
+        except Exception as error:
+            state._program.fail(error)
+            raise
+        except BaseException:  # Ctrl-C
             state._program.cancel()
             raise
         state._program.end()
@@ -152,10 +156,8 @@ class Function:
         self, state: ProgramState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """For a streaming thread: the error is raised where the stream is read."""
-        try:
+        with contextlib.suppress(Exception):
             self._execute(state, args, kwargs)
-        except Exception as error:
-            state._program.fail(error)
 
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[_RunOptions, dict[str, Any]]:
         """Options of the run apart from arguments of the function."""

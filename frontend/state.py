@@ -371,6 +371,11 @@ class Forks:
     def __getitem__(self, index: int) -> ProgramState:
         return self._children[index]
 
+    def __setitem__(self, index: int, child: ProgramState) -> None:
+        """What `forks[i] += ...` ends with; a branch cannot be replaced."""
+        if child is not self._children[index]:
+            raise InvalidProgram("a branch of a fork cannot be replaced, only appended to")
+
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self._children)
 

@@ -27,7 +27,9 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def fallback_template(byte_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+def fallback_template(
+    byte_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> ChatTemplate:
     """Labelled turns: what a checkpoint without a template gets."""
     return ChatTemplate(tmp_path_factory.mktemp("no_template"), byte_tokenizer)
 

@@ -61,7 +61,7 @@ class StepFailed(RuntimeError):
 
 
 class ScriptedExecutor:
-    """A device made of dicts. Set `fail_steps` (calls that raise) and `row_errors` (request ids)."""
+    """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -224,7 +224,9 @@ class FakeQueue:
             self.aborted.append(request)
             self._finish(request, FinishReason.ABORT)
 
-    def generate(self, request: Request, token_ids: Sequence[int], *, is_stopped: bool = True) -> None:
+    def generate(
+        self, request: Request, token_ids: Sequence[int], *, is_stopped: bool = True
+    ) -> None:
         """Feed sampled tokens; the request ends (as if by EOS) unless a stop string did before."""
         for token_id in token_ids:
             request.append_token(token_id)

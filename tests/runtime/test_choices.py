@@ -37,7 +37,6 @@ def test_unconditional_prefers_what_the_context_made_likelier() -> None:
     assert decide(LENGTH, [usual, rare]) == 0
 
 
-
 ROWS = st.lists(st.lists(st.floats(-20, 0), min_size=1, max_size=5).map(tuple), min_size=1)
 
 

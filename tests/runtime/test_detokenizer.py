@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from fakes import ChunkTokenizer
@@ -42,7 +43,7 @@ def split(text: str, cuts: set[int]) -> list[bytes]:
     """The text's bytes, cut at these places (also inside characters; some chunks are empty)."""
     data = text.encode()
     places = sorted({0, len(data), *(cut for cut in cuts if cut <= len(data))})
-    return [data[a:b] for a, b in zip(places, places[1:])]
+    return [data[a:b] for a, b in pairwise(places)]
 
 
 TEXTS = st.text(max_size=30) | st.text("abé€😀\ufffd", max_size=30)

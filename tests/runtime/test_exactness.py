@@ -253,7 +253,13 @@ def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -
     hit = score(warm, prompt, scoring)
     assert hit.num_cached_tokens == 20
     chunked = score(load(chunked_prefill_size=7), prompt, scoring)
-    for other in (hit, chunked):
+    tiny = load(max_total_tokens=128, chunked_prefill_size=16)
+    long = replace(GREEDY[7].sampling, max_tokens=30)
+    beside = Request(0, array("i", GREEDY[7].prompt), long, FakeListener())
+    tiny.engine.submit(beside)
+    preempted = score(tiny, prompt, scoring)
+    assert tiny.engine.scheduler.stats.num_preemptions > 0 and beside.num_output_tokens == 30
+    for other in (hit, chunked, preempted):
         assert other.score_argmax == plain.score_argmax
         assert other.scores == pytest.approx(plain.scores, abs=1e-9)
 

@@ -159,7 +159,7 @@ def test_a_text_segment_is_the_same_however_it_was_cut(
     stage = Stage(
         World(Recording(), 260, fallback_template, Defaults(), queue, lambda: 1, Replays())
     )
-    ops = stage.ops(0, *(text(whole[a:b]) for a, b in zip(places, places[1:])), gen())
+    ops = stage.ops(0, *(text(whole[a:b]) for a, b in itertools.pairwise(places)), gen())
     for i in range(parts):
         stage.send(*ops[i * len(ops) // parts : (i + 1) * len(ops) // parts])
     assert encoded == [whole]

@@ -99,9 +99,7 @@ def assert_right(request: Request) -> None:
     assert listener.tokens == output
     if request.scoring is not None:
         return assert_scored_right(request)
-    expected, reason = expected_output(
-        request.prompt, request.max_output_tokens, request.stop_ids
-    )
+    expected, reason = expected_output(request.prompt, request.max_output_tokens, request.stop_ids)
     if listener.stop_after is not None and len(expected) >= listener.stop_after:
         expected, reason = expected[: listener.stop_after], FinishReason.STOP
     if request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from checkpoints import BOS_ID, EOS_ID, make_byte_tokenizer
 from hypothesis import given, settings
@@ -19,7 +17,9 @@ TEMPLATES = {"llama3": LLAMA3, "chatml": CHATML, "mistral": MISTRAL, "unstable":
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, ChatTemplate]]:
+def templates(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Tokenizer, ChatTemplate]]:
     found = {}
     for name, source in TEMPLATES.items():
         folder = make_byte_tokenizer(tmp_path_factory.mktemp(name))

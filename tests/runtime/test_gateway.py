@@ -1,0 +1,324 @@
+"""The engine's door: what strangers send over a real socket, and who suffers from it (nobody)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stemma
+from stemma.errors import ProtocolError
+from stemma.frontend import wire
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.programs import session as session_module
+from stemma.runtime.server.gateway import Gateway
+
+PEER_TIMEOUT_S = 1.5
+
+
+class Served:
+    """A gateway in a thread, reachable at a real ipc socket."""
+
+    def __init__(self, checkpoint: Path, folder: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.endpoint = f"ipc://{folder}/gateway.ipc"
+        self.loaded = LoadedModel(EngineConfig(checkpoint, dtype="float32", max_total_tokens=8192))
+        self.gateway = Gateway(
+            self.loaded, [self.endpoint], context=self.context, peer_timeout_s=PEER_TIMEOUT_S
+        )
+        self.thread = threading.Thread(target=self.gateway.run, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.gateway.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.context.term()
+
+
+class Stranger:
+    """A client that sends whatever frames it is told to."""
+
+    def __init__(self, served: Served) -> None:
+        self.socket = served.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.connect(served.endpoint)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(list(frames))
+
+    def say(self, op: str, **header: Any) -> None:
+        self.send(*wire.encode(op, **header))
+
+    def hear(self) -> wire.Message:
+        return wire.decode(self.socket.recv_multipart(), wire.RUNTIME_OPS)
+
+    def hello(self) -> wire.Message:
+        self.say("hello")
+        return self.hear()
+
+    def events(self) -> list[list[Any]]:
+        """All events up to a DONE."""
+        events: list[list[Any]] = []
+        while not events or events[-1][3] != wire.DONE:
+            message = self.hear()
+            assert message.op == "events", message
+            events += message.header["events"]
+        return events
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    served = Served(checkpoint, tmp_path_factory.mktemp("gateway"))
+    yield served
+    served.stop()
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def stranger(served: Served) -> Iterator[Stranger]:
+    stranger = Stranger(served)
+    yield stranger
+    stranger.socket.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(served: Served) -> Iterator[stemma.Runtime]:
+    with stemma.Runtime(served.endpoint) as backend:
+        yield backend
+
+
+@stemma.function
+def program(s: stemma.ProgramState, max_tokens: int = 4) -> None:
+    s += "hello" + stemma.gen("x", max_tokens=max_tokens, temperature=0, ignore_eos=True)
+
+
+def test_hello_is_welcomed_with_what_the_engine_is(stranger: Stranger) -> None:
+    first, second = stranger.hello(), stranger.hello()
+    assert first.op == "welcome" and first.header["vocab_size"] == 260
+    assert first.header["max_frame_bytes"] == wire.MAX_FRAME_BYTES
+    assert first.header["session"] == second.header["session"], "hello twice is one client"
+
+
+HELLO = orjson.dumps({"v": 1, "op": "hello"})
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([b""], "not JSON"),
+        ([b"\x00\xff garbage"], "not JSON"),
+        ([b"[1, 2]"], "not an object"),
+        ([b'{"v": 99, "op": "hello"}'], "protocol version 99; this side speaks 1"),
+        ([b'{"v": 1, "op": "sing"}'], "unknown op 'sing'"),
+        ([HELLO] * 20, "20 parts"),
+        ([b'{"v": 1, "op": "ops", "program": 1}'], "ops before hello"),
+        ([b'{"v": 1, "op": "ping"}'], "ping before hello"),
+        ([b'{"v": 1, "op": "call", "method": "info"}'], "call before hello"),
+    ],
+)
+def test_a_malformed_message_gets_an_error_reply_and_disturbs_nobody(
+    stranger: Stranger, healthy: stemma.Runtime, frames: list[bytes], message: str
+) -> None:
+    state = program.stream(max_tokens=50, backend=healthy)
+    stranger.send(*frames)
+    reply = stranger.hear()
+    assert reply.op == "error" and message in reply.header["message"]
+    assert reply.header["supported"] == [wire.VERSION]
+    assert "".join(state.text_iter()) == program.run(max_tokens=50, backend=healthy).text()
+    assert stranger.hello().op == "welcome", "the stranger may still behave"
+
+
+@pytest.mark.parametrize("number", [-1, "1", None, True, 2**63, 1.5, []])
+def test_a_program_number_that_is_none_is_an_error(stranger: Stranger, number: object) -> None:
+    stranger.hello()
+    stranger.say("ops", program=number, create={}, ops=[])
+    assert "program=" in stranger.hear().header["message"]
+    stranger.say("cancel", program=number)
+    assert "program=" in stranger.hear().header["message"]
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        "text", 7, [["text"]], [[["text"], 0, 0, None]], [[{}, 0, 0, None]], [None],
+        [["text", 0, 5, None, "a"]], [["gen", 0, 0, None, "x", {"top_p": None}]],
+        [["text", 0, 0, None, "a"], ["text", 0, 0, None, "a"]],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ops_that_cannot_be_read_end_their_program_alone(stranger: Stranger, ops: object) -> None:
+    stranger.hello()
+    fine = [["text", 0, 0, None, "a"], ["gen", 0, 1, None, "x", {"max_tokens": 2}]]
+    stranger.say("ops", program=1, create={}, ops=ops)
+    stranger.say("ops", program=1, ops=[["text", 0, 1, None, "late"]], end=True)
+    stranger.say("ops", program=2, create={}, ops=fine, end=True)
+    events = stranger.events()
+    if len(events) == 2:
+        events += stranger.events()
+    assert [(e[0], e[3]) for e in events] == [
+        (1, wire.FAILED), (1, wire.DONE), (2, wire.VALUE), (2, wire.DONE)
+    ]  # fmt: skip
+    assert events[0][4]["kind"] == "InvalidProgram"
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "message"),
+    [
+        ("destroy", {}, "method='destroy' is not allowed: one of"),
+        (["info"], {}, "unhashable"),
+        (None, None, "method=None"),
+        ("tokenize", {}, "text"),
+        ("tokenize", {"text": "a", "more": 1}, "more"),
+        ("detokenize", {"ids": 5}, "iterable"),
+        ("detokenize", {"ids": [-1]}, ""),
+        ("detokenize", {"ids": [10**18]}, ""),
+        ("detokenize", {"ids": ["x"]}, ""),
+        ("tree", {"max_token_ids": "many"}, ""),
+    ],
+)
+def test_a_call_that_fails_is_answered(
+    stranger: Stranger, method: object, args: object, message: str
+) -> None:
+    stranger.hello()
+    stranger.say("call", id=5, method=method, args=args)
+    reply = stranger.hear()
+    assert reply.op == "reply" and reply.header["id"] == 5 and not reply.header["ok"]
+    assert message in reply.header["error"]
+
+
+def test_calls_answer(stranger: Stranger) -> None:
+    stranger.hello()
+    answers = []
+    for method, args in [
+        ("tokenize", {"text": "ab<eos>"}), ("detokenize", {"ids": [97, 98]}),
+        ("info", {}), ("tree", {}), ("flush_cache", {}),
+    ]:  # fmt: skip
+        stranger.say("call", id=1, method=method, args=args)
+        answers.append(stranger.hear().header["result"])
+    assert answers[:2] == [list(b"ab<eos>"), "ab"]
+    assert answers[2]["total_tokens"] == 8192 and "nodes" in answers[3]
+    assert isinstance(answers[4], int)
+
+
+FRAMES = st.lists(
+    st.binary(max_size=30)
+    | st.fixed_dictionaries(
+        {"v": st.just(1), "op": st.sampled_from(sorted(wire.CLIENT_OPS))},
+        optional={
+            "program": st.integers(-1, 3), "ops": st.lists(st.lists(st.integers() | st.none())),
+            "create": st.none() | st.just({}), "method": st.text(), "args": st.lists(st.none()),
+            "end": st.booleans(),
+        },
+    ).map(lambda header: orjson.dumps(header, option=orjson.OPT_NON_STR_KEYS, default=str)
+          if all(abs(i or 0) < 2**63 for o in header.get("ops", []) for i in o) else b"{"),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(messages=st.lists(FRAMES, max_size=4))
+def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[bytes]]) -> None:
+    stranger = Stranger(served)
+    stranger.hello()
+    for frames in messages:
+        stranger.send(*frames)
+    stranger.say("call", id="last", method="tokenize", args={"text": "a"})
+    while (reply := stranger.hear()).header.get("id") != "last":
+        pass
+    assert reply.header["result"] == [97]
+    stranger.socket.close()
+
+
+def test_a_silent_clients_programs_are_cancelled_and_their_pages_freed(
+    served: Served, stranger: Stranger, healthy: stemma.Runtime
+) -> None:
+    stranger.hello()
+    ops = [
+        ["text", 0, 0, None, "silence"],
+        ["gen", 0, 1, None, "x", {"max_tokens": 3900, "ignore_eos": True}],
+    ]
+    for number in (1, 2):
+        stranger.say("ops", program=number, create={"seed": number}, ops=ops)
+    start = time.monotonic()
+    wait_for(healthy, lambda info: info["num_running"] == 2)
+    wait_for(healthy, lambda info: info["num_running"] == 0 and info["num_programs"] == 0)
+    assert time.monotonic() - start > PEER_TIMEOUT_S * 0.6, "it was given its time"
+    info = healthy.get_server_info()
+    assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
+    assert info["stats"]["num_generated_tokens"] < 2 * 3900 + 1000
+    while stranger.socket.poll(0):
+        stranger.hear()  # deltas were not asked for: at most an error
+    stranger.say("ping")
+    assert "ping before hello (or after too long a silence)" in stranger.hear().header["message"]
+
+
+def test_a_cancelled_program_stops_at_once_and_says_no_more(
+    stranger: Stranger, healthy: stemma.Runtime
+) -> None:
+    stranger.hello()
+    ops = [["text", 0, 0, None, "c"], ["gen", 0, 1, None, "x", {"max_tokens": 3900}]]
+    stranger.say("ops", program=1, create={}, ops=ops)
+    stranger.say("cancel", program=1)
+    stranger.say("cancel", program=1)
+    stranger.say("ping")
+    assert stranger.hear().op == "pong"
+    wait_for(healthy, lambda info: info["num_running"] == 0)
+
+
+def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition(info := backend.get_server_info()):
+        assert time.monotonic() < end, info
+        time.sleep(0.01)
+
+
+def test_results_larger_than_a_message_are_sent_in_several(
+    stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger.hello()
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4000)
+    ops: list[list[object]] = [["text", 0, 0, None, "q"]]
+    for seq in range(1, 9):
+        params = {"max_tokens": 20, "logprobs": 0 if seq < 8 else 8, "ignore_eos": True}
+        ops.append(["gen", 0, seq, None, f"x{seq}", params])
+    stranger.send(orjson.dumps({"v": 1, "op": "ops", "program": 1, "create": {}, "ops": ops[:5]}))
+    stranger.send(orjson.dumps({"v": 1, "op": "ops", "program": 1, "ops": ops[5:], "end": True}))
+    events = stranger.events()
+    assert [event[3] for event in events] == [wire.VALUE] * 7 + [wire.FAILED, wire.DONE]
+    assert "at most 4000" in events[-2][4]["message"], "an event too large fails its op"
+
+
+def test_a_fault_in_one_program_ends_that_program_only(
+    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(self: object, branch: object, op: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(session_module.ProgramSession, "_start_select", explode)
+    stranger.hello()
+    ops = [["text", 0, 0, None, "q"], ["select", 0, 1, None, "x", ["a", "b"]]]
+    stranger.say("ops", program=1, create={}, ops=ops, end=True)
+    failed, done = stranger.events()
+    assert failed[3] == wire.FAILED and done[3] == wire.DONE
+    assert failed[4]["kind"] == "EngineError" and "a fault of ours" in failed[4]["message"]
+    assert program.run(backend=healthy)["x"]
+
+
+def test_an_address_that_cannot_be_bound_is_an_error(served: Served, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/no/such/folder/x.ipc"
+    with pytest.raises(ProtocolError, match="cannot listen at"):
+        Gateway(served.loaded, [endpoint], context=served.context)
