@@ -92,7 +92,7 @@ class Engine(Backend):
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
         self.endpoint = f"ipc://{self._folder}/engine.ipc"
-        command = [sys.executable, "-m", "stemma.runtime"]
+        command = [sys.executable, "-P", "-m", "stemma.runtime"]
         for endpoint in (self.endpoint, *listen):
             command += ["--endpoint", endpoint]
         command += ["--watch-stdin", *_flags({"model": model, **options})]

@@ -62,7 +62,10 @@ class GenParams:
         unknown = sorted(set(given) - _GEN_FIELDS)
         if unknown:
             raise InvalidProgram.of(unknown[0], given[unknown[0]], f"one of {sorted(_GEN_FIELDS)}")
-        values = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
         for name, value in values.items():
             if value is None:  # JSON's for a number that is none
                 raise InvalidProgram.of(name, value, "a finite number, or left out")

@@ -49,11 +49,9 @@ class Engine:
         max_model_len: int,
         token_budget: int,
         max_running_requests: int,
-        vocab_size: int,
     ) -> None:
         self._executor = executor
         self.max_model_len = min(max_model_len, num_pages * page_size)
-        self._vocab_size = vocab_size
         self.scheduler = Scheduler(
             KVCacheManager(num_pages, page_size),
             token_budget=token_budget,
@@ -156,7 +154,6 @@ class LoadedModel:
             max_model_len=self.runner.max_model_len,
             token_budget=config.chunked_prefill_size,
             max_running_requests=config.max_running_requests,
-            vocab_size=self.model_config.vocab_size,
         )
 
     def defaults(self) -> Defaults:

@@ -192,19 +192,6 @@ class ChunkTokenizer:
         return b"".join(self.chunks[i] for i in ids).decode("utf-8", "replace")
 
 
-class FakeClock:
-    """A clock that a test moves by hand; call it like `time.monotonic`."""
-
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 class FakeQueue:
     """Takes a program's requests; the test decides what each of them generates or scores."""
 
@@ -224,17 +211,14 @@ class FakeQueue:
             self.aborted.append(request)
             self._finish(request, FinishReason.ABORT)
 
-    def generate(
-        self, request: Request, token_ids: Sequence[int], *, is_stopped: bool = True
-    ) -> None:
+    def generate(self, request: Request, token_ids: Sequence[int]) -> None:
         """Feed sampled tokens; the request ends (as if by EOS) unless a stop string did before."""
         for token_id in token_ids:
             request.append_token(token_id)
             reason = request.listener.on_token(request, RowResult(token_id=token_id))
             if reason is not None:
                 return self._finish(request, reason)
-        if is_stopped:
-            self._finish(request, FinishReason.STOP)
+        self._finish(request, FinishReason.STOP)
 
     def score(self, request: Request, logprobs: Sequence[float]) -> None:
         """Answer a scoring request."""

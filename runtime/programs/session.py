@@ -307,7 +307,7 @@ class ProgramSession:
             if source is not None and source.error is not None:
                 raise InvalidProgram(f"the value it appends was never made: {source.error}")
             return self._wait_for(branch, key)
-        _transcript(branch).append_text(value.text)
+        _transcript(branch).append_ids(value.ids, value.text)
         self._set_value(branch, op, value.ids, value.text)
         payload = {"value": value.text, "text": value.text}
         self._emit(branch.number, op.seq, wire.VALUE, payload)

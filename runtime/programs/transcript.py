@@ -11,6 +11,7 @@ same contents, and the radix tree finds out how much of the branch it still has.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from ...errors import InvalidProgram
 from ..chat_template import ChatTemplate
 from ..tokenizer import Tokenizer
+
+_ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
 
 
 @dataclass(slots=True)
@@ -101,10 +104,12 @@ class Transcript:
         """Open a message. Raises InvalidProgram if one is open or the template refuses."""
         if self._is_open:
             raise InvalidProgram(f"{role} message begun inside a {self._roles[-1]} message")
+        if not _ROLE.fullmatch(role):  # it goes into marks, where special tokens are recognised
+            raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
         if role == "assistant":
-            marks = self._template.marks(self._roles, open_turn=True)
+            marks = self._rendered(self._roles, open_turn=True)
         else:
-            marks = self._template.marks([*self._roles, role])[:-1]
+            marks = self._rendered([*self._roles, role])[:-1]
         marked = self._lay(marks)
         self._roles.append(role)
         self._contents.append(_Run())
@@ -118,7 +123,14 @@ class Transcript:
             raise InvalidProgram("no message is open")
         self._is_open = False
         self._marks.append("")
-        return self._lay(self._template.marks(self._roles))
+        return self._lay(self._rendered(self._roles))
+
+    def _rendered(self, roles: list[str], *, open_turn: bool = False) -> list[str]:
+        """The template's marks, without its BOS where raw text has brought one."""
+        marks = self._template.marks(roles, open_turn=open_turn)
+        if not self._raw.ids:
+            return marks
+        return [marks[0].removeprefix(self._tokenizer.bos_token), *marks[1:]]
 
     def _current_run(self) -> _Run:
         if self._is_open:

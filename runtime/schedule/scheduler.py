@@ -102,25 +102,32 @@ class Scheduler:
         return None if is_decode else self.kv_cache.publish(request, end)
 
     def _share_out(self) -> Iterator[tuple[Request, int]]:
-        """Requests with the number of tokens each computes; pages are reserved when yielded."""
+        """Requests with the number of tokens each computes; pages are reserved when yielded.
+
+        Nothing is admitted behind a chunk that was cut: with what is left of the budget it would
+        begin to compute for itself what it may share with that prompt.
+        """
         budget = self.token_budget
         num_preemptions = self.stats.num_preemptions
+        is_cut = False
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             self.kv_cache.catch_up(request)
             num_tokens = self._chunk(request, budget)
             if self._reserve_or_preempt(request, num_tokens):
+                is_cut = is_cut or request.num_computed_tokens + num_tokens < request.num_tokens
                 yield request, num_tokens
                 budget -= num_tokens
             index += 1
         if self.stats.num_preemptions > num_preemptions:
             return  # pages are short: admitting now would only preempt again
-        while self.waiting and self._free_rows and budget > 0:
+        while self.waiting and self._free_rows and budget > 0 and not is_cut:
             request = self.waiting[0]
             num_tokens = self._admit(request, budget)
             if num_tokens == 0:
                 return
+            is_cut = request.num_computed_tokens + num_tokens < request.num_tokens
             yield request, num_tokens
             budget -= num_tokens
 
@@ -131,7 +138,11 @@ class Scheduler:
             return missing
         end = request.num_computed_tokens + budget
         aligned = end - end % self.kv_cache.page_size
-        return max(aligned, request.num_computed_tokens + 1) - request.num_computed_tokens
+        return (
+            aligned - request.num_computed_tokens
+            if aligned > request.num_computed_tokens
+            else budget
+        )
 
     def _reserve_or_preempt(self, request: Request, num_tokens: int) -> bool:
         """Reserve pages for a running request; False when it had to be preempted itself."""

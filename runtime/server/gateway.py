@@ -28,6 +28,7 @@ from ..programs.world import Replays, World
 log = logging.getLogger(__name__)
 
 MAX_EVENTS_A_MESSAGE = 2048
+MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, it never stops it
 IDLE_POLL_MS = 500
 
 
@@ -38,6 +39,7 @@ class _Client:
     identity: bytes
     session: str
     last_heard_s: float
+    is_lost: bool = False  # a message to it could not be sent: it must not go on without
     programs: dict[int, ProgramSession] = field(default_factory=dict)
     events: list[list[Any]] = field(default_factory=list)
 
@@ -116,7 +118,7 @@ class Gateway:
             self._should_stop = True
         if self._router not in ready:
             return
-        while True:
+        for _ in range(MAX_MESSAGES_A_STEP):
             try:
                 identity, *parts = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -282,17 +284,13 @@ class Gateway:
             self._router.send_multipart([identity, *parts], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:  # gone, or its queue is full
             log.warning("client %s dropped: %s", identity.hex(), error)
-            self._forget_soon(identity)
-
-    def _forget_soon(self, identity: bytes) -> None:
-        client = self._clients.get(identity)
-        if client is not None:
-            client.last_heard_s = float("-inf")
+            if identity in self._clients:
+                self._clients[identity].is_lost = True
 
     def _drop_silent_clients(self) -> None:
         now = time.monotonic()
         for identity, client in list(self._clients.items()):
-            if now - client.last_heard_s > self._peer_timeout_s:
+            if client.is_lost or now - client.last_heard_s > self._peer_timeout_s:
                 for session in client.programs.values():
                     self._cancel(session)
                 del self._clients[identity]

@@ -46,7 +46,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_test_hangs() -> Iterator[None]:
-    with deadline(60):
+    with deadline(180):
         yield
 
 
@@ -570,7 +570,7 @@ def test_a_wait_in_a_fork_ends_when_the_runtime_refuses_the_whole_program() -> N
     fork += "q" + st.gen("x", max_tokens=2)
     state._seq += 5  # a gap in the numbers
     state += "text"
-    with deadline(10), pytest.raises(st.ProgramError, match="seq"):
+    with deadline(30), pytest.raises(st.ProgramError, match="seq"):
         fork["x"]
     state.cancel()
 
@@ -610,7 +610,7 @@ def test_an_engine_killed_in_the_middle_ends_every_wait(checkpoint: Path) -> Non
         pieces = state.text_iter("x")
         next(pieces)
         os.kill(doomed.pid, signal.SIGKILL)
-        with deadline(10):
+        with deadline(30):
             with pytest.raises(st.EngineError, match="ended"):
                 list(pieces)
             with pytest.raises(st.EngineError):
@@ -622,12 +622,12 @@ def test_an_engine_killed_in_the_middle_ends_every_wait(checkpoint: Path) -> Non
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with deadline(30), pytest.raises(st.EngineError, match=r"no-such-model"):
+    with deadline(120), pytest.raises(st.EngineError, match=r"no-such-model"):
         st.Engine(tmp_path / "no-such-model")
 
 
 def test_an_unknown_flag_is_named(checkpoint: Path) -> None:
-    with deadline(30), pytest.raises(st.EngineError, match="--frobnicate"):
+    with deadline(120), pytest.raises(st.EngineError, match="--frobnicate"):
         st.Engine(checkpoint, frobnicate=3)
 
 
@@ -674,7 +674,7 @@ def test_a_script_needs_no_main_guard_and_a_fork_cannot_use_or_end_the_engine(
     path = tmp_path / "script.py"
     path.write_text(SCRIPT.format(model=str(checkpoint)))
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=50, cwd=tmp_path
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=150, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("says") >= 1

@@ -46,7 +46,7 @@ OPS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(OPS)
 def test_every_op_survives_the_wire(op: ir.Op) -> None:
     assert ir.op_from_wire(orjson.loads(wire.encode_op(op.to_wire()))) == op
@@ -73,7 +73,7 @@ ALMOST = st.tuples(KINDS | JSON, INT | JSON, INT | JSON, SOURCE | JSON).flatmap(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(JSON | ALMOST)
 def test_any_other_json_is_an_invalid_program_and_no_other_error(item: object) -> None:
     try:

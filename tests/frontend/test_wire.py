@@ -19,7 +19,7 @@ VALUES = st.recursive(
 NAMES = st.text(min_size=1).filter(lambda name: name not in ("v", "op", "buffers"))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.sampled_from(sorted(ALL_OPS)),
     st.dictionaries(NAMES, VALUES, max_size=4),
@@ -42,7 +42,7 @@ HEADERS = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(HEADERS | st.binary(max_size=8), max_size=20))
 def test_any_frames_give_a_message_or_a_protocol_error(parts: list[bytes]) -> None:
     try:

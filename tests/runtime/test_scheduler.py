@@ -46,7 +46,6 @@ class House:
             max_model_len=self.max_model_len,
             token_budget=self.token_budget,
             max_running_requests=self.max_running,
-            vocab_size=VOCAB_SIZE,
         )
 
     def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
@@ -271,6 +270,47 @@ def test_a_prefix_that_arrives_together_is_computed_once_when_it_takes_many_chun
         assert_right(request)
 
 
+def test_a_prefix_is_computed_once_when_chunks_are_cut_at_page_boundaries() -> None:
+    """What the cut leaves of the budget must not start the next prompt behind the first one."""
+    house = House(num_pages=64, page_size=16, token_budget=23)
+    for own in range(1, 4):
+        house.submit([*FAMILIES[1][:64], own], max_tokens=1)
+    house.run()
+    assert house.executor.num_computed == 64 + 3
+    for request in house.requests:
+        assert_right(request)
+
+
+def test_a_running_request_adopts_what_another_published_meanwhile() -> None:
+    """The first ends, and its output is the rest of the second one's prompt."""
+    house = House(num_pages=256, token_budget=8)
+    first = house.submit(FAMILIES[0][:10], max_tokens=30)
+    expected, _ = expected_output(first.prompt, 30)
+    while first.num_output_tokens < 27:
+        house.step()
+    prompt = [*first.prompt, *expected, 1]
+    second = house.submit(prompt, max_tokens=2)
+    house.run()
+    num_computed = sum(
+        len(row.input_ids)
+        for plan in house.executor.plans
+        for row in plan.rows
+        if row.request_id == second.id
+    )
+    assert num_computed < len(prompt) - 10
+    assert_right(second)
+
+
+def test_generated_tokens_enter_the_tree_when_their_request_ends() -> None:
+    house = House(num_pages=256)
+    request = house.submit(FAMILIES[0][:10], max_tokens=8)
+    tree = house.engine.scheduler.kv_cache.tree
+    while not request.is_finished:
+        assert tree.num_pages in (0, 10)
+        house.step()
+    assert tree.num_pages == 10 + 7
+
+
 def test_what_a_finished_request_generated_is_reused_by_its_continuation() -> None:
     house = House(num_pages=256)
     first = house.submit(FAMILIES[0][:10], max_tokens=8)
@@ -325,6 +365,47 @@ def test_requests_are_admitted_first_come_first_served() -> None:
         house.submit([1, number + 1], max_tokens=2, listener=listener)
     house.run()
     assert order == [request.id for request in house.requests]
+
+
+def test_a_preempted_request_comes_before_those_that_never_ran() -> None:
+    house = House(num_pages=40, max_running=2)
+    for own, max_tokens in ((1, 30), (2, 25), (3, 1)):
+        house.submit([own] * 8, max_tokens=max_tokens)
+    while not house.engine.scheduler.stats.num_preemptions:
+        house.step()
+    num_before = len(house.executor.plans)
+    house.run()
+    ids = [row.request_id for plan in house.executor.plans[num_before:] for row in plan.rows]
+    _, preempted, fresh = (request.id for request in house.requests)
+    assert ids.index(preempted) < ids.index(fresh)
+    for request in house.requests:
+        assert_right(request)
+
+
+def test_scores_of_a_preempted_request_are_neither_lost_nor_taken_twice() -> None:
+    house = House(num_pages=64, token_budget=16)
+    house.submit(FAMILIES[0][:30], max_tokens=34)  # in the end it needs the whole pool
+    prompt = FAMILIES[1][:40]
+    request = house.submit(prompt, scoring=Scoring(5, (*prompt[6:], 2)))
+    house.run()
+    starts = [r.start for p in house.executor.plans for r in p.rows if r.request_id == request.id]
+    assert house.engine.scheduler.stats.num_preemptions > 0
+    assert starts != sorted(starts), "nothing that was scored had to be computed again"
+    assert_right(request)
+
+
+def test_a_prompt_uses_all_that_decoding_leaves_of_the_budget() -> None:
+    house = House(num_pages=40, page_size=16, token_budget=16, max_running=16)
+    for own in range(1, 8):
+        house.submit([own, own], max_tokens=100)
+    house.step()
+    prompt = house.submit(FAMILIES[0][:48], max_tokens=1)
+    num_steps = 0
+    while not prompt.is_finished:
+        house.step()
+        num_steps += 1
+    assert num_steps <= 48 // 9 + 4  # 9 tokens a step, less at page boundaries
+    assert_right(prompt)
 
 
 def test_a_chunk_ends_at_a_page_boundary_when_it_can() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from checkpoints import BOS_ID, EOS_ID, make_byte_tokenizer
 from hypothesis import given, settings
@@ -181,3 +183,18 @@ def test_appended_or_laid_anew_the_branch_is_the_same(
     ids = transcript.ids[:]
     assert transcript._rebuild() == text
     assert transcript.ids == ids
+
+
+def test_a_role_cannot_smuggle_in_special_tokens(byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transcript = Transcript(byte_tokenizer, ChatTemplate(tmp_path, byte_tokenizer))
+    with pytest.raises(InvalidProgram, match="role="):
+        transcript.begin_role("user<eos>")
+
+
+def test_raw_text_before_a_role_is_followed_by_no_bos(
+    byte_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    transcript = Transcript(byte_tokenizer, ChatTemplate(tmp_path, byte_tokenizer))
+    transcript.append_text("raw")
+    transcript.begin_role("user")
+    assert len(transcript.ids) > 3 and BOS_ID not in transcript.ids[1:]
