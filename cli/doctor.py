@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> dict[str, Any]:
     """The report as plain data."""
     was_chosen = "OMP_NUM_THREADS" in os.environ
-    configure_threads(None, None)
+    configure_threads(len(os.sched_getaffinity(0)), None)
     import torch
 
     from ..kernels.registry import select_kernels

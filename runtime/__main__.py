@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidRequest, StemmaError
 from .config import add_engine_flags, engine_config
-from .threads import configure_threads
+from .threads import configure_threads, default_num_threads
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def _serve(args: argparse.Namespace) -> None:
     for endpoint in args.endpoint:
         _require_local(endpoint)
     config = engine_config(args)
-    configure_threads(config.num_threads, config.spin_us)
+    configure_threads(config.num_threads or default_num_threads(config.model), config.spin_us)
     from .engine import LoadedModel
     from .server.gateway import Gateway
 

@@ -27,7 +27,7 @@ class EngineConfig:
     max_total_tokens: int | None = None  # tokens of KV; wins over mem_fraction
     chunked_prefill_size: int = 2048  # token budget of a step
     max_running_requests: int = 128
-    num_threads: int | None = None  # None: all cores
+    num_threads: int | None = None  # None: all cores, one for a small model
     spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
 
     def __post_init__(self) -> None:
@@ -103,7 +103,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests in a batch (default: %(default)s)",
     )
-    add("--num-threads", type=int, metavar="N", help="compute threads (default: all cores)")
+    add(
+        "--num-threads",
+        type=int,
+        metavar="N",
+        help="compute threads (default: all cores; one for a small model)",
+    )
     add(
         "--spin-us",
         type=int,

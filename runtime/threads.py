@@ -3,25 +3,34 @@
 Must be called before torch is imported: OpenMP reads its settings when it is loaded. The default
 was measured, see docs/threads.md: threads that never sleep are fastest on a quiet machine and very
 slow beside a busy process; threads that sleep at once lose much at batch 1. A bounded spin has most
-of both.
+of both. A small model gets one thread: its operations are too short to share, and beside a busy
+process every barrier of a step can cost a time slice.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 DEFAULT_SPIN_US = 200
 # One turn of libgomp's loop is a `pause`: 25 ns on an AMD EPYC (Zen 4, measured 2026-11), about
 # twice that on recent Intel cores. libgomp counts turns, not time.
 SPINS_PER_US = 40
+# Below this much of weights, one thread (measured with 9 MB; where two begin to pay is a guess).
+SMALL_MODEL_BYTES = 64 * 2**20
 
 
-def configure_threads(num_threads: int | None, spin_us: int | None) -> None:
+def default_num_threads(model: Path) -> int:
+    """One for a small model, else as many as this process may use cores."""
+    num_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    return 1 if num_bytes < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
+
+
+def configure_threads(num_threads: int, spin_us: int | None) -> None:
     """Set OpenMP's environment for this process, unless the user has set it already."""
     assert "torch" not in sys.modules, "threads must be configured before torch is imported"
     spin = DEFAULT_SPIN_US if spin_us is None else spin_us
-    threads = num_threads or len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE" if spin == 0 else "ACTIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin * SPINS_PER_US))

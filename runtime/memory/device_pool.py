@@ -12,6 +12,9 @@ who owns a page is the host half's business.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,12 +36,20 @@ class DeviceKVPool:
         self.num_pages = num_pages
         self.page_size = page_size
         shape = (2, config.num_kv_heads, num_pages * page_size, config.head_dim)
-        # Zeros cost no memory until a page is written (fresh mappings), and are finite.
         self.layers: tuple[Tensor, ...] = tuple(
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+            _zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)
         )
 
     @property
     def num_bytes(self) -> int:
         """Size of all layers in bytes."""
         return sum(layer.nbytes for layer in self.layers)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros are finite, and on a CPU cost no memory and no time until a page is written: numpy asks
+    for fresh mappings where torch.zeros writes them (770 MB took 0.05 s in place of 4 s)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
