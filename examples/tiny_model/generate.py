@@ -1,0 +1,60 @@
+"""The sample generator: an endless seeded stream of samples of all skills, and a CLI to look at it.
+
+python generate.py --skill chat --samples 3
+"""
+
+import argparse
+import random
+from collections.abc import Callable, Iterator
+
+from chat import chat_sample
+from extract import extract_many_sample, extract_sample
+from extras import copy_sample, extra_sample
+from react import react_sample
+from samples import Sample
+from world import World
+
+SKILLS: dict[str, Callable[[World], Sample]] = {
+    "react": react_sample,
+    "react_many": lambda world: react_sample(world, min_questions=3, max_questions=4),
+    "extract": extract_sample,
+    "extract_many": extract_many_sample,
+    "chat": chat_sample,
+    "extra": extra_sample,
+    "copy": copy_sample,
+}
+MIX = {
+    "react": 0.06,
+    "react_many": 0.05,
+    "extract": 0.24,
+    "extract_many": 0.22,
+    "chat": 0.31,
+    "copy": 0.07,
+    "extra": 0.05,
+}
+WARMUP_MIX = {"copy": 0.25, "react": 0.16, "extract_many": 0.34, "chat": 0.25}
+
+
+def samples(mix: dict[str, float], seed: int, held_out: bool = False) -> Iterator[Sample]:
+    """Samples of the skills in `mix`, drawn by weight; the same seed gives the same samples."""
+    rng = random.Random(f"{seed}-{held_out}")
+    world = World(rng, held_out)
+    while True:
+        skill = rng.choices(list(mix), weights=list(mix.values()))[0]
+        yield SKILLS[skill](world)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--skill", choices=SKILLS, help="one skill (default: the training mix)")
+    parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", action="store_true", help="names that training never sees")
+    args = parser.parse_args()
+    stream = samples({args.skill: 1.0} if args.skill else MIX, args.seed, args.held_out)
+    for _ in range(args.samples):
+        print(next(stream).render(), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
