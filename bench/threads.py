@@ -1,15 +1,16 @@
-"""How compute threads should wait for each other: spinning against sleeping, quiet and disturbed.
+"""How many compute threads, and how they should wait for each other: quiet and disturbed.
 
-    python -m stemma.bench.threads [--repeats 5] [--model FOLDER]
+    python -m stemma.bench.threads [--repeats 3] [--model FOLDER]
 
-For each spin time an engine decodes at batch 1 and 32, first alone, then beside one process that
-keeps a core busy. Settings are interleaved; medians are printed, with the ratio to the best of the
-column.
+For one thread, and for all cores with several spin times, an engine decodes at batch 1 and 32,
+first alone, then beside one process that keeps a core busy. Settings are interleaved; medians are
+printed, with the ratio to the best of the column.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from ..frontend.function import function
 from ..frontend.state import ProgramState
 from .report import write_report
 
-SPINS_US = (0, 10, 50, 200, 1000, 100_000)
+CORES = len(os.sched_getaffinity(0))
+SETTINGS = ((1, 0), *((CORES, spin_us) for spin_us in (0, 50, 200, 1000, 100_000)))
 BATCHES = (1, 32)
 NUM_TOKENS = 64
 _BUSY = "while True: pass"
@@ -45,20 +47,25 @@ def tokens_per_s(engine: Engine, batch: int, seed: int) -> float:
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
     args = parser.parse_args()
-    found: dict[tuple[int, int, bool], list[float]] = {}
+    found: dict[tuple[tuple[int, int], int, bool], list[float]] = {}
     with ExitStack() as stack:
-        engines = {spin: stack.enter_context(Engine(args.model, spin_us=spin)) for spin in SPINS_US}
+        engines = {
+            (threads, spin): stack.enter_context(
+                Engine(args.model, num_threads=threads, spin_us=spin)
+            )
+            for threads, spin in SETTINGS
+        }
         for repeat in range(args.repeats):
             for is_busy in (False, True):
                 neighbour = subprocess.Popen([sys.executable, "-c", _BUSY]) if is_busy else None
                 try:
-                    for spin, engine in engines.items():
+                    for setting, engine in engines.items():
                         for batch in BATCHES:
                             speed = tokens_per_s(engine, batch, repeat)
-                            found.setdefault((spin, batch, is_busy), []).append(speed)
+                            found.setdefault((setting, batch, is_busy), []).append(speed)
                 finally:
                     if neighbour is not None:
                         neighbour.kill()
@@ -66,17 +73,19 @@ def main() -> None:
     write_report("threads", _rows(found))
 
 
-def _rows(found: dict[tuple[int, int, bool], list[float]]) -> list[dict[str, object]]:
+def _rows(
+    found: dict[tuple[tuple[int, int], int, bool], list[float]],
+) -> list[dict[str, object]]:
     medians = {key: statistics.median(values) for key, values in found.items()}
     rows: list[dict[str, object]] = []
-    for spin in SPINS_US:
-        row: dict[str, object] = {"spin_us": spin}
+    for setting in SETTINGS:
+        row: dict[str, object] = {"threads": setting[0], "spin_us": setting[1]}
         for is_busy in (False, True):
             for batch in BATCHES:
-                best = max(medians[other, batch, is_busy] for other in SPINS_US)
+                best = max(medians[other, batch, is_busy] for other in SETTINGS)
                 name = f"{'busy' if is_busy else 'quiet'} b{batch}"
-                row[f"{name} tok/s"] = medians[spin, batch, is_busy]
-                row[f"{name} share"] = medians[spin, batch, is_busy] / best
+                row[f"{name} tok/s"] = medians[setting, batch, is_busy]
+                row[f"{name} share"] = medians[setting, batch, is_busy] / best
         rows.append(row)
     return rows
 

@@ -51,7 +51,7 @@ TEXTS = (
     ("person", "name, job, city", "Tomas Velik works as a nurse. He lives in Prague."),
     ("person", "name, age, hobby", "Mira Solane is 52 years old. She likes chess."),
     ("order", "customer, item, quantity", "Paul Dorn ordered 3 lamps."),
-    ("order", "customer, item, quantity, city", "Lena Fisk ordered 12 chairs. Ship it to Oslo."),
+    ("order", "customer, item, quantity, city", "Lena Fisk from Oslo bought 12 x chair."),
     ("order", "customer, item, price", "Omar Haddad bought a desk for 149.50 dollars."),
     ("event", "event, city, date", "The Winter Fair takes place in Bergen on 12 May 2024."),
     ("event", "event, city, time", "The Book Club meets in Porto at 18:30."),

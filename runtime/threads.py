@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-DEFAULT_SPIN_US = 200
+DEFAULT_SPIN_US = 50  # for several threads; 43% of the best beside a busy process, 68% in quiet
 # One turn of libgomp's loop is a `pause`: 25 ns on an AMD EPYC (Zen 4, measured 2026-11), about
 # twice that on recent Intel cores. libgomp counts turns, not time.
 SPINS_PER_US = 40
