@@ -65,7 +65,11 @@ class SharedSegment:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Rows are in depth-first order of the radix tree; segments may be nested."""
+    """One step.
+
+    When segments are given, rows are in depth-first order of the radix tree and segments may be
+    nested. The scheduler gives none yet: its rows are running requests first, then those admitted.
+    """
 
     step_id: int
     rows: tuple[Row, ...]
