@@ -34,23 +34,28 @@ def run(args: argparse.Namespace) -> int:
         print(f"{backend.connection.info['model']}. {HELP}", file=sys.stderr)
         while True:
             try:
-                line = input("> ").strip()
+                if not _obey(conversation, input("> ").strip()):
+                    return 0
             except EOFError:
                 print()
                 return 0
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # at the prompt, or just before or after an answer
                 print()
-                continue
-            if line == "/exit":
-                return 0
-            if line == "/reset":
-                conversation.reset()
-            elif line.startswith("/system"):
-                conversation.reset(system=line.removeprefix("/system").strip() or None)
-            elif line.startswith("/"):
-                print(HELP, file=sys.stderr)
-            elif line:
-                conversation.answer(line)
+
+
+def _obey(conversation: Conversation, line: str) -> bool:
+    """Carry out one line; False to leave."""
+    if line == "/exit":
+        return False
+    if line == "/reset":
+        conversation.reset()
+    elif line.startswith("/system"):
+        conversation.reset(system=line.removeprefix("/system").strip() or None)
+    elif line.startswith("/"):
+        print(HELP, file=sys.stderr)
+    elif line:
+        conversation.answer(line)
+    return True
 
 
 class Conversation:
