@@ -159,7 +159,8 @@ def test_a_client_that_leaves_a_stream_stops_its_decoding(served: Any) -> None:
     body |= {"temperature": 3.0, "seed": 1}
     with st.Runtime(served.endpoint) as runtime:
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as reply:
-            next(reply.iter_lines())
+            lines = reply.iter_lines()  # kept: once it is collected the response is closed
+            next(lines)
             assert runtime.get_server_info()["num_running"] == 1
         deadline = time.monotonic() + 5
         while runtime.get_server_info()["num_running"] and time.monotonic() < deadline:
