@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..errors import InvalidRequest
 from ..frontend.backend import Backend, Engine, Runtime
 from ..runtime.config import EngineConfig, add_engine_flags, engine_config
 
@@ -51,4 +52,6 @@ def default_endpoint(port: int = DEFAULT_PORT) -> str:
     """Where this user's `stemma serve --port PORT` listens, in a folder only this user enters."""
     folder = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise InvalidRequest.of("endpoint", str(folder), "a folder that this user owns")
     return f"ipc://{folder}/{port}.ipc"

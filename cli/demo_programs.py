@@ -83,11 +83,10 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 def calculate(expression: str) -> str:
     """The value of an arithmetic expression, or "error"."""
     try:
-        value = _value(ast.parse(expression, mode="eval").body)
+        rounded = round(_value(ast.parse(expression, mode="eval").body), 4)
+        return str(int(rounded)) if rounded == int(rounded) else str(rounded)
     except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
         return "error"
-    rounded = round(value, 4)
-    return str(int(rounded)) if rounded == int(rounded) else str(rounded)
 
 
 def _value(node: ast.AST) -> float:
