@@ -61,9 +61,11 @@ class Function:
         options, kwargs = self._split(kwargs)
         state = options.start(instance=0, stream=stream)
         if stream:
-            threading.Thread(
+            runner = threading.Thread(
                 target=self._execute_quietly, args=(state, args, kwargs), daemon=True
-            ).start()
+            )
+            runner.start()
+            state._program.runner = runner.ident
             return state
         self._execute(state, args, kwargs)
         try:

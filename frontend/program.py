@@ -53,6 +53,7 @@ class Program:
         self._disconnect: Exception | None = None
         self._num_branches = 0
         self._is_done = False
+        self.runner: int | None = None  # the thread of a streaming run's function
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
         self.id = connection.open_program(self, create)
 
@@ -128,6 +129,15 @@ class Program:
         """Wake who iterates over a branch's text: something was appended."""
         with self.changed:
             self.changed.notify_all()
+
+    def is_run_by_another_thread(self) -> bool:
+        """Whether values may still come that the calling thread does not make itself."""
+        return self.runner is not None and self.runner != threading.get_ident()
+
+    def raise_disconnect(self) -> None:
+        """Raise what ended the program as a whole, if anything did."""
+        if self._disconnect is not None:
+            raise _copied(self._disconnect)
 
     # --- the end ---------------------------------------------------------------------------------
 

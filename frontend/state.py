@@ -198,9 +198,14 @@ class ProgramState:
         raise InvalidProgram(f"var({name!r}) was gathered by a join and is a list; index it first")
 
     def _lookup(self, name: str) -> Any:
+        """A value of this branch; a reader of a run that goes on elsewhere waits for its making."""
+        if name not in self._vars and self._program.is_run_by_another_thread():
+            self._wait_until(lambda: name in self._vars)
         try:
             return self._vars[name]
         except KeyError:
+            if self._program.is_run_by_another_thread():
+                self._program.raise_disconnect()
             raise KeyError(f"no value called {name!r}; there are {sorted(self._vars)}") from None
 
     def _resolve(self, found: Any) -> Any:
@@ -231,6 +236,7 @@ class ProgramState:
 
     def text(self) -> str:
         """All text of this branch, the chat template's marks included; waits for all of it."""
+        self._wait_for_the_runner()
         text = ""
         for piece in list(self._pieces):
             if isinstance(piece, str):
@@ -242,6 +248,7 @@ class ProgramState:
 
     def messages(self) -> list[dict[str, str]]:
         """The chat messages so far as `{"role", "content"}`; waits for all of them."""
+        self._wait_for_the_runner()
         return [
             {"role": message.role, "content": self._joined(message.pieces)}
             for message in self._messages
@@ -258,7 +265,6 @@ class ProgramState:
         what failed, for the whole branch also in forks that nobody read.
         """
         if name is not None:
-            self._wait_until(lambda: name in self._vars)
             yield from self._chunks_of(self._lookup(name))
             return
         num_done = 0
@@ -271,6 +277,11 @@ class ProgramState:
         """Whether the branch has a piece `index`, once that is known."""
         self._wait_until(lambda: len(self._pieces) > index)
         return len(self._pieces) > index
+
+    def _wait_for_the_runner(self) -> None:
+        """A reader of a run that goes on in another thread waits until that has appended all."""
+        if self._program.is_run_by_another_thread():
+            self._wait_until(lambda: False)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         program = self._program

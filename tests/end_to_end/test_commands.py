@@ -38,6 +38,7 @@ def test_generate_prints_text_and_json(stemma_command: Run, served: Any) -> None
     done = stemma_command("generate", "Hi, my name is Nora.", *flags)
     assert done.returncode == 0 and "Nora" in done.stdout, done.stderr
     done = stemma_command("generate", "-", "--raw", "--json", *flags, stdin="Hello")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompt_tokens"] >= 2
 
 

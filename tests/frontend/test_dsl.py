@@ -326,6 +326,36 @@ def test_one_value_can_be_streamed_alone() -> None:
     assert "".join(two_gens.run("value").text_iter("second")) == state["second"]
 
 
+def test_a_value_of_a_streaming_run_can_be_read_before_its_gen_was_appended() -> None:
+    go_on = threading.Event()
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        assert "x" not in s and go_on.wait(20)
+        s += "late" + st.gen("x", max_tokens=3, **GREEDY)
+
+    state = program.stream()
+    threading.Timer(0.1, go_on.set).start()
+    assert state["x"] == state.text().removeprefix("late")
+    with pytest.raises(KeyError, match="no value called 'y'; there are"):
+        state["y"]
+
+
+def test_a_whole_text_of_a_streaming_run_waits_for_its_end() -> None:
+    go_on = threading.Event()
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        with s.user():
+            assert s.text() and go_on.wait(20)
+            s += "late"
+
+    state = program.stream()
+    threading.Timer(0.1, go_on.set).start()
+    assert "late" in state.text()
+    assert state.messages() == [{"role": "user", "content": "late"}]
+
+
 def test_text_appended_before_a_pause_is_streamed_during_it() -> None:
     go_on = threading.Event()
 
@@ -439,6 +469,8 @@ def test_the_authors_own_exception_is_raised_where_a_stream_is_read() -> None:
     pieces: list[str] = []
     with pytest.raises(LookupError, match="the author's own"):
         pieces.extend(program.stream().text_iter())
+    with pytest.raises(LookupError, match="the author's own"):
+        program.stream()["never made"]
 
 
 def test_the_authors_own_exception_cancels_the_program(engine: st.Engine) -> None:
