@@ -38,8 +38,8 @@ check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed pack
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
 
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
-	$(BIN)/python -m stemma.bench.threads
-	$(BIN)/python -m stemma.bench.startup
+	$(BIN)/stemma bench startup
+	$(BIN)/stemma bench threads
 
 soak: $(TEST_ENV)  ## the long random runs
 	$(BIN)/python -m pytest -q -m slow

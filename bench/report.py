@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -17,21 +18,30 @@ from rich.table import Table
 DEFAULT_FOLDER = Path("build/bench")
 
 
-def write_report(
-    name: str, rows: Sequence[Mapping[str, Any]], folder: Path = DEFAULT_FOLDER
-) -> Path:
-    """Print `rows` (all with the same keys) and write them with the machine beside them."""
+def add_report_flags(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark takes."""
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON, no table")
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_FOLDER, metavar="FOLDER",
+        help="write NAME.json there, with machine, versions and commit (default: %(default)s)",
+    )  # fmt: skip
+
+
+def write_report(name: str, rows: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
+    """Print `rows` (all with the same keys) as `args` ask and write them with the machine."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+    if args.json:
+        print(json.dumps(list(rows)))
+        return
     table = Table(title=name)
     for key in rows[0]:
         table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
     for row in rows:
         table.add_row(*(_shown(value) for value in row.values()))
     Console().print(table)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
     print(f"written to {path}")
-    return path
 
 
 def machine() -> dict[str, Any]:

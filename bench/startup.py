@@ -1,7 +1,4 @@
-"""How long until something happens: `import stemma`, and process start to first token.
-
-python -m stemma.bench.startup [--repeats 5] [--model FOLDER]
-"""
+"""Seconds until something happens: `import stemma`, and process start to first token."""
 
 from __future__ import annotations
 
@@ -41,12 +38,14 @@ def first_token_s(model: str | None) -> tuple[float, float]:
         return seconds, engine.get_server_info()["peak_rss_bytes"] / 2**20
 
 
-def main() -> None:
-    """Measure and report medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench startup`."""
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report medians."""
     imports = [import_s() for _ in range(args.repeats)]
     starts = [first_token_s(args.model) for _ in range(args.repeats)]
     write_report(
@@ -56,14 +55,12 @@ def main() -> None:
             _row("start to first token, s", [seconds for seconds, _ in starts], 3.0),
             _row("peak memory then, MB", [peak for _, peak in starts], None),
         ],
+        args,
     )
+    return 0
 
 
 def _row(what: str, values: list[float], target: float | None) -> dict[str, object]:
     median = statistics.median(values)
     share = median / target if target else None
     return {"what": what, "median": median, "best": min(values), "target": target, "share": share}
-
-
-if __name__ == "__main__":
-    main()

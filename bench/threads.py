@@ -1,7 +1,5 @@
 """How many compute threads, and how they should wait for each other: quiet and disturbed.
 
-    python -m stemma.bench.threads [--repeats 3] [--model FOLDER]
-
 For one thread, and for all cores with several spin times, an engine decodes at batch 1 and 32,
 first alone, then beside one process that keeps a core busy. Settings are interleaved; medians are
 printed, with the ratio to the best of the column.
@@ -44,12 +42,14 @@ def tokens_per_s(engine: Engine, batch: int, seed: int) -> float:
     return batch * NUM_TOKENS / (time.perf_counter() - started)
 
 
-def main() -> None:
-    """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench threads`."""
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report."""
     found: dict[tuple[tuple[int, int], int, bool], list[float]] = {}
     with ExitStack() as stack:
         engines = {
@@ -70,7 +70,8 @@ def main() -> None:
                     if neighbour is not None:
                         neighbour.kill()
                         neighbour.wait()
-    write_report("threads", _rows(found))
+    write_report("threads", _rows(found), args)
+    return 0
 
 
 def _rows(
@@ -88,7 +89,3 @@ def _rows(
                 row[f"{name} share"] = medians[setting, batch, is_busy] / best
         rows.append(row)
     return rows
-
-
-if __name__ == "__main__":
-    main()
