@@ -144,7 +144,7 @@ class LoadedModel:
             page_size=config.page_size,
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
-            kernels="reference" if config.kernels == "reference" else "auto",
+            kernels=config.kernels,
         )
         self.runner.warm_up()
         self.engine = Engine(
