@@ -46,6 +46,7 @@ class Kernels:
     rotate_and_store: ops.RotateAndStore
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
 
     def describe(self) -> list[KernelChoice]:
@@ -75,6 +76,7 @@ def _reference(reason: str) -> Kernels:
         rotate_and_store=reference_dense.rotate_and_store,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
+        segment_cost_tokens=0,  # segments are ignored
         choices=_choices("reference", reason, "reference", reason),
     )
 
@@ -93,6 +95,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         rotate_and_store=cpu_dense.rotate_and_store,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
+        segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
     )
 
@@ -107,6 +110,7 @@ def _native() -> Kernels:
         rotate_and_store=native_dense.rotate_and_store,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
+        segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
         choices=_choices("native", reason, "native", reason),
     )
 

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 class Executor(Protocol):
     """The device half, as the engine sees it."""
 
+    segment_cost_tokens: int  # see schedule/tree_order.py
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens; rows are answered in order."""
 
@@ -56,6 +58,7 @@ class Engine:
             KVCacheManager(num_pages, page_size),
             token_budget=token_budget,
             max_running_requests=max_running_requests,
+            segment_cost_tokens=executor.segment_cost_tokens,
         )
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()

@@ -50,25 +50,29 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SharedSegment:
-    """KV that consecutive rows have in common: `row_start <= row < row_end` all hold it.
+    """KV that consecutive rows have in common: tokens [token_start, token_end) of the rows
+    [row_start, row_end), in the same pages for each of them (read off the first one's table).
 
-    `extents` are runs of pages `(first_page, num_pages)` that cover the tokens
-    `[token_start, token_end)` of each of these rows. Attention over it may be computed once.
+    All of it lies before the first input of each row. Attention over it may be computed once.
     """
 
-    extents: tuple[tuple[int, int], ...]
     token_start: int
     token_end: int
     row_start: int
     row_end: int
 
+    @property
+    def num_saved_tokens(self) -> int:
+        """Tokens of KV that the rows would read without the segment, and do not with it."""
+        return (self.token_end - self.token_start) * (self.row_end - self.row_start - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step.
+    """One step: rows in depth-first order of the radix tree, and the segments that they share.
 
-    When segments are given, rows are in depth-first order of the radix tree and segments may be
-    nested. The scheduler gives none yet: its rows are running requests first, then those admitted.
+    Segments may be nested; the outermost come first, and those of a row follow each other from
+    token 0 on without a gap.
     """
 
     step_id: int

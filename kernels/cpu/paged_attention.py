@@ -39,6 +39,8 @@ _MAX_WASTED_SHARE = 0.125
 _FEW_KEYS = 384
 # The gathered copy of a group stays below this, 64 MiB at 4 KV heads of 64 in bfloat16 (a guess).
 _MAX_GROUP_SLOTS = 65536
+# A segment costs some ten calls a layer; a row in it, a share of them and of the merge (a guess).
+SEGMENT_COST_TOKENS = 64
 # Queries of a prefill block; 64 and 128 are equally fast, smaller ones waste less on the diagonal.
 _QUERY_BLOCK = 64
 

@@ -21,6 +21,9 @@ from ..attention_rows import AttentionRows, IntArray
 from ..cpu import paged_attention as cpu
 from .library import library
 
+# A row in a segment has a partial result more to write and merge, which takes as long as the keys
+# of some 16 to 32 tokens (an estimate by instruction counts).
+SEGMENT_COST_TOKENS = 32
 # Tokens of an item: with the 1 to 8 query heads that a KV head has, their sums and scores stay in a
 # core's second-level cache, and packing a block of keys is paid once for all of them.
 _MAX_ITEM_TOKENS = 64

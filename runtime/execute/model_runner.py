@@ -106,6 +106,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
         )
         self._previous_tokens: Int64Array = np.zeros(0, dtype=np.int64)
+        self.segment_cost_tokens = self.kernels.segment_cost_tokens
 
     @property
     def num_pages(self) -> int:

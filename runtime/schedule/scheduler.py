@@ -18,6 +18,7 @@ from ...errors import OutOfPages
 from ..request import FinishReason, Request, RequestState
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from .kv_cache import KVCacheManager, Publication
+from .tree_order import depth_first, shared_segments
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class SchedulerStats:
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     num_generated_tokens: int = 0
+    num_shared_tokens: int = 0  # KV that rows did not read because a segment was read once for all
     num_steps: int = 0
 
 
@@ -50,10 +52,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, kv_cache: KVCacheManager, *, token_budget: int, max_running_requests: int
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        token_budget: int,
+        max_running_requests: int,
+        segment_cost_tokens: int = 32,
     ) -> None:
+        """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it."""
         self.kv_cache = kv_cache
         self.token_budget = token_budget
+        self.segment_cost_tokens = segment_cost_tokens
         self.stats = SchedulerStats()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -90,8 +99,18 @@ class Scheduler:
         if not rows:
             return None
         self._step_id += 1
-        plan = StepPlan(self._step_id, tuple(rows))
-        self._in_flight = _Planned(plan, tuple(requests), tuple(publications))
+        order, paths = depth_first(requests)
+        rows = [rows[index] for index in order]
+        segments = shared_segments(
+            paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
+        )
+        self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
+        plan = StepPlan(self._step_id, tuple(rows), segments)
+        self._in_flight = _Planned(
+            plan,
+            tuple(requests[index] for index in order),
+            tuple(publications[index] for index in order),
+        )
         return plan
 
     def _publish(self, request: Request, num_tokens: int) -> Publication | None:

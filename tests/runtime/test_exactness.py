@@ -6,6 +6,7 @@ identical to those of the request alone on an empty cache, whatever there is of
     cache hits, also of generated turns    chunked prefill (1, 7, 64, all)    page sizes 1 and 16
     batch composition                      order and time of arrival          aborted neighbours
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
+    tree attention on and off
 
 Part c. Low precision and fast kernels: the tokens that path A chose (batch, cache hits, chunks) are
 replayed through path B (one scoring pass on an empty cache); at every position the best logprob
@@ -177,6 +178,25 @@ def test_tokens_are_identical_for_any_chunk_size(
 ) -> None:
     loaded = load(page_size=page_size, chunked_prefill_size=chunk)
     assert outputs_of(serve(loaded, jobs)) == alone
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [16, 2048])
+@pytest.mark.parametrize("cost", [0, 8, 1_000_000])
+def test_tokens_are_identical_with_tree_attention_on_and_off(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int, chunk: int, cost: int
+) -> None:
+    """`cost` decides how much is shared: all that can be, what pays, nothing."""
+    loaded = load(kernels="cpu", page_size=page_size, chunked_prefill_size=chunk)
+    scheduler = loaded.engine.scheduler
+    scheduler.segment_cost_tokens, before = cost, scheduler.segment_cost_tokens
+    num_before = scheduler.stats.num_shared_tokens
+    try:
+        assert outputs_of(serve(loaded, jobs)) == alone
+        assert outputs_of(serve(loaded, jobs)) == alone
+    finally:
+        scheduler.segment_cost_tokens = before
+    assert (scheduler.stats.num_shared_tokens > num_before) == (cost < 1_000_000)
 
 
 @pytest.mark.parametrize("max_running", [1, 3, 8])
