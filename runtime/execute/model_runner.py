@@ -63,7 +63,7 @@ class ModelRunner:
         page_size: int = 1,
         max_running_requests: int = 64,
         max_model_len: int | None = None,
-        kernels: KernelMode = "auto",
+        kernels: KernelMode | Kernels = "auto",
         load_format: LoadFormat = "auto",
         on_progress: ProgressCallback | None = None,
     ) -> None:
@@ -79,7 +79,11 @@ class ModelRunner:
         self.device = _checked_device(device)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
-        self.kernels: Kernels = select_kernels(self.dtype, self.device, kernels)
+        self.kernels: Kernels = (
+            kernels
+            if isinstance(kernels, Kernels)
+            else select_kernels(self.dtype, self.device, kernels)
+        )
         self.model = self._load(Path(model_folder), load_format, on_progress)
         if num_pages is None:
             num_pages = num_pages_for(

@@ -5,7 +5,7 @@
 // one stream of memory. Each output is summed over k in ascending order in one register lane,
 // whatever the number of rows: a row's result does not depend on the rows beside it.
 //
-// A tile is up to 12 rows by one panel: 24 sums in registers, two loads of weights and one broadcast
+// A tile is up to 10 rows by one panel: 20 sums in registers, two loads of weights and one broadcast
 // a row for two multiply-adds each. While a panel's last tile runs, the next panel is fetched.
 #include <algorithm>
 
@@ -16,9 +16,9 @@ namespace stemma {
 namespace {
 
 constexpr int kPanel = 32;     // columns
-constexpr int kTileRows = 12;  // 24 accumulators of the 32 registers
+constexpr int kTileRows = 10;  // 20 sums; with 12, 24 sums, the compiler spills and loses a tenth
 // Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
-constexpr int64_t kBlockBytes = 384 << 10;
+constexpr int64_t kBlockBytes = 256 << 10;
 // A chunk of panels: long enough a stream, short enough to share out (bytes of weights).
 constexpr int64_t kChunkBytes = 192 << 10;
 
@@ -41,7 +41,7 @@ inline void multiply(const bf16* x, int64_t stride, const char* panel, int64_t n
             _mm_prefetch(next + pair * 128, _MM_HINT_T1);
             _mm_prefetch(next + pair * 128 + 64, _MM_HINT_T1);
         }
-#pragma GCC unroll 12
+#pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
             const auto both =
                 (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x + r * stride + 2 * pair));
@@ -110,8 +110,8 @@ void run_tile(const Job& job, int64_t row, int64_t panel, bool is_last) {
 
 using RunTile = void (*)(const Job&, int64_t, int64_t, bool);
 constexpr RunTile kRunTile[kTileRows + 1] = {
-    nullptr,     run_tile<1>, run_tile<2>, run_tile<3>, run_tile<4>,  run_tile<5>,  run_tile<6>,
-    run_tile<7>, run_tile<8>, run_tile<9>, run_tile<10>, run_tile<11>, run_tile<12>,
+    nullptr,     run_tile<1>, run_tile<2>, run_tile<3>, run_tile<4>,  run_tile<5>,
+    run_tile<6>, run_tile<7>, run_tile<8>, run_tile<9>, run_tile<10>,
 };
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.
