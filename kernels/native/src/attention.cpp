@@ -22,7 +22,8 @@ namespace stemma {
 namespace {
 
 constexpr int kKeys = 64;     // keys of a block: 4 registers of scores
-constexpr int kTileRows = 6;  // 24 accumulators of the 32 registers
+constexpr int kTileRows = 6;  // 24 sums of the 32 registers
+constexpr float kLog2E = 1.44269504f;
 
 // Mirrored by numpy in paged_attention.py.
 struct Item {
@@ -131,53 +132,75 @@ struct Rows {
     float* sums;     // [count, head_dim] weighted values
     uint32_t* probs; // [count, kKeys / 2] pairs
     float* largest;  // [count] score before scaling
-    float* total;    // [count]
+    float* totals;   // [count, 16] sums of exponentials, a lane for every 16th key
     float* decay;    // [count] by which a block shrinks what was summed before
 };
 
-// Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
+// All loops over a tile are unrolled: only so do its sums stay in registers.
+#define STEMMA_UNROLL _Pragma("GCC unroll 8")
+
+// Scores of kRows rows by kGroups * 16 keys, made probabilities of this block. `factor` turns a
+// score into an exponent of 2.
 template <int kRows, int kGroups>
 void score_tile(const Rows& rows, int first, const uint32_t* keys, int num_pairs,
-                const int* num_visible, float scale) {
+                const int* num_visible, float factor) {
     __m512 s[kRows][kGroups];
-    for (int r = 0; r < kRows; ++r)
+    STEMMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_setzero_ps();
+    }
     const auto* q = reinterpret_cast<const int*>(rows.q) + first * num_pairs;
     for (int pair = 0; pair < num_pairs; ++pair) {
         __m512bh k[kGroups];
+        STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g)
             k[g] = (__m512bh)_mm512_load_si512(keys + pair * kKeys + g * 16);
+        STEMMA_UNROLL
         for (int r = 0; r < kRows; ++r) {
             const auto both = (__m512bh)_mm512_set1_epi32(q[r * num_pairs + pair]);
+            STEMMA_UNROLL
             for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_dpbf16_ps(s[r][g], k[g], both);
         }
     }
-    const __m512 lowest = _mm512_set1_ps(-INFINITY), factor = _mm512_set1_ps(scale);
+    const __m512 lowest = _mm512_set1_ps(-INFINITY), factors = _mm512_set1_ps(factor);
+    STEMMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
         const int row = first + r, visible = num_visible[row];
-        if (visible < kGroups * 16)
+        if (visible < kGroups * 16) {
+            STEMMA_UNROLL
             for (int g = 0; g < kGroups; ++g) {
                 const int seen = std::clamp(visible - g * 16, 0, 16);
                 s[r][g] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>((1u << seen) - 1),
                                              s[r][g]);
             }
+        }
         __m512 top = s[r][0];
+        STEMMA_UNROLL
         for (int g = 1; g < kGroups; ++g) top = _mm512_max_ps(top, s[r][g]);
         const float before = rows.largest[row];
         const float largest = std::max(before, _mm512_reduce_max_ps(top));
-        const __m512 shift = _mm512_set1_ps(largest);
+        const __m512 shift = _mm512_set1_ps(largest * factor);
         __m512 sum = _mm512_setzero_ps();
         auto* out = reinterpret_cast<bf16*>(rows.probs + row * (kKeys / 2));
+        STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g) {
-            const __m512 p =
-                exp_nonpositive(_mm512_mul_ps(_mm512_sub_ps(s[r][g], shift), factor));
+            const __m512 p = exp2_nonpositive(_mm512_fmsub_ps(s[r][g], factors, shift));
             sum = _mm512_add_ps(sum, p);
             store_bf16(out + g * 16, p);
         }
-        const float decay = std::exp((before - largest) * scale);
+        float* total = rows.totals + row * 16;
+        __m512 so_far = _mm512_load_ps(total);
+        float decay = 1.0f;
+        if (largest != before) {
+            // NOTE: a call of the library's exp2 would push all sums out of their registers.
+            const __m512 shrink = _mm512_set1_ps((before - largest) * factor);
+            decay = _mm512_cvtss_f32(exp2_nonpositive(shrink));
+            rows.largest[row] = largest;
+            so_far = _mm512_mul_ps(so_far, _mm512_set1_ps(decay));
+        }
         rows.decay[row] = decay;
-        rows.largest[row] = largest;
-        rows.total[row] = rows.total[row] * decay + _mm512_reduce_add_ps(sum);
+        _mm512_store_ps(total, _mm512_add_ps(so_far, sum));
     }
 }
 
@@ -186,8 +209,10 @@ template <int kRows, int kGroups>
 void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pairs, int head_dim,
                 int dim) {
     __m512 o[kRows][kGroups];
+    STEMMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
         const __m512 decay = _mm512_set1_ps(rows.decay[first + r]);
+        STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g)
             o[r][g] = _mm512_mul_ps(
                 decay, _mm512_load_ps(rows.sums + (first + r) * head_dim + dim + g * 16));
@@ -195,17 +220,23 @@ void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pai
     const uint32_t* probs = rows.probs + first * (kKeys / 2);
     for (int pair = 0; pair < num_pairs; ++pair) {
         __m512bh v[kGroups];
+        STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g)
             v[g] = (__m512bh)_mm512_load_si512(values + pair * head_dim + dim + g * 16);
+        STEMMA_UNROLL
         for (int r = 0; r < kRows; ++r) {
             const auto both =
                 (__m512bh)_mm512_set1_epi32(static_cast<int>(probs[r * (kKeys / 2) + pair]));
+            STEMMA_UNROLL
             for (int g = 0; g < kGroups; ++g) o[r][g] = _mm512_dpbf16_ps(o[r][g], v[g], both);
         }
     }
-    for (int r = 0; r < kRows; ++r)
+    STEMMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g)
             _mm512_store_ps(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
+    }
 }
 
 using ScoreTile = void (*)(const Rows&, int, const uint32_t*, int, const int*, float);
@@ -220,13 +251,13 @@ constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(value_tile);
 
 // One block of keys for all rows. num_visible [rows.count] counts from the block's first key.
 void attend_block(const Rows& rows, const uint32_t* keys, const uint32_t* values, int num_keys,
-                  const int* num_visible, int head_dim, float scale) {
+                  const int* num_visible, int head_dim, float factor) {
     const int groups = (num_keys + 15) / 16;
     const int num_tiles = (rows.count + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < num_tiles; ++tile) {
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
-        kScoreTile[count - 1][groups - 1](rows, first, keys, head_dim / 2, num_visible, scale);
+        kScoreTile[count - 1][groups - 1](rows, first, keys, head_dim / 2, num_visible, factor);
         for (int dim = 0; dim < head_dim; dim += 64) {
             const int width = std::min(4, (head_dim - dim) / 16);
             kValueTile[count - 1][width - 1](rows, first, values, (num_keys + 1) / 2, head_dim,
@@ -240,9 +271,10 @@ void finish(const Attention& a, const Item& item, int kv_head, const Rows& rows)
     for (int row = 0; row < rows.count; ++row) {
         const int token = row / group, head = kv_head * group + row % group;
         const float* sums = rows.sums + row * dims;
+        const float total = _mm512_reduce_add_ps(_mm512_load_ps(rows.totals + row * 16));
         if (item.partial < 0) {
             bf16* out = a.out + (static_cast<int64_t>(item.token + token) * a.num_heads + head) * dims;
-            const __m512 factor = _mm512_set1_ps(1.0f / rows.total[row]);
+            const __m512 factor = _mm512_set1_ps(1.0f / total);
             for (int dim = 0; dim < dims; dim += 16)
                 store_bf16(out + dim, _mm512_mul_ps(factor, _mm512_load_ps(sums + dim)));
         } else {
@@ -250,7 +282,7 @@ void finish(const Attention& a, const Item& item, int kv_head, const Rows& rows)
                         (static_cast<int64_t>(item.partial + token) * a.num_heads + head) * (dims + 2);
             std::memcpy(to, sums, sizeof(float) * dims);
             to[dims] = rows.largest[row];
-            to[dims + 1] = rows.total[row];
+            to[dims + 1] = total;
         }
     }
 }
@@ -259,7 +291,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
-    const size_t row_bytes = dims * 2 + dims * 4 + kKeys * 2 + 4 * sizeof(float);
+    const size_t row_bytes = dims * 2 + dims * 4 + kKeys * 2 + 19 * sizeof(float);
     char* at = workspace.at(2 * kKeys * dims * 2 + count * (row_bytes + 64));
     const auto take = [&at](size_t bytes) {
         char* taken = at;
@@ -274,7 +306,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.probs = reinterpret_cast<uint32_t*>(take(count * kKeys * 2));
     rows.q = reinterpret_cast<bf16*>(take(count * dims * 2));
     rows.largest = reinterpret_cast<float*>(take(count * sizeof(float)));
-    rows.total = reinterpret_cast<float*>(take(count * sizeof(float)));
+    rows.totals = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
     auto* num_visible = reinterpret_cast<int*>(take(count * sizeof(int)));
     for (int token = 0; token < item.num_tokens; ++token)
@@ -283,7 +315,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
                     sizeof(bf16) * group * dims);
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
-    std::fill(rows.total, rows.total + count, 0.0f);
+    std::memset(rows.totals, 0, sizeof(float) * count * 16);
 
     const bf16* all_keys = a.kv + kv_head * a.num_slots * dims;
     const bf16* all_values = a.kv + (a.num_kv_heads + kv_head) * a.num_slots * dims;
@@ -299,9 +331,9 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
         pack_values(all_values, slots + first, num_keys, dims, values);
         const int skip = hidden * group;
         const Rows seeing{count - skip,          rows.q + skip * dims,   rows.sums + skip * dims,
-                          rows.probs + skip * (kKeys / 2), rows.largest + skip, rows.total + skip,
+                          rows.probs + skip * (kKeys / 2), rows.largest + skip, rows.totals + skip * 16,
                           rows.decay + skip};
-        attend_block(seeing, keys, values, num_keys, num_visible + skip, dims, a.scale);
+        attend_block(seeing, keys, values, num_keys, num_visible + skip, dims, a.scale * kLog2E);
     }
     finish(a, item, kv_head, rows);
 }

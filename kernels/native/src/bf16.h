@@ -31,21 +31,25 @@ inline void store_bf16(bf16* to, __m512 wide, __mmask16 lanes) {
     _mm256_mask_storeu_epi16(to, lanes, narrow(wide));
 }
 
-// e^x within 2 ulp for x <= 0 (-inf gives 0): 2^(x log2 e), the fraction by a polynomial of degree 5
-// (minimax on [-0.5, 0.5]), the whole part by the exponent field.
-inline __m512 exp_nonpositive(__m512 x) {
-    const __m512 scaled = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)),
-                                        _mm512_set1_ps(-150.0f));
-    const __m512 whole =
-        _mm512_roundscale_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 part = _mm512_sub_ps(scaled, whole);
-    __m512 power = _mm512_set1_ps(1.33903994e-3f);
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(9.67029564e-3f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.55034130e-2f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.40222478e-1f));
-    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.93147209e-1f));
+// 2^x within 3e-6 for x <= 0 (0 below 2^-126, and for -inf): the whole part by the exponent field, 2^fraction by a
+// polynomial (minimax on [-0.5, 0.5]).
+inline __m512 exp2_nonpositive(__m512 x) {
+    const __m512 shift = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
+    const __mmask16 is_normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
+    const __m512 shifted = _mm512_add_ps(x, shift);
+    const __m512 part = _mm512_sub_ps(x, _mm512_sub_ps(shifted, shift));
+    __m512 power = _mm512_set1_ps(9.58274e-3f);
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.590613e-2f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.4024099e-1f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.9312423e-1f));
     power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(power, whole);
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(is_normal, _mm512_castps_si512(power), exponent));
+}
+
+inline __m512 exp_nonpositive(__m512 x) {
+    return exp2_nonpositive(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
 }
 
 }  // namespace stemma
