@@ -17,7 +17,7 @@ _SIGNATURES = {
     "stemma_linear": (_POINTER, _POINTER, _POINTER, _INT),
     "stemma_rms_norm": (_POINTER, _POINTER, _POINTER, ctypes.c_float, _POINTER, _INT, _INT),
     "stemma_rotate_and_store": (*(_POINTER,) * 5, *(_INT,) * 5),
-    "stemma_attention": (*(_POINTER,) * 4, _INT),
+    "stemma_attention": (_POINTER,),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
 DEFAULT_SPIN_US = 100

@@ -44,6 +44,10 @@ class _Attention(ctypes.Structure):
         ("slots", ctypes.c_void_p),
         ("num_items", ctypes.c_int64),
         ("partials", ctypes.c_void_p),
+        ("merged_tokens", ctypes.c_void_p),
+        ("merged_first", ctypes.c_void_p),
+        ("merged_partials", ctypes.c_void_p),
+        ("num_merged", ctypes.c_int64),
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
@@ -67,15 +71,59 @@ class _Items:
         self.num_slots += len(slots)
 
 
-@dataclass(frozen=True, slots=True)
 class NativeAttentionPlan:
-    """A step's work list. I items, P partial results, M merged tokens."""
+    """A step's work list, and the record of it that the C++ reads. I items, P partial results, M
+    merged tokens.
 
-    items: IntArray  # [I, 6]: the columns of `_Items`, and the first token's partial or -1
-    slots: IntArray  # [S]
-    merged_tokens: IntArray  # [M]
-    merged_first: IntArray  # [M + 1]
-    merged_partials: IntArray  # [P]
+    items [I, 6]: the columns of `_Items`, and the first token's partial or -1; slots [S];
+    merged_tokens [M]; partials of merged_tokens[i]: merged_partials [P] from merged_first[i] to
+    merged_first[i + 1]. All int32.
+    """
+
+    def __init__(
+        self,
+        items: IntArray,
+        slots: IntArray,
+        merged_tokens: IntArray,
+        merged_first: IntArray,
+        merged_partials: IntArray,
+    ) -> None:
+        self.items = np.ascontiguousarray(items)
+        self.slots = np.ascontiguousarray(slots)
+        self.merged = (merged_tokens, merged_first, merged_partials)
+        self._partials: Tensor | None = None
+        self._record = _Attention(
+            items=self.items.ctypes.data,
+            slots=self.slots.ctypes.data,
+            num_items=len(self.items),
+            merged_tokens=merged_tokens.ctypes.data,
+            merged_first=merged_first.ctypes.data,
+            merged_partials=merged_partials.ctypes.data,
+            num_merged=len(merged_tokens),
+        )
+        self._address = ctypes.addressof(self._record)
+
+    def run(self, q: Tensor, kv_layer: Tensor) -> Tensor:
+        """One layer; what all layers share is written into the record by the first."""
+        record = self._record
+        if self._partials is None:
+            self._set_shape(q, kv_layer)
+        out = torch.empty((q.shape[0], q.shape[1], q.shape[2]), dtype=torch.bfloat16)
+        record.q, record.q_stride = q.data_ptr(), q.stride(0)
+        record.kv, record.out = kv_layer.data_ptr(), out.data_ptr()
+        library().stemma_attention(self._address)
+        return out
+
+    def _set_shape(self, q: Tensor, kv_layer: Tensor) -> None:
+        _, num_heads, head_dim = q.shape
+        assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
+        num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
+        self._partials = torch.empty(num_floats, dtype=torch.float32)
+        record = self._record
+        record.partials = self._partials.data_ptr()
+        record.num_heads, record.num_kv_heads = num_heads, kv_layer.shape[1]
+        record.num_slots, record.head_dim = kv_layer.shape[2], head_dim
+        record.scale = head_dim**-0.5
 
 
 def plan_attention(rows: AttentionRows, kv_layer: Tensor) -> object:
@@ -105,35 +153,7 @@ def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
     if isinstance(plan, cpu.CpuAttentionPlan):
         return cpu.paged_attention(q, kv_layer, plan)
     assert isinstance(plan, NativeAttentionPlan), "the plan comes from this backend"
-    num_tokens, num_heads, head_dim = q.shape
-    _, num_kv_heads, num_slots, _ = kv_layer.shape
-    assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
-    num_partials = len(plan.merged_partials)
-    partials = torch.empty(num_partials * num_heads * (head_dim + 2), dtype=torch.float32)
-    record = _Attention(
-        q.data_ptr(),
-        q.stride(0),
-        kv_layer.data_ptr(),
-        num_slots,
-        out.data_ptr(),
-        plan.items.ctypes.data,
-        plan.slots.ctypes.data,
-        len(plan.items),
-        partials.data_ptr(),
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        head_dim**-0.5,
-    )
-    library().stemma_attention(
-        ctypes.addressof(record),
-        plan.merged_tokens.ctypes.data,
-        plan.merged_first.ctypes.data,
-        plan.merged_partials.ctypes.data,
-        len(plan.merged_tokens),
-    )
-    return out
+    return plan.run(q, kv_layer)
 
 
 def _add_segment(
@@ -207,6 +227,9 @@ def _token_tiles(token: int, token_end: int) -> IntArray:
 def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeAttentionPlan:
     """Number the partial results of tokens that more than one item serves."""
     counts = table[:, 1]
+    if int(counts.sum()) == num_tokens:
+        table[:, 5] = -1
+        return NativeAttentionPlan(table, slots, _NONE, np.zeros(1, dtype=np.int32), _NONE)
     item_of = np.repeat(np.arange(len(table), dtype=np.int32), counts)
     first_of = np.cumsum(counts, dtype=np.int32) - counts
     token_of = table[item_of, 0] + np.arange(len(item_of), dtype=np.int32) - first_of[item_of]
@@ -218,6 +241,7 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     np.cumsum(num_serving[merged_tokens], out=merged_first[1:])
     served = token_of[is_merged[item_of]]
     order = np.argsort(served, kind="stable").astype(np.int32)
-    return NativeAttentionPlan(
-        np.ascontiguousarray(table), slots, merged_tokens, merged_first, order
-    )
+    return NativeAttentionPlan(table, slots, merged_tokens, merged_first, order)
+
+
+_NONE = np.zeros(0, dtype=np.int32)

@@ -14,7 +14,7 @@ from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.registry import KernelMode, select_kernels
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.02}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.05}
 FAST: tuple[KernelMode, ...] = ("cpu", "auto")
 
 

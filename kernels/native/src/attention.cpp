@@ -45,6 +45,11 @@ struct Attention {
     const int32_t* slots;
     int64_t num_items;
     float* partials;  // [P, num_heads, head_dim + 2]: values, largest score, sum
+    // Partials of merged_tokens[i]: merged_partials[merged_first[i]] .. [merged_first[i + 1]].
+    const int32_t* merged_tokens;
+    const int32_t* merged_first;
+    const int32_t* merged_partials;
+    int64_t num_merged;
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;
@@ -338,7 +343,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     finish(a, item, kv_head, rows);
 }
 
-// out = the partials' weighted mean; partials of a token: at[first[t]] .. at[first[t + 1]].
+// out = the weighted mean of the partials at[0] .. at[count - 1].
 void merge_token(const Attention& a, int token, const int32_t* at, int count) {
     const int dims = a.head_dim;
     for (int head = 0; head < a.num_heads; ++head) {
@@ -367,18 +372,19 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
 
 using namespace stemma;
 
-// merged_tokens [num_merged]; partials of merged_tokens[i]: at[first[i]] .. at[first[i + 1]].
-extern "C" void stemma_attention(const Attention* attention, const int32_t* merged_tokens,
-                                 const int32_t* first, const int32_t* at, int64_t num_merged) {
+extern "C" void stemma_attention(const Attention* attention) {
     const Attention& a = *attention;
     pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
         run_unit(a, a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
     });
-    if (num_merged == 0) return;
+    if (a.num_merged == 0) return;
     constexpr int kTokens = 16;
-    pool().for_each(static_cast<int>((num_merged + kTokens - 1) / kTokens), [&](int chunk) {
-        const int64_t last = std::min<int64_t>(num_merged, (chunk + 1) * kTokens);
-        for (int64_t i = chunk * kTokens; i < last; ++i)
-            merge_token(a, merged_tokens[i], at + first[i], first[i + 1] - first[i]);
+    pool().for_each(static_cast<int>((a.num_merged + kTokens - 1) / kTokens), [&](int chunk) {
+        const int64_t last = std::min<int64_t>(a.num_merged, (chunk + 1) * kTokens);
+        for (int64_t i = chunk * kTokens; i < last; ++i) {
+            const int32_t first = a.merged_first[i];
+            merge_token(a, a.merged_tokens[i], a.merged_partials + first,
+                        a.merged_first[i + 1] - first);
+        }
     });
 }
