@@ -24,7 +24,7 @@ Times = dict[str, float]
 
 
 def growth(fan_outs: Sequence[int], repeats: int) -> list[dict[str, object]]:
-    """A row a tree: microseconds a call, medians over the repeats, and their growth."""
+    """A row a tree: CPU microseconds a call, medians over the repeats, and their growth."""
     rows: list[dict[str, object]] = []
     smallest: Times | None = None
     for fan_out in fan_outs:
@@ -40,45 +40,53 @@ def growth(fan_outs: Sequence[int], repeats: int) -> list[dict[str, object]]:
 
 
 def full_tree(fan_out: int, num_spares: int) -> RadixTree:
-    """A tree with `fan_out` children a node, and first in line for eviction `num_spares` leaves."""
+    """A tree with `fan_out` children a node, and first in line for eviction `num_spares` leaves.
+
+    Its page ids mean nothing: a tree does not look at them.
+    """
     tree = RadixTree()
     rng = random.Random(0)
     for spare in range(num_spares):
-        _insert(tree, _path(rng.randrange(fan_out**DEPTH), fan_out, fan_out + spare))
+        path = _path(rng.randrange(fan_out**DEPTH), fan_out, fan_out + spare)
+        tree.insert("", path, path)
     for leaf in range(fan_out**DEPTH):
-        _insert(tree, _path(leaf, fan_out))
+        path = _path(leaf, fan_out)
+        tree.insert("", path, path)
     return tree
 
 
 def _serve(tree: RadixTree, fan_out: int, repeat: int) -> Times:
-    """CALLS times: match a leaf, lock and unlock it, evict a spare leaf, insert a new one."""
+    """CALLS times each: match a leaf, lock and unlock it, evict a spare leaf, insert a new one."""
     rng = random.Random(repeat)
-    clock = time.perf_counter
+    leaves = range(fan_out**DEPTH)
     first_new = fan_out + (repeat + 1_000) * CALLS
-    total = dict.fromkeys(("match_us", "lock_unlock_us", "evict_us", "insert_us"), 0.0)
-    for index in range(CALLS):
-        known = _path(rng.randrange(fan_out**DEPTH), fan_out)
-        new = _path(rng.randrange(fan_out**DEPTH), fan_out, first_new + index)
-        start = clock()
-        node = tree.match("", known).node
-        matched = clock()
+    known = [_path(leaf, fan_out) for leaf in rng.choices(leaves, k=CALLS)]
+    new = [
+        _path(leaf, fan_out, first_new + index)
+        for index, leaf in enumerate(rng.choices(leaves, k=CALLS))
+    ]
+    clock = time.process_time
+    started = clock()
+    nodes = [tree.match("", path).node for path in known]
+    matched = clock()
+    for node in nodes:
         tree.lock(node)
         tree.unlock(node)
-        unlocked = clock()
-        pages = tree.evict(EDGE_TOKENS)
-        evicted = clock()
-        tree.insert("", new, array("i", bytes(4 * (DEPTH - 1) * EDGE_TOKENS)) + pages)
-        inserted = clock()
-        total["match_us"] += matched - start
-        total["lock_unlock_us"] += unlocked - matched
-        total["evict_us"] += evicted - unlocked
-        total["insert_us"] += inserted - evicted
-    return {key: seconds / CALLS * 1e6 for key, seconds in total.items()}
-
-
-def _insert(tree: RadixTree, path: array[int]) -> None:
-    """With pages of any id: a tree does not look at them."""
-    tree.insert("", path, path)
+    unlocked = clock()
+    for _ in range(CALLS):
+        tree.evict(EDGE_TOKENS)
+    evicted = clock()
+    for path in new:
+        tree.insert("", path, path)
+    inserted = clock()
+    times = {
+        "match_us": matched - started,
+        "lock_unlock_us": unlocked - matched,
+        "evict_us": evicted - unlocked,
+        "insert_us": inserted - evicted,
+        "all_us": inserted - started,
+    }
+    return {name: seconds / CALLS * 1e6 for name, seconds in times.items()}
 
 
 def _path(leaf: int, fan_out: int, last: int | None = None) -> array[int]:
