@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import InvalidRequest, StemmaError
 from ..radix.pages import PageAllocator
 from ..radix.tree import Match, RadixTree
 from .radix_growth import DEPTH, FAN_OUTS, growth
@@ -180,6 +181,8 @@ def run(args: argparse.Namespace) -> int:
     if args.growth is not None:
         write_report("radix_growth", growth(args.growth or FAN_OUTS, args.repeats), args)
         return 0
+    if args.peer and not (args.peer / "sglang" / "srt" / "mem_cache").is_dir():
+        raise InvalidRequest.of("--peer", str(args.peer), "an unpacked wheel of SGLang")
     workload = sequences(args.sequences, "i")
 
     def stemma(page_size: int, evict_chunk: int) -> Run:
@@ -212,11 +215,10 @@ def _peer(name: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], 
             print(page_size, evict_chunk, file=ask, flush=True)
             answer = answers.readline()
             if not answer:
-                raise SystemExit(f"sglang {name} failed; its messages are above")
+                raise StemmaError(f"SGLang's {name} tree failed; its messages are above")
             return Run(**json.loads(answer))
 
         yield run_once
-        ask.close()
 
 
 def _compare(

@@ -55,3 +55,10 @@ def test_a_run_keeps_its_pool_full_and_leaks_nothing(page_size: int, evict_chunk
 
 def test_the_peers_get_the_same_sequences_in_64_bits() -> None:
     assert [list(ids) for ids in sequences(3, "i")] == [list(ids) for ids in sequences(3, "q")]
+
+
+def test_a_folder_without_sglang_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run_command(["bench", "radix", "--peer", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "--peer" in capsys.readouterr().err
