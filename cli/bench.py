@@ -6,11 +6,11 @@ line is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
-from ..bench import startup, step, threads
+from ..bench import radix, startup, step, threads
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (startup, step, threads)
+BENCHMARKS = (radix, startup, step, threads)
 
 
 def add_parser(commands: Commands) -> None:
