@@ -47,6 +47,8 @@ class ModelConfig:
     default_temperature: float | None  # None: the checkpoint has no opinion
     default_top_p: float | None
     default_top_k: int | None
+    default_min_p: float | None
+    default_repetition_penalty: float | None
 
     @property
     def context_length(self) -> int:
@@ -170,6 +172,8 @@ def _parse(config: _Fields, generation: _Fields) -> ModelConfig:
         default_temperature=_default_temperature(generation),
         default_top_p=_default_top_p(generation),
         default_top_k=_default_top_k(generation),
+        default_min_p=_default_min_p(generation),
+        default_repetition_penalty=_default_repetition_penalty(generation),
     )
 
 
@@ -266,6 +270,24 @@ def _default_top_k(generation: _Fields) -> int | None:
     if value is None or value == 0:
         return None
     return generation.integer("top_k")
+
+
+def _default_min_p(generation: _Fields) -> float | None:
+    value = generation.get("min_p")
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise generation.fail("min_p", "a number in [0, 1]")
+    return float(value)
+
+
+def _default_repetition_penalty(generation: _Fields) -> float | None:
+    value = generation.get("repetition_penalty")
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 10:
+        raise generation.fail("repetition_penalty", "a number in (0, 10]")
+    return float(value)
 
 
 def _is_int(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import orjson
 import pytest
@@ -26,6 +27,8 @@ PARAMS = st.builds(
     stop_token_ids=st.none() | st.lists(INT, max_size=3).map(tuple),
     ignore_eos=st.none() | st.booleans(),
     logprobs=st.none() | INT,
+    logit_bias=st.none() | st.lists(st.tuples(INT, st.floats(-9, 9)), max_size=3).map(tuple),
+    n=st.none() | INT,
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
 OPS = st.one_of(
@@ -120,3 +123,27 @@ def test_what_a_gen_leaves_open_is_taken_from_the_defaults() -> None:
     merged = params.with_defaults(ir.GenParams(max_tokens=9, temperature=0.5, stop=("b",)))
     assert merged == ir.GenParams(max_tokens=5, temperature=0.5, stop=("a",))
     assert params.with_defaults(ir.GenParams()) is params
+
+
+def test_every_gen_parameter_survives_the_wire() -> None:
+    params = ir.GenParams(
+        max_tokens=5,
+        stop=("a", "b"),
+        stop_token_ids=(1, 2),
+        min_p=0.1,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias=ir.logit_bias_pairs({5: -100, "7": 2.5}),
+        min_tokens=2,
+        n=3,
+    )
+    assert params.logit_bias == ((5, -100), (7, 2.5))
+    on_the_wire = orjson.loads(orjson.dumps(ir.Gen(0, 0, None, "x", params).to_wire()))
+    assert ir.op_from_wire(on_the_wire) == ir.Gen(0, 0, None, "x", params)
+
+
+@pytest.mark.parametrize("bias", [{"x": 1.0}, {None: 1.0}, [5], 7])
+def test_a_bias_by_anything_but_token_ids_is_refused(bias: Any) -> None:
+    with pytest.raises(InvalidProgram, match="logit_bias="):
+        ir.logit_bias_pairs(bias)

@@ -85,6 +85,9 @@ def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) 
     assert config.eos_token_ids == (7, 8) and config.bos_token_id == 1
     defaults = (config.default_temperature, config.default_top_p, config.default_top_k)
     assert defaults == (0.6, 0.9, 20)
+    generation = {"min_p": 0, "repetition_penalty": 1.05}
+    config = _read(tmp_path, LLAMA, generation)
+    assert (config.default_min_p, config.default_repetition_penalty) == (0.0, 1.05)
     greedy = _read(tmp_path, LLAMA, {"do_sample": False, "temperature": 0.6, "top_k": 0})
     assert greedy.default_temperature == 0.0 and greedy.default_top_k is None
 
@@ -118,7 +121,10 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 
 def test_bad_generation_fields_are_named(tmp_path: Path) -> None:
-    for fields in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": "x"}):
+    for fields in (
+        {"temperature": -1}, {"top_p": 1.5}, {"top_k": "x"}, {"min_p": -0.1},
+        {"repetition_penalty": 0},
+    ):  # fmt: skip
         with pytest.raises(ModelLoadError, match=next(iter(fields))):
             _read(tmp_path, LLAMA, fields)
 

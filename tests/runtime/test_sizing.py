@@ -37,6 +37,8 @@ CONFIG = ModelConfig(
     default_temperature=None,
     default_top_p=None,
     default_top_k=None,
+    default_min_p=None,
+    default_repetition_penalty=None,
 )
 BYTES_PER_TOKEN = 2 * 3 * 2 * 16 * 2  # keys and values, layers, heads, head size, bfloat16
 
