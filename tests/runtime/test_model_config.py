@@ -58,8 +58,60 @@ def test_both_spellings_of_rope_theta_are_read(tmp_path: Path, fields: dict[str,
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 def test_rope_scaling_is_refused_by_name(tmp_path: Path, field: str) -> None:
-    with pytest.raises(ModelLoadError, match="'llama3' is not supported"):
-        _read(tmp_path, {**LLAMA, field: {"rope_type": "llama3", "factor": 8.0}})
+    message = "'longrope' is not supported; supported are: default, linear, dynamic, llama3, yarn"
+    with pytest.raises(ModelLoadError, match=message):
+        _read(tmp_path, {**LLAMA, field: {"rope_type": "longrope", "factor": 8.0}})
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"type": "linear", "factor": 4}, 1024),
+        ({"rope_type": "dynamic", "factor": 2.5}, 640),
+        ({"type": "yarn", "factor": 4.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            256,
+        ),
+    ],
+    ids=str,
+)
+def test_a_scaled_rope_stretches_the_context(
+    tmp_path: Path, rope: dict[str, Any], expected: int
+) -> None:
+    old = _read(tmp_path, {**LLAMA, "rope_theta": 5e5, "rope_scaling": rope})
+    new = _read(tmp_path, {**LLAMA, "rope_parameters": {"rope_theta": 5e5, **rope}})
+    assert old == new and old.context_length == expected and old.rope_theta == 5e5
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 100}
+    assert _read(tmp_path, {**mistral, "rope_scaling": rope}).context_length == 100
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"type": "linear"}, "'factor': expected a positive number, found nothing"),
+        ({"type": "dynamic", "factor": -1}, "'factor': expected a positive number, found -1"),
+        ({"rope_type": "llama3", "factor": 8}, "'low_freq_factor': expected .* found nothing"),
+        ({"type": "yarn", "factor": 4, "beta_fast": "x"}, "'beta_fast': expected .* found 'x'"),
+        ({"type": "yarn", "factor": 4, "truncate": 1}, "'truncate': expected true or false"),
+        ({"type": "linear", "factor": 2, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": ["yarn"]}, "is not supported"),
+    ],
+    ids=str,
+)
+def test_a_bad_number_of_a_rope_scaling_is_named(
+    tmp_path: Path, rope: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        _read(tmp_path, {**LLAMA, "rope_scaling": rope})
 
 
 def test_biases_follow_the_architecture(tmp_path: Path) -> None:
@@ -107,6 +159,7 @@ def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) 
         ({"rms_norm_eps": -1}, "'rms_norm_eps': expected a positive number, found -1"),
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings': expected true or false"),
         ({"eos_token_id": ["a"]}, "'eos_token_id': expected a token id"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor': expected 1"),
         ({"rope_scaling": 3}, "'rope_scaling': expected an object or null"),
     ],
 )

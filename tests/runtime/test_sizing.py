@@ -25,6 +25,7 @@ CONFIG = ModelConfig(
     vocab_size=50,
     max_position_embeddings=128,
     rope_theta=1e4,
+    rope_scaling=None,
     rms_norm_eps=1e-5,
     tie_word_embeddings=True,
     qkv_bias=False,
