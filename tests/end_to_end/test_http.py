@@ -129,6 +129,22 @@ def test_several_prompts_with_n_samples_are_numbered_through_also_when_streamed(
     assert alone.choices[0].text == texts[2]
 
 
+def test_each_sample_of_a_streamed_chat_has_a_role_a_text_and_an_end(
+    client: openai.OpenAI,
+) -> None:
+    fields: dict[str, Any] = {"messages": RECALL, "temperature": 3, "seed": 2, "max_tokens": 8}
+    whole = client.chat.completions.create(model=MODEL, n=3, **fields)
+    texts = {choice.index: choice.message.content for choice in whole.choices}
+    seen: dict[int, list[str | None]] = {0: [], 1: [], 2: []}
+    for chunk in client.chat.completions.create(model=MODEL, n=3, stream=True, **fields):
+        (choice,) = chunk.choices
+        seen[choice.index] += [choice.delta.role, choice.delta.content, choice.finish_reason]
+    for choice in whole.choices:
+        role, *pieces, reason = filter(None, seen[choice.index])
+        assert (role, reason) == ("assistant", choice.finish_reason)
+        assert "".join(pieces) == texts[choice.index]  # type: ignore[arg-type]
+
+
 def test_bias_penalties_and_min_tokens_are_taken_under_their_names(client: openai.OpenAI) -> None:
     def text(**fields: Any) -> str:
         extra = {"min_p": fields.pop("min_p", None), "min_tokens": fields.pop("min_tokens", None)}

@@ -354,21 +354,33 @@ def story(s: st.ProgramState, sampling: dict[str, Any], waits: bool) -> None:
         settle(branch)
     forks.join("concate_and_append")
     settle(s)
+    s += " Titles: " + st.gen("titles", max_tokens=4, n=3, **gen)
+    settle(s)
     s += " In short: " + s.var("opening") + st.gen("end", max_tokens=8, **gen)
 
 
 def _summary(state: st.ProgramState) -> dict[str, object]:
-    names = ("opening", "choice", "end")
+    names = ("opening", "choice", "titles", "end")
+    metas = [state.get_meta_info(name) for name in names]
+    each = [meta for item in metas for meta in (item if isinstance(item, list) else [item])]
     return {
         "text": state.text(),
         "messages": state.messages(),
         "values": [state[name] for name in names],
-        "counts": [state.get_meta_info(name)["completion_tokens"] for name in names],
-        "prompts": [state.get_meta_info(name)["prompt_tokens"] for name in names],
+        "counts": [meta["completion_tokens"] for meta in each],
+        "prompts": [meta["prompt_tokens"] for meta in each],
     }
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.5, "min_p": 0.01, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
 def test_a_program_says_the_same_captured_waited_for_or_streamed(
     backend: Backend, sampling: dict[str, Any]
 ) -> None:
