@@ -90,8 +90,10 @@ def logit_bias_pairs(bias: Mapping[Any, float]) -> tuple[tuple[int, float], ...]
 
 
 def _frozen(value: Any) -> Any:
-    """JSON's lists as tuples."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    """JSON's lists, and lists within these, as tuples."""
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
 _NOTHING_GIVEN = GenParams()

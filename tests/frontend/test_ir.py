@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.errors import InvalidProgram
+from stemma.errors import InvalidProgram, InvalidRequest
 from stemma.frontend import ir, wire
+from stemma.runtime.sampling_params import SamplingParams
 
 TEXT = st.text(max_size=20)
 INT = st.integers(0, 2**31 - 1)
@@ -110,6 +111,19 @@ def test_any_other_json_is_an_invalid_program_and_no_other_error(item: object) -
 def test_the_message_names_the_field_and_what_it_may_be(item: object, message: str) -> None:
     with pytest.raises(InvalidProgram, match=message):
         ir.op_from_wire(item)
+
+
+@pytest.mark.parametrize("depth", [990, 1000, 1015])
+def test_lists_nested_as_deep_as_json_can_be_are_no_other_error(depth: int) -> None:
+    nested = orjson.loads(b"[" * depth + b"]" * depth)
+    for item in ([nested, 0, 0, None], ["gen", 0, 0, None, "x", {"stopp": nested}]):
+        with pytest.raises(InvalidProgram):
+            ir.op_from_wire(item)
+    for field in ("stop", "logit_bias"):
+        op = ir.op_from_wire(["gen", 0, 0, None, "x", {field: nested}])
+        assert isinstance(op, ir.Gen)
+        with pytest.raises(InvalidRequest):
+            SamplingParams(**{field: getattr(op.params, field)})
 
 
 def test_a_source_line_is_shortened_and_never_an_error() -> None:
