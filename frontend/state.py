@@ -217,7 +217,7 @@ class ProgramState:
 
     def get_meta_info(self, name: str) -> Any:
         """How `name` came about, as a dict; waits for it. A list of them, as the values are, for
-        what a join has gathered.
+        the samples of a gen with n > 1 and for what a join has gathered.
 
         Keys: id, prompt_tokens, cached_tokens, completion_tokens, queue_s, time_to_first_token_s,
         latency_s, finish_reason ("stop" or "length"); matched_stop, logprobs, choice_logprobs where
@@ -230,7 +230,8 @@ class ProgramState:
             return [self._meta_of(name, item) for item in found]
         if not isinstance(found, Pending):
             raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
-        return dict(self._program.wait(found).meta)
+        meta = self._program.wait(found).meta
+        return [dict(item) for item in meta] if isinstance(meta, list) else dict(meta)
 
     # --- text ------------------------------------------------------------------------------------
 

@@ -167,6 +167,8 @@ class LoadedModel:
             temperature=standard.temperature if given is None else given,
             top_p=model.default_top_p or standard.top_p,
             top_k=model.default_top_k,
+            min_p=model.default_min_p or standard.min_p,
+            repetition_penalty=model.default_repetition_penalty or standard.repetition_penalty,
             eos_token_ids=model.eos_token_ids,
         )
 

@@ -13,6 +13,7 @@ of the same plan writes (a shared prompt computed once): rows therefore must all
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from .sampling_params import SamplingParams
@@ -24,6 +25,20 @@ class PageUpdate:
 
     first: int
     pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What changes a row's logits before sampling, besides the penalties of its SamplingParams.
+
+    `output_ids` lacks the token that `from_previous` stands for; the executor knows it.
+    """
+
+    prompt_ids: array[int]  # 'i'; the prompt's tokens, each once; none without repetition penalty
+    bias_ids: array[int]  # 'i', distinct
+    bias_values: array[float]  # 'd', one for each of bias_ids
+    output_ids: array[int]  # 'i'; sampled before this step
+    masked_ids: tuple[int, ...] = ()  # not to be sampled in this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,7 @@ class Row:
     page_update: PageUpdate | None = None
     from_previous: int | None = None
     sampling: SamplingParams | None = None  # set: sample one token after the last input
+    adjustment: Adjustment | None = None  # set: change the logits before sampling
     target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
     target_start: int = 0  # ... input index target_start + i
 

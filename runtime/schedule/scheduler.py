@@ -221,6 +221,7 @@ class Scheduler:
             input_ids=tuple(request.token_ids[start:end]),
             page_update=update,
             sampling=request.sampling if is_sampled else None,
+            adjustment=request.adjustment if is_sampled else None,
             target_ids=targets,
             target_start=target_start,
         )
