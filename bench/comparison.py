@@ -22,10 +22,13 @@ DECODE_SHARE_TARGET = 0.75  # of the read bandwidth, at batch 1
 
 
 def summary(
-    work: str, spec: EngineSpec, found: Iterable[Measurement], fewest_s: float | None
+    work: str, spec: EngineSpec, measured: Iterable[Measurement], fewest_s: float | None
 ) -> dict[str, Any]:
-    """A row: one engine on one workload; `fewest_s` is what the machine's limits allow."""
-    found = [one for one in found if one.work == work]
+    """A row: one engine on one workload, of which `measured` has the repeats on all engines.
+
+    `fewest_s` is what the machine's limits allow.
+    """
+    found = list(measured)
     own = {one.repeat: one for one in found if one.engine == spec.name}
     base = {one.repeat: one for one in found if one.engine == BASE}
     quiet = _quiet(own.values())

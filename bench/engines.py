@@ -21,7 +21,7 @@ PEER_FORMS = (
     "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf or openai=URL "
     "(of a server that runs on this model)"
 )
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
 LOG_TAIL_LINES = 15
 _PACKAGE = Path(__file__).resolve().parent.parent
 

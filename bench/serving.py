@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest.of("model", str(args.model), "a folder with a config.json")
     specs = stemma_specs(args.model, has_http=args.http)
     specs += [peer_spec(given, args.model) for given in args.peer]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the engines end too
     if args.startup:
         _report_startup(specs, args)
     else:
@@ -79,18 +79,24 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stemma-bench-")))
         engines = [stack.enter_context(_start(spec, args)) for spec in specs]
         limits = _measure_limits(args)
-        found: list[Measurement] = []
-        for work in works:
-            path = folder / f"{work.name}.json"
-            path.write_text(work.to_json())
-            found += _measure(work, path, engines, args)
-        described = [
-            {**engine.welcome, "name": engine.spec.name, "idle_cores": _idle_cores(engine)}
-            for engine in engines
-        ]
+        described = [{**engine.welcome, "name": engine.spec.name} for engine in engines]
+        found: dict[str, list[Measurement]] = {}
+        try:
+            for work in works:
+                path = folder / f"{work.name}.json"
+                path.write_text(work.to_json())
+                found[work.name] = _measure(work, path, engines, args)
+            for engine, entry in zip(engines, described, strict=True):
+                entry["idle_cores"] = _idle_cores(engine)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            _say(f"interrupted: {', '.join(found)} were finished")
     shares = _shares(limits, args.model)
     rows = [
-        summary(work.name, spec, found, shares.get(work.name)) for work in works for spec in specs
+        summary(work, spec, measured, shares.get(work))
+        for work, measured in found.items()
+        for spec in specs
     ]
     write_report(
         "serving",
@@ -101,7 +107,7 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
         kv_tokens=args.kv_tokens,
         limits=asdict(limits),
         engines=described,
-        repeats=[asdict(one) for one in found],
+        repeats=[asdict(one) for measured in found.values() for one in measured],
     )
 
 
