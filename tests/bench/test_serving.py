@@ -50,7 +50,7 @@ def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert "vllm has ended" in done.stderr and "No module named 'vllm'" in done.stderr
 
 
-def test_branches_of_a_tree_go_on_from_their_parents_output(engine: st.Engine) -> None:
+def test_branches_of_a_tree_go_on_from_their_parents_output(checkpoint: Path) -> None:
     """Each request of a tree gives what its whole prompt gives by itself."""
     items = (
         WorkItem(0, (256, 65, 66, 67), 5),
@@ -58,9 +58,10 @@ def test_branches_of_a_tree_go_on_from_their_parents_output(engine: st.Engine) -
         WorkItem(2, (71, 72), 4, 0, 1),
         WorkItem(3, (73,), 3, 2, 2),
     )
-    book = run_workload(Workload("tree", "", 260, True, None, items), engine)
-    for item in items:
-        alone = WorkItem(9, tuple(book.prompts[item.id]), item.max_tokens)
-        again = run_workload(Workload("one", "", 260, True, None, (alone,)), engine)
-        assert again.outputs[9] == book.outputs[item.id], item
-        assert len(book.outputs[item.id]) == item.max_tokens
+    with st.Engine(checkpoint, dtype="float32", max_total_tokens=4096, num_threads=1) as engine:
+        book = run_workload(Workload("tree", "", 260, True, None, items), engine)
+        for item in items:
+            alone = WorkItem(9, tuple(book.prompts[item.id]), item.max_tokens)
+            again = run_workload(Workload("one", "", 260, True, None, (alone,)), engine)
+            assert again.outputs[9] == book.outputs[item.id], item
+            assert len(book.outputs[item.id]) == item.max_tokens
