@@ -45,6 +45,13 @@ class Sum(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class TokensExpr(Expr):
+    """Token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenExpr(Expr):
     """A generation; `name` None keeps the value unnamed."""
 
@@ -82,6 +89,14 @@ class VarExpr(Expr):
     program: object
     branch: int
     seq: int
+
+
+def tokens(token_ids: Sequence[int]) -> Expr:
+    """Append token ids as they are, without BOS; for programs that tokenize by themselves."""
+    ids = tuple(token_ids)
+    if not ids or not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise InvalidProgram.of("token_ids", token_ids, "at least one integer >= 0")
+    return TokensExpr(ids)
 
 
 def gen(

@@ -102,16 +102,17 @@ class GenCall:
         num_kept = request.num_output_tokens if self._hit is None else self._hit.num_tokens
         ids = array("i", request.output_ids[:num_kept])
         tail = "" if self._hit is None else self._hit.tail
-        self._report.finished(ids, tail, self._payload(request))
+        self._report.finished(ids, tail, self._payload(request, ids))
 
     def _send_delta(self, *, is_final: bool) -> None:
         delta = self._detokenizer.take_delta(is_final=is_final)
         if delta:
             self._report.delta(delta)
 
-    def _payload(self, request: Request) -> dict[str, Any]:
+    def _payload(self, request: Request, ids: array[int]) -> dict[str, Any]:
         text = self._detokenizer.text
         meta = meta_of(request)
+        meta["output_ids"] = ids.tolist()
         if self._hit is not None:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
@@ -265,6 +266,7 @@ class SelectCall:
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
         self._report.finished(array("i", self._choice_ids[best]), "", payload)

@@ -157,7 +157,7 @@ class ProgramSession:
         self._flush_text(branch)
         match op:
             case ir.Tokens():
-                self._append_tokens(branch, op)
+                self._mark(branch, op, self._append_tokens(branch, op))
             case ir.Gen():
                 self._start_gen(branch, op)
                 return False
@@ -193,12 +193,13 @@ class ProgramSession:
         else:
             transcript.append_text(text)
 
-    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> None:
+    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
         largest, vocab_size = max(op.token_ids), self._world.vocab_size
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
         text = self._world.tokenizer.decode(op.token_ids)
         _transcript(branch).append_ids(op.token_ids, text, has_bos=True)
+        return Marked(text)
 
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}

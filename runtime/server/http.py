@@ -84,7 +84,7 @@ class _Server:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
         self._require_model(body.model)
-        make = TextReply(self._model)
+        make = TextReply(self._model, has_token_ids=body.return_token_ids)
         return await self._answer(body, request, body.prompts(), make)
 
     async def _answer(

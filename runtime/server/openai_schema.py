@@ -118,17 +118,21 @@ class ChatRequest(_SamplingFields):
 
 
 class CompletionRequest(_SamplingFields):
-    """Body of /v1/completions: one or several prompts, as text or token ids."""
+    """Body of /v1/completions: one or several prompts, as text or token ids; `return_token_ids`
+    is an extra that vLLM has too."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
+    return_token_ids: bool = False
 
     def params(self) -> GenParams:
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's."""
         if self.echo:
             raise InvalidRequest.of("echo", True, "false")
+        if self.return_token_ids and self.stream:
+            raise InvalidRequest.of("return_token_ids", True, "only without stream, for now")
         return self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
@@ -236,12 +240,18 @@ class TextReply(_Reply):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, model: str, *, has_token_ids: bool) -> None:
+        super().__init__(model)
+        self._has_token_ids = has_token_ids
+
     def choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+        ids = {"token_ids": outcome.meta["output_ids"]} if self._has_token_ids else {}
         return {
             "index": index,
             "text": outcome.text,
             "finish_reason": outcome.meta["finish_reason"],
             "logprobs": _completion_logprobs(outcome.meta.get("logprobs")),
+            **ids,
         }
 
     def chunks(self, index: int, item: str | Outcome) -> list[dict[str, Any]]:

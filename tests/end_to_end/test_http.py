@@ -189,6 +189,19 @@ def test_completions_take_texts_and_token_ids(client: openai.OpenAI, embedded: s
     assert len(logprobs.token_logprobs) <= 3 and all(p <= 0 for p in logprobs.token_logprobs)
 
 
+def test_a_completion_returns_its_token_ids_when_asked(served: Any) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    url = f"{served.url}/v1/completions"
+    whole = httpx.post(url, json={**body, "return_token_ids": True}, timeout=60).json()
+    ids = whole["choices"][0]["token_ids"]
+    assert len(ids) == 4 and whole["usage"]["completion_tokens"] == 4
+    longer = {**body, "prompt": [5, 6, 7, *ids[:2]], "max_tokens": 2, "return_token_ids": True}
+    assert httpx.post(url, json=longer, timeout=60).json()["choices"][0]["token_ids"] == ids[2:]
+    assert "token_ids" not in httpx.post(url, json=body, timeout=60).json()["choices"][0]
+    refused = httpx.post(url, json={**body, "return_token_ids": True, "stream": True}, timeout=60)
+    assert refused.status_code == 400 and "return_token_ids" in refused.text
+
+
 def test_stop_and_max_tokens_end_an_answer(client: openai.OpenAI) -> None:
     cut = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0, stop=["Nora"])
     assert "Nora" not in (cut.choices[0].message.content or "")

@@ -80,6 +80,30 @@ def test_values_and_text_of_a_program() -> None:
         state["third"]
 
 
+@st.function
+def token_ids_in_and_out(s: st.ProgramState, ids: list[int]) -> None:
+    s += st.tokens(ids)
+    s += st.gen("first", max_tokens=5, **GREEDY)
+    s += st.tokens([72, 105]) + st.gen("second", max_tokens=5, **GREEDY)
+
+
+def test_token_ids_go_in_as_they_are_and_come_back() -> None:
+    ids = [256, 81, 58, 32]
+    state = token_ids_in_and_out.run(ids)
+    first, second = (state.get_meta_info(name) for name in ("first", "second"))
+    assert (first["prompt_tokens"], second["prompt_tokens"]) == (4, 4 + 5 + 2)
+    assert len(first["output_ids"]) == 5
+    assert state.text().startswith("Q: ") and state.text().endswith("Hi" + state["second"])
+    again = token_ids_in_and_out.run([*ids, *first["output_ids"], 72, 105])
+    assert again.get_meta_info("first")["output_ids"] == second["output_ids"]
+
+
+@pytest.mark.parametrize("ids", [[], [-1], ["1"], [1.0]])
+def test_token_ids_that_are_none_are_refused(ids: list[Any]) -> None:
+    with pytest.raises(st.InvalidProgram, match="token_ids"):
+        st.tokens(ids)
+
+
 def test_arguments_in_any_form_and_the_return_value() -> None:
     @st.function
     def program(s: st.ProgramState, a: int, b: int = 2) -> int:

@@ -221,6 +221,7 @@ def test_token_ids_are_taken_as_they_are_or_refused(world: World) -> None:
     stage.on(0, lambda b, s: ir.Tokens(b, s, None, (200, 65)), gen(), end=True)
     assert isinstance(stage.queue, FakeQueue)
     assert list(stage.queue.open[0].prompt) == [200, 65]
+    assert stage.events.of(wire.MARK)[0][2]["text"].endswith("A")
     other = Stage(world)
     other.on(0, lambda b, s: ir.Tokens(b, s, None, (260,)), end=True)
     assert "token_ids=260 is not allowed: an integer in [0, 259]" in other.failures[0]
