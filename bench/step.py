@@ -41,6 +41,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N")
     parser.add_argument("--steps", type=int, default=64, help="decode steps (default: %(default)s)")
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="replay recorded forward passes, as an engine does; their parts count as the rest",
+    )
     parser.add_argument("--num-threads", type=int, metavar="N")
 
 
@@ -80,7 +85,7 @@ class _Clocks:
 
         return timed
 
-    def kernels(self, kernels: Kernels) -> Kernels:
+    def kernels(self, kernels: Kernels, is_replaying: bool) -> Kernels:
         """The same kernels, timed."""
 
         def timed_maker(make: Callable[P, Linear]) -> Callable[P, Linear]:
@@ -88,6 +93,7 @@ class _Clocks:
 
         return replace(
             kernels,
+            capture=kernels.capture if is_replaying else None,
             make_linear=timed_maker(kernels.make_linear),
             make_output_linear=timed_maker(kernels.make_output_linear),
             make_gated_linear=timed_maker(kernels.make_gated_linear),
@@ -126,7 +132,7 @@ def _engine(args: argparse.Namespace, clocks: _Clocks) -> Engine:
     runner = ModelRunner(
         args.model,
         ModelConfig.from_folder(args.model),
-        kernels=clocks.kernels(select_kernels(resolve_dtype("auto"))),
+        kernels=clocks.kernels(select_kernels(resolve_dtype("auto")), args.replay),
         max_total_tokens=(batch + 1) * tokens,
         max_running_requests=batch,
     )

@@ -9,6 +9,7 @@ share one dtype (float64, float32, bfloat16 or float16) and one device unless sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -61,6 +62,12 @@ class MakeRMSNorm(Protocol):
         ...
 
 
+class GatherRows(Protocol):
+    def __call__(self, table: Tensor, index: Tensor) -> Tensor:
+        """table [N, ...] contiguous, index [T] int64 in [0, N) -> [T, ...], a new tensor."""
+        ...
+
+
 class RotateAndStore(Protocol):
     def __call__(
         self, heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
@@ -79,10 +86,10 @@ class RotateAndStore(Protocol):
 
 
 class PlanAttention(Protocol):
-    def __call__(self, rows: AttentionRows, kv_layer: Tensor) -> object:
+    def __call__(self, rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> object:
         """What `paged_attention` of the same backend needs to know of a step; made once a step.
 
-        kv_layer: any layer's, for its shape, which all layers share.
+        kv_layer: any layer's, for its shape, which all layers share; num_heads of the queries.
         """
         ...
 
@@ -94,4 +101,20 @@ class PagedAttention(Protocol):
         Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
         The step's own KV is stored already. Slots past a row's end are never read.
         """
+        ...
+
+
+class Captured(Protocol):
+    """A forward pass over fixed tensors, recorded once to be run again at less cost."""
+
+    result: Tensor  # what the pass returned; overwritten by each replay
+
+    def replay(self, plan: object) -> None:
+        """Run it again; `plan` of this step, the tensors that it read hold this step's values."""
+        ...
+
+
+class Capture(Protocol):
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Captured | None]:
+        """Run once and record; None where `run` does something that cannot be recorded."""
         ...

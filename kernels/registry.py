@@ -18,6 +18,7 @@ from .cpu import paged_attention as cpu_attention
 from .native import dense as native_dense
 from .native import linear as native_linear
 from .native import paged_attention as native_attention
+from .native.capture import capture as native_capture
 from .native.library import why_not_native
 from .reference import dense as reference_dense
 from .reference import paged_attention as reference_attention
@@ -43,9 +44,11 @@ class Kernels:
     make_output_linear: ops.MakeOutputLinear
     make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
+    gather_rows: ops.GatherRows
     rotate_and_store: ops.RotateAndStore
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
 
@@ -73,9 +76,11 @@ def _reference(reason: str) -> Kernels:
         make_output_linear=reference_dense.make_output_linear,
         make_gated_linear=reference_dense.make_gated_linear,
         make_rms_norm=reference_dense.make_rms_norm,
+        gather_rows=reference_dense.gather_rows,
         rotate_and_store=reference_dense.rotate_and_store,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
+        capture=None,
         segment_cost_tokens=0,  # segments are ignored
         choices=_choices("reference", reason, "reference", reason),
     )
@@ -92,9 +97,11 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         make_output_linear=linear.make_output_linear,
         make_gated_linear=linear.make_gated_linear,
         make_rms_norm=cpu_dense.make_rms_norm,
+        gather_rows=cpu_dense.gather_rows,
         rotate_and_store=cpu_dense.rotate_and_store,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
+        capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
     )
@@ -107,9 +114,11 @@ def _native() -> Kernels:
         make_output_linear=native_linear.make_output_linear,
         make_gated_linear=native_linear.make_gated_linear,
         make_rms_norm=native_dense.make_rms_norm,
+        gather_rows=native_dense.gather_rows,
         rotate_and_store=native_dense.rotate_and_store,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
+        capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
         choices=_choices("native", reason, "native", reason),
     )

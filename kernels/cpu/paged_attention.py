@@ -98,7 +98,7 @@ class _Parts:
         before.copy_(total)
 
 
-def plan_attention(rows: AttentionRows, kv_layer: Tensor) -> CpuAttentionPlan:
+def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> CpuAttentionPlan:
     num_queries, own_start = rows.num_queries, rows.own_start()
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     groups = [

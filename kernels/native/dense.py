@@ -1,18 +1,21 @@
-"""Norm, and rotary embedding with the KV store; the C++ is in src/dense.cpp."""
+"""Norm, rotary embedding with the KV store, and lookups; the C++ is in src/dense.cpp."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..ops import RMSNorm
-from .library import library
+from .calls import kernel
 
 
 def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     wide_weight = weight.float().contiguous()
     weight_at, size = wide_weight.data_ptr(), weight.shape[0]
-    run = library().stemma_rms_norm
+    run = kernel("stemma_rms_norm")
 
     def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert x.is_contiguous() and wide_weight is not None
@@ -29,7 +32,7 @@ def rotate_and_store(
 ) -> None:
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_kv_heads, num_slots, _ = kv_layer.shape
-    library().stemma_rotate_and_store(
+    _rotate_and_store()(
         heads.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
@@ -41,3 +44,20 @@ def rotate_and_store(
         num_slots,
         head_dim,
     )
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    rows = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype)
+    row_bytes = table.stride(0) * table.itemsize
+    _gather_rows()(table.data_ptr(), index.data_ptr(), rows.data_ptr(), len(index), row_bytes)
+    return rows
+
+
+@functools.cache
+def _rotate_and_store() -> Callable[..., None]:
+    return kernel("stemma_rotate_and_store")
+
+
+@functools.cache
+def _gather_rows() -> Callable[..., None]:
+    return kernel("stemma_gather_rows")

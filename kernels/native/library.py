@@ -15,9 +15,11 @@ _SIGNATURES = {
     "stemma_start": (ctypes.c_int32, ctypes.c_int32),
     "stemma_pack": (_POINTER, _INT, _INT, _POINTER),
     "stemma_linear": (_POINTER, _POINTER, _POINTER, _INT),
-    "stemma_rms_norm": (_POINTER, _POINTER, _POINTER, ctypes.c_float, _POINTER, _INT, _INT),
+    "stemma_rms_norm": (_POINTER, _POINTER, _POINTER, ctypes.c_double, _POINTER, _INT, _INT),
     "stemma_rotate_and_store": (*(_POINTER,) * 5, *(_INT,) * 5),
-    "stemma_attention": (_POINTER,),
+    "stemma_attention": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
+    "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),
+    "stemma_replay": (_POINTER, _INT, _POINTER),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
 DEFAULT_SPIN_US = 100

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..ops import Linear
 from ..reference import dense as reference
+from .calls import kernel
 from .library import library
 
 _PANEL = 32  # output columns, src/linear.cpp
@@ -84,7 +85,7 @@ class _Packed:
         self._address = ctypes.addressof(self._record)
         self._num_outputs = num_outputs
         self._dtype = dtype
-        self._run = library().stemma_linear
+        self._run = kernel("stemma_linear")
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()

@@ -11,6 +11,8 @@ Where head_dim is no multiple of 16, plain torch calls run instead.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from ..attention_rows import AttentionRows, IntArray
 from ..cpu import paged_attention as cpu
-from .library import library
+from .calls import kernel
 
 # A row in a segment has a partial result more to write and merge, which takes as long as the keys
 # of some 16 to 32 tokens (an estimate by instruction counts).
@@ -33,13 +35,8 @@ _FEW_UNITS = 8
 _MIN_PART_KEYS = 512
 
 
-class _Attention(ctypes.Structure):
+class _Plan(ctypes.Structure):
     _fields_ = (
-        ("q", ctypes.c_void_p),
-        ("q_stride", ctypes.c_int64),
-        ("kv", ctypes.c_void_p),
-        ("num_slots", ctypes.c_int64),
-        ("out", ctypes.c_void_p),
         ("items", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
         ("num_items", ctypes.c_int64),
@@ -48,6 +45,7 @@ class _Attention(ctypes.Structure):
         ("merged_first", ctypes.c_void_p),
         ("merged_partials", ctypes.c_void_p),
         ("num_merged", ctypes.c_int64),
+        ("num_slots", ctypes.c_int64),
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
@@ -91,8 +89,7 @@ class NativeAttentionPlan:
         self.items = np.ascontiguousarray(items)
         self.slots = np.ascontiguousarray(slots)
         self.merged = (merged_tokens, merged_first, merged_partials)
-        self._partials: Tensor | None = None
-        self._record = _Attention(
+        self._record = _Plan(
             items=self.items.ctypes.data,
             slots=self.slots.ctypes.data,
             num_items=len(self.items),
@@ -101,40 +98,24 @@ class NativeAttentionPlan:
             merged_partials=merged_partials.ctypes.data,
             num_merged=len(merged_tokens),
         )
-        self._address = ctypes.addressof(self._record)
+        self.address = ctypes.addressof(self._record)
 
-    def run(self, q: Tensor, kv_layer: Tensor) -> Tensor:
-        """One layer; what all layers share is written into the record by the first."""
-        record = self._record
-        if self._partials is None:
-            self._set_shape(q, kv_layer)
-        out = torch.empty((q.shape[0], q.shape[1], q.shape[2]), dtype=torch.bfloat16)
-        record.q, record.q_stride = q.data_ptr(), q.stride(0)
-        record.kv, record.out = kv_layer.data_ptr(), out.data_ptr()
-        library().stemma_attention(self._address)
-        return out
-
-    def _set_shape(self, q: Tensor, kv_layer: Tensor) -> None:
-        _, num_heads, head_dim = q.shape
-        assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
+    def set_shape(self, num_heads: int, kv_layer: Tensor) -> None:
+        """What the rows do not tell."""
+        _, num_kv_heads, num_slots, head_dim = kv_layer.shape
         num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
         self._partials = torch.empty(num_floats, dtype=torch.float32)
         record = self._record
         record.partials = self._partials.data_ptr()
-        record.num_heads, record.num_kv_heads = num_heads, kv_layer.shape[1]
-        record.num_slots, record.head_dim = kv_layer.shape[2], head_dim
+        record.num_heads, record.num_kv_heads = num_heads, num_kv_heads
+        record.num_slots, record.head_dim = num_slots, head_dim
         record.scale = head_dim**-0.5
 
 
-def plan_attention(rows: AttentionRows, kv_layer: Tensor) -> object:
+def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> object:
     _, num_kv_heads, _, head_dim = kv_layer.shape
     if head_dim % 16:
-        return cpu.plan_attention(rows, kv_layer)
-    return make_plan(rows, num_kv_heads)
-
-
-def make_plan(rows: AttentionRows, num_kv_heads: int) -> NativeAttentionPlan:
-    """The work list; `num_kv_heads` says how many units an item makes."""
+        return cpu.plan_attention(rows, kv_layer, num_heads)
     items = _Items([], [])
     own_start = rows.own_start()
     for segment in rows.segments.tolist():
@@ -145,15 +126,27 @@ def make_plan(rows: AttentionRows, num_kv_heads: int) -> NativeAttentionPlan:
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     if len(decode):
         _add_decode(items, rows, decode, own_start[decode], num_kv_heads)
-    table = np.concatenate(items.parts)
-    return _with_partials(table, np.concatenate(items.slots), int(rows.query_start[-1]))
+    plan = _with_partials(
+        np.concatenate(items.parts), np.concatenate(items.slots), int(rows.query_start[-1])
+    )
+    plan.set_shape(num_heads, kv_layer)
+    return plan
 
 
 def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
     if isinstance(plan, cpu.CpuAttentionPlan):
         return cpu.paged_attention(q, kv_layer, plan)
     assert isinstance(plan, NativeAttentionPlan), "the plan comes from this backend"
-    return plan.run(q, kv_layer)
+    num_tokens, num_heads, head_dim = q.shape
+    assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.bfloat16)
+    _attention()(plan.address, q.data_ptr(), q.stride(0), kv_layer.data_ptr(), out.data_ptr())
+    return out
+
+
+@functools.cache
+def _attention() -> Callable[..., None]:
+    return kernel("stemma_attention")
 
 
 def _add_segment(

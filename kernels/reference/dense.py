@@ -46,6 +46,10 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     return rms_norm
 
 
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    return table.index_select(0, index)
+
+
 def rotate_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
 ) -> None:

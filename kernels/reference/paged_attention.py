@@ -12,7 +12,7 @@ from ..attention_rows import AttentionRows
 from .dense import widen
 
 
-def plan_attention(rows: AttentionRows, kv_layer: Tensor) -> AttentionRows:
+def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> AttentionRows:
     return rows
 
 

@@ -86,6 +86,7 @@ class InputBuilder:
         kernels: Kernels,
         kv_layers: tuple[Tensor, ...],
         *,
+        num_heads: int,
         page_size: int,
         max_running_requests: int,
         max_model_len: int,
@@ -93,6 +94,7 @@ class InputBuilder:
         self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
         self._kernels = kernels
         self._kv_layers = kv_layers
+        self._num_heads = num_heads
         self._page_size = page_size
 
     def build(self, plan: StepPlan, previous_tokens: Int64Array) -> tuple[ForwardBatch, _Layout]:
@@ -118,7 +120,9 @@ class InputBuilder:
             positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(self._slots(table, layout, positions)),
             kv_layers=self._kv_layers,
-            attention=self._kernels.plan_attention(attention_rows, self._kv_layers[0]),
+            attention=self._kernels.plan_attention(
+                attention_rows, self._kv_layers[0], self._num_heads
+            ),
         )
         return batch, layout
 

@@ -28,6 +28,7 @@ from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
 from .adjustments import AdjustedRow, adjust_logits
+from .captured import CapturedForward
 from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
 from .logits import logprobs_of, top_logprobs
 from .sampler import sample
@@ -108,11 +109,13 @@ class ModelRunner:
         self._inputs = InputBuilder(
             self.kernels,
             self.pool.layers,
+            num_heads=model_config.num_heads,
             page_size=page_size,
             max_running_requests=max_running_requests,
             max_model_len=self.max_model_len,
         )
         self._previous_tokens: Int64Array = np.zeros(0, dtype=np.int64)
+        self._forward = CapturedForward(self.model, self.kernels.capture)
         self.segment_cost_tokens = self.kernels.segment_cost_tokens
 
     @property
@@ -128,7 +131,7 @@ class ModelRunner:
         """
         batch, layout = self._inputs.build(plan, self._previous_tokens)
         wanted = wanted_logits(plan, layout)
-        hidden = self.model.forward(batch.input_ids, batch.positions, batch)
+        hidden = self._forward(batch)
         results = [_NOTHING] * len(plan.rows)
         previous: Int64Array = np.full(len(plan.rows), NO_TOKEN, dtype=np.int64)
         if wanted.sampled_rows:

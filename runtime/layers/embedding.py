@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.registry import Kernels
@@ -22,6 +21,7 @@ class VocabEmbedding:
 
     def __init__(self, source: WeightSource, config: ModelConfig, kernels: Kernels) -> None:
         shape = (config.vocab_size, config.hidden_size)
+        self._gather = kernels.gather_rows
         self._table = source.take(EMBEDDING_NAME, shape)
         if config.tie_word_embeddings:
             source.skip(OUTPUT_NAME)  # some checkpoints store the shared matrix twice
@@ -31,7 +31,7 @@ class VocabEmbedding:
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden_size], a new tensor."""
-        return F.embedding(input_ids, self._table)
+        return self._gather(self._table, input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] float32, or float64 for a float64 model."""

@@ -12,11 +12,12 @@ import math
 import torch
 from torch import Tensor
 
+from ...kernels.registry import Kernels
 from ..rope_scaling import RopeKind, RopeScaling
 
 
 class RotaryTable:
-    """cos and sin of every position below `max_positions`, in the layout of `ops.ApplyRope`."""
+    """cos and sin of every position below `max_positions`, laid out for `ops.RotateAndStore`."""
 
     def __init__(
         self,
@@ -25,9 +26,11 @@ class RotaryTable:
         theta: float,
         scaling: RopeScaling | None = None,
         *,
+        kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self._gather = kernels.gather_rows
         inverse_frequency = inverse_frequencies(head_dim, theta, scaling, max_positions)
         angle = torch.arange(max_positions).float()[:, None] * inverse_frequency
         factor = 1.0 if scaling is None else scaling.attention_factor
@@ -38,7 +41,7 @@ class RotaryTable:
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] int64 -> cos, sin, each [T, 1, head_dim]; sin's first half is negated."""
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return self._gather(self._cos, positions), self._gather(self._sin, positions)
 
 
 def inverse_frequencies(

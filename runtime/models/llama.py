@@ -45,6 +45,7 @@ class LlamaForCausalLM:
             max_model_len,
             config.rope_theta,
             config.rope_scaling,
+            kernels=kernels,
             dtype=dtype,
             device=device,
         )

@@ -157,7 +157,9 @@ def test_paged_attention_equals_dense_attention(
         tokens = slice(int(rows.query_start[row]), int(rows.query_start[row + 1]))
         expected[tokens] = _dense_attention(q[tokens].double(), *kv.double())
     for kernels in _all(dtype):
-        out = kernels.paged_attention(q, kv_layer, kernels.plan_attention(rows, kv_layer))
+        out = kernels.paged_attention(
+            q, kv_layer, kernels.plan_attention(rows, kv_layer, num_heads)
+        )
         assert out.dtype is dtype
         _assert_close(out, expected.to(dtype))
 
@@ -167,7 +169,7 @@ def test_decode_rows_are_grouped_by_length_only_where_padding_is_wasteful(
 ) -> None:
     def num_groups(lens: list[int]) -> int:
         rows, kv_layer, _ = _paged_rows([(1, n) for n in lens], 1, 1, 8, dtype)
-        return len(plan_attention(rows, kv_layer).decode_groups)
+        return len(plan_attention(rows, kv_layer, 1).decode_groups)
 
     assert num_groups([100, 90, 110]) == 1
     assert num_groups([1000] * 3 + [10] * 3) == 2

@@ -101,7 +101,9 @@ def _outputs(
     q: torch.Tensor, kv_layer: torch.Tensor, rows: AttentionRows, modes: tuple[KernelMode, ...]
 ) -> list[torch.Tensor]:
     kernels = [select_kernels(q.dtype, mode=mode) for mode in modes]
-    return [k.paged_attention(q, kv_layer, k.plan_attention(rows, kv_layer)) for k in kernels]
+    return [
+        k.paged_attention(q, kv_layer, k.plan_attention(rows, kv_layer, NUM_HEADS)) for k in kernels
+    ]
 
 
 def _rows_of(forest: list[Branch], page_size: int, min_rows: int) -> AttentionRows:

@@ -101,6 +101,7 @@ def _builder(page_size: int) -> InputBuilder:
     return InputBuilder(
         select_kernels(torch.float32),
         (torch.zeros(2, 1, 800, 2),),
+        num_heads=1,
         page_size=page_size,
         max_running_requests=5,
         max_model_len=64,

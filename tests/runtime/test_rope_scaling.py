@@ -11,6 +11,7 @@ import torch
 from checkpoints import make_checkpoint
 from step_plans import Feed, PlanDriver
 
+from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.layers.rotary import RotaryTable, inverse_frequencies
 from stemma.runtime.model_config import ModelConfig
@@ -55,7 +56,13 @@ def test_the_table_is_that_of_transformers(checkpoint: Path) -> None:
     assert config.context_length == 4 * ORIGINAL
     device = torch.device("cpu")
     ours = RotaryTable(
-        HEAD_DIM, LENGTH, config.rope_theta, config.rope_scaling, dtype=torch.float32, device=device
+        HEAD_DIM,
+        LENGTH,
+        config.rope_theta,
+        config.rope_scaling,
+        kernels=select_kernels(torch.float32),
+        dtype=torch.float32,
+        device=device,
     )
     own_cos, own_sin = ours.at(torch.arange(LENGTH))
     half = HEAD_DIM // 2

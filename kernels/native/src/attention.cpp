@@ -35,12 +35,8 @@ struct Item {
     int32_t partial;      // index of the first token's partial, or -1: the result is final
 };
 
-struct Attention {
-    const bf16* q;
-    int64_t q_stride;  // elements from token to token
-    const bf16* kv;    // [2, num_kv_heads, num_slots, head_dim]
-    int64_t num_slots;
-    bf16* out;  // [T, num_heads, head_dim]
+// A step's plan, which all layers share.
+struct Plan {
     const Item* items;
     const int32_t* slots;
     int64_t num_items;
@@ -50,10 +46,18 @@ struct Attention {
     const int32_t* merged_first;
     const int32_t* merged_partials;
     int64_t num_merged;
+    int64_t num_slots;
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;
     float scale;
+};
+
+struct Attention : Plan {
+    const bf16* q;
+    int64_t q_stride;  // elements from token to token
+    const bf16* kv;    // [2, num_kv_heads, num_slots, head_dim]
+    bf16* out;         // [T, num_heads, head_dim]
 };
 
 // A thread's buffers, grown to the largest unit it has seen.
@@ -372,8 +376,10 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
 
 using namespace stemma;
 
-extern "C" void stemma_attention(const Attention* attention) {
-    const Attention& a = *attention;
+extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
+                                 void* out) {
+    const Attention a{*static_cast<const Plan*>(plan), static_cast<const bf16*>(q), q_stride,
+                      static_cast<const bf16*>(kv), static_cast<bf16*>(out)};
     pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
         run_unit(a, a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
     });

@@ -1,6 +1,7 @@
-// The small ops between the products: norm, rotary embedding with the KV store, the best token.
+// The small ops between the products: norm, rotary embedding with the KV store, lookups.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "bf16.h"
 #include "native.h"
@@ -30,7 +31,7 @@ inline __mmask16 lanes_from(int64_t at, int64_t size) {
 using namespace stemma;
 
 // x, residual (or null, updated in place), y: [num_rows, size]; weight: float32.
-extern "C" void stemma_rms_norm(const void* x, void* residual, const float* weight, float eps,
+extern "C" void stemma_rms_norm(const void* x, void* residual, const float* weight, double eps,
                                 void* y, int64_t num_rows, int64_t size) {
     for_each_row(num_rows, size, [&](int64_t row) {
         const bf16* from = static_cast<const bf16*>(x) + row * size;
@@ -53,7 +54,7 @@ extern "C" void stemma_rms_norm(const void* x, void* residual, const float* weig
             }
         }
         const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
-        const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + eps));
+        const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
         bf16* to = static_cast<bf16*>(y) + row * size;
         for (int64_t i = 0; i < size; i += 16) {
             const __mmask16 lanes = lanes_from(i, size);
@@ -104,30 +105,11 @@ extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void
     });
 }
 
-// logits [num_rows, size] -> the first best of each row; a NaN is before all. -1: not finite.
-extern "C" void stemma_argmax(const float* logits, int64_t num_rows, int64_t size, int64_t* best) {
-    for_each_row(num_rows, size, [&](int64_t row) {
-        const float* from = logits + row * size;
-        __m512 top = _mm512_set1_ps(-INFINITY);
-        __mmask16 is_nan = 0;
-        for (int64_t i = 0; i < size; i += 16) {
-            const __mmask16 lanes = lanes_from(i, size);
-            const __m512 value =
-                _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), lanes, from + i);
-            is_nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-            top = _mm512_max_ps(top, value);
-        }
-        const float largest = _mm512_reduce_max_ps(top);
-        best[row] = -1;
-        if (is_nan || !std::isfinite(largest)) return;
-        for (int64_t i = 0; i < size; i += 16) {
-            const __m512 value =
-                _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), lanes_from(i, size), from + i);
-            const __mmask16 equal = _mm512_cmp_ps_mask(value, _mm512_set1_ps(largest), _CMP_EQ_OQ);
-            if (equal) {
-                best[row] = i + __builtin_ctz(equal);
-                return;
-            }
-        }
+// rows[i] = table[index[i]], rows of row_bytes bytes.
+extern "C" void stemma_gather_rows(const void* table, const int64_t* index, void* rows,
+                                   int64_t num_rows, int64_t row_bytes) {
+    for_each_row(num_rows, row_bytes / 2, [&](int64_t row) {
+        std::memcpy(static_cast<char*>(rows) + row * row_bytes,
+                    static_cast<const char*>(table) + index[row] * row_bytes, row_bytes);
     });
 }

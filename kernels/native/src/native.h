@@ -22,3 +22,15 @@ struct PackedLinear {
 };
 
 }  // namespace stemma
+
+extern "C" {
+void stemma_linear(const stemma::PackedLinear* weight, const void* x, void* y, int64_t num_rows);
+void stemma_rms_norm(const void* x, void* residual, const float* weight, double eps, void* y,
+                     int64_t num_rows, int64_t size);
+void stemma_rotate_and_store(void* heads, const void* cos, const void* sin, void* kv,
+                             const int64_t* slots, int64_t num_tokens, int64_t num_heads,
+                             int64_t num_kv_heads, int64_t num_slots, int64_t dims);
+void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv, void* out);
+void stemma_gather_rows(const void* table, const int64_t* index, void* rows, int64_t num_rows,
+                        int64_t row_bytes);
+}

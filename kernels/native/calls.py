@@ -1,0 +1,55 @@
+"""Calls into the compiled library, noted with their arguments while somebody records them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .library import library
+
+# Mirrored by src/capture.cpp.
+_KINDS = {
+    "stemma_linear": 0,
+    "stemma_rms_norm": 1,
+    "stemma_rotate_and_store": 2,
+    "stemma_attention": 3,
+    "stemma_gather_rows": 4,
+}
+
+Call = tuple[int, ...]
+"""The kernel's number, then its arguments: addresses, counts, the bits of doubles."""
+
+_recording: list[Call] | None = None
+
+
+def kernel(name: str) -> Callable[..., None]:
+    """A function of the library."""
+    function, kind = getattr(library(), name), _KINDS[name]
+
+    def call(*args: Any) -> None:
+        function(*args)
+        if _recording is not None:
+            _recording.append((kind, *map(_as_int, args)))
+
+    return call
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """The calls made inside the block."""
+    global _recording
+    assert _recording is None, "recordings do not nest"
+    _recording = calls = []
+    try:
+        yield calls
+    finally:
+        _recording = None
+
+
+def _as_int(value: Any) -> int:
+    if isinstance(value, float):
+        bits: int = struct.unpack("q", struct.pack("d", value))[0]
+        return bits
+    return 0 if value is None else int(value)
