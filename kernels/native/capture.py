@@ -24,8 +24,8 @@ _NUM_ARGS = 10  # src/capture.cpp
 _ALLOWED = frozenset(
     f"aten::{name}"
     for name in (
-        "alias", "as_strided", "detach", "empty", "empty_like", "expand", "permute", "reshape", "select",
-        "slice", "squeeze", "transpose", "unbind", "unsqueeze", "_unsafe_view", "view",
+        "alias", "as_strided", "detach", "empty", "empty_like", "expand", "permute", "reshape",
+        "select", "slice", "squeeze", "transpose", "unbind", "unsqueeze", "_unsafe_view", "view",
     )
 )  # fmt: skip
 
