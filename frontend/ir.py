@@ -42,6 +42,7 @@ class GenParams:
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    priority: int | None = None
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""

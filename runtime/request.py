@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ..radix.tree import Node
 
 
+MAX_PRIORITY = 1000
+
+
 class RequestState(Enum):
     """waiting -> running -> finished; a preempted request waits again."""
 
@@ -66,7 +69,7 @@ class Request:
     listener: Listener
     namespace: Hashable = ""
     client: Hashable = ""  # whose habits tell what it will generate (schedule/policy.py)
-    priority: int = 0  # higher runs first, under the policy of that name
+    priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
     scoring: Scoring | None = None
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
 

@@ -30,6 +30,7 @@ class Defaults:
     def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
         """Raises InvalidRequest naming the field at fault."""
         values = given.to_wire()
+        values.pop("priority", None)
         values.setdefault("max_tokens", self.max_tokens)
         values.setdefault("temperature", self.temperature)
         values.setdefault("top_p", self.top_p)

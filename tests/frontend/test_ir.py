@@ -26,6 +26,7 @@ PARAMS = st.builds(
     stop_token_ids=st.none() | st.lists(INT, max_size=3).map(tuple),
     ignore_eos=st.none() | st.booleans(),
     logprobs=st.none() | INT,
+    priority=st.none() | st.integers(-1000, 1000),
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
 OPS = st.one_of(
