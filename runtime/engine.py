@@ -21,6 +21,7 @@ from .sampling_params import SamplingParams
 from .schedule.kv_cache import KVCacheManager
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
+from .schedule.waiting import MAX_OVERTAKES
 from .step import StepPlan, StepResult
 from .tokenizer import Tokenizer
 
@@ -51,6 +52,7 @@ class Engine:
         token_budget: int,
         max_running_requests: int,
         schedule_policy: str = DEFAULT_POLICY,
+        max_overtakes: int | None = MAX_OVERTAKES,
     ) -> None:
         self._executor = executor
         self.max_model_len = min(max_model_len, num_pages * page_size)
@@ -59,6 +61,7 @@ class Engine:
             token_budget=token_budget,
             max_running_requests=max_running_requests,
             policy=schedule_policy,
+            max_overtakes=max_overtakes,
         )
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()

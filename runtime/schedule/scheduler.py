@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from ...errors import OutOfPages
-from ..request import FinishReason, Request, RequestState
+from ..request import FinishReason, Request, RequestState, Scoring
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenRatio
 from .kv_cache import KVCacheManager, Publication
@@ -183,7 +183,7 @@ class Scheduler:
                 if _shares_with(request, cut) and not self.waiting.is_due(request):
                     num_held_back += 1
                     continue
-                num_tokens = self._admit(request, budget)
+                num_tokens = self._admit(request, budget, cut)
                 if num_tokens == 0:
                     return
                 end = request.num_computed_tokens + num_tokens
@@ -220,12 +220,12 @@ class Scheduler:
                 if victim is request:
                     return False
 
-    def _admit(self, request: Request, budget: int) -> int:
+    def _admit(self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]) -> int:
         """Admit a request if there are pages for it; its first chunk's size, or 0."""
         self.kv_cache.attach(request)
         num_tokens = self._chunk(request, budget)
         try:
-            self._require_room(request)
+            self._require_room(request, cut)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)
@@ -238,14 +238,14 @@ class Scheduler:
         self._note_admission(request)
         return num_tokens
 
-    def _require_room(self, request: Request) -> None:
+    def _require_room(self, request: Request, cut: Sequence[tuple[Request, int]]) -> None:
         """Raises OutOfPages unless the request's tokens, and all that it and the running ones are
         expected to need, fit what is free; alone it may have whatever fits."""
         if not self.running:
             return
         page_size = self.kv_cache.page_size
-        missing = sum(max(0, r.num_tokens - len(r.pages) * page_size) for r in self.running)
-        missing += request.num_tokens - len(request.pages) * page_size
+        missing = request.num_tokens - len(request.pages) * page_size
+        missing += sum(other.num_tokens - end for other, end in cut)
         num_new = self._num_new_tokens + request.num_new_tokens
         slack = (len(self.running) + 1) * (page_size - 1)  # of last pages that are not full
         if missing + num_new * self.new_token_ratio.value + slack > (
@@ -269,22 +269,31 @@ class Scheduler:
         self.waiting.put_back(victim)
 
     def _row(self, request: Request, num_tokens: int) -> Row:
+        token_ids, pages = request.token_ids, request.pages
         start = request.num_computed_tokens
         end = start + num_tokens
-        fresh = request.pages[request.num_sent_pages :]
-        update = PageUpdate(request.num_sent_pages, tuple(fresh)) if fresh else None
-        request.num_sent_pages = len(request.pages)
-        targets, target_start = _targets(request, start, end)
-        is_sampled = request.scoring is None and end == request.num_tokens
+        update = None
+        first = request.num_sent_pages
+        if first < len(pages):
+            update = PageUpdate(first, tuple(pages[first:]))
+            request.num_sent_pages = len(pages)
+        if request.scoring is None:
+            sampling = request.sampling if end == len(token_ids) else None
+            targets: tuple[int, ...] = ()
+            target_start = 0
+        else:
+            sampling = None
+            targets, target_start = _targets(request, request.scoring, start, end)
         return Row(
-            request_id=request.id,
-            table_row=request.table_row,
-            start=start,
-            input_ids=tuple(request.token_ids[start:end]),
-            page_update=update,
-            sampling=request.sampling if is_sampled else None,
-            target_ids=targets,
-            target_start=target_start,
+            request.id,
+            request.table_row,
+            start,
+            tuple(token_ids[start:end]),
+            update,
+            None,
+            sampling,
+            targets,
+            target_start,
         )
 
     # --- results --------------------------------------------------------------------------------
@@ -398,11 +407,10 @@ def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
     )
 
 
-def _targets(request: Request, start: int, end: int) -> tuple[tuple[int, ...], int]:
+def _targets(
+    request: Request, scoring: Scoring, start: int, end: int
+) -> tuple[tuple[int, ...], int]:
     """Which scored positions fall into the inputs [start, end), and where the first one is."""
-    scoring = request.scoring
-    if scoring is None:
-        return (), 0
     first = max(start, scoring.start + len(request.scores))  # a preempted one has some already
     last = min(end, scoring.start + len(scoring.targets))
     wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]
