@@ -29,8 +29,21 @@ DEFAULT_POLICY = "lpm"
 DFS_WINDOW = 128  # requests; SGLang's bound for what it ranks by prefix, more than a batch here
 NUM_REFRESHED = 16  # keys; at 3 us a match a twentieth of a millisecond a round
 
-_SHARE_MEMORY = 16  # finished requests that the running mean of a client remembers (guess)
+_MEMORY = 64  # finished requests that a running mean remembers; with 16 it was too noisy
+_PRIOR = 4  # of them at the start, which used all of max_tokens (guess)
 _MAX_CLIENTS = 4096
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """The mean of the last values, those before them fading."""
+
+    value: float = 1.0
+    num_values: int = _PRIOR
+
+    def add(self, value: float) -> None:
+        self.num_values = min(self.num_values + 1, _MEMORY)
+        self.value += (value - self.value) / self.num_values
 
 
 class OutputShare:
@@ -40,24 +53,25 @@ class OutputShare:
     """
 
     def __init__(self) -> None:
-        self.mean = 1.0
-        self._of_client: OrderedDict[Hashable, float] = OrderedDict()
+        self.overall = RunningMean()
+        self._of_client: OrderedDict[Hashable, RunningMean] = OrderedDict()
 
     def of(self, client: Hashable) -> float:
         """What this client's requests use of their max_tokens."""
-        return self._of_client.get(client, self.mean)
+        return self._of_client.get(client, self.overall).value
 
     def note(self, request: Request) -> None:
         """A request has ended by itself."""
         if request.scoring is not None or not request.max_output_tokens:
             return
         used = max(request.num_output_tokens, 1) / request.max_output_tokens
-        before = self.of(request.client)
-        self._of_client[request.client] = before + (used - before) / _SHARE_MEMORY
+        if request.client not in self._of_client:
+            self._of_client[request.client] = RunningMean(self.overall.value)
+        self._of_client[request.client].add(used)
         self._of_client.move_to_end(request.client)
         if len(self._of_client) > _MAX_CLIENTS:
             self._of_client.popitem(last=False)
-        self.mean += (used - self.mean) / _SHARE_MEMORY
+        self.overall.add(used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ...errors import OutOfPages
 from ..request import FinishReason, Request, RequestState, Scoring
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
-from .admission import NewTokenRatio
+from .admission import NewTokenEstimate
 from .kv_cache import KVCacheManager, Publication
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .waiting import MAX_OVERTAKES, WaitingQueue
@@ -74,7 +74,7 @@ class Scheduler:
         around = Surroundings(kv_cache.tree, self.output_share)
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes)
         self.running: list[Request] = []
-        self.new_token_ratio = NewTokenRatio()
+        self.new_tokens = NewTokenEstimate(self.output_share)
         self._num_new_tokens = 0  # that the running requests may still generate
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._in_flight: _Planned | None = None
@@ -246,11 +246,11 @@ class Scheduler:
         page_size = self.kv_cache.page_size
         missing = request.num_tokens - len(request.pages) * page_size
         missing += sum(other.num_tokens - end for other, end in cut)
-        num_new = self._num_new_tokens + request.num_new_tokens
-        slack = (len(self.running) + 1) * (page_size - 1)  # of last pages that are not full
-        if missing + num_new * self.new_token_ratio.value + slack > (
-            self.kv_cache.num_free_pages * page_size
-        ):
+        missing += (len(self.running) + 1) * (page_size - 1)  # last pages that are not full
+        room = self.kv_cache.num_free_pages * page_size - missing
+        if self._num_new_tokens + request.num_new_tokens <= room:
+            return
+        if self.new_tokens.peak((*self.running, request)) > room:
             raise OutOfPages(f"admitting request {request.id} would soon preempt")
 
     def _note_admission(self, request: Request) -> None:
@@ -264,7 +264,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         self.stats.num_preemptions += 1
-        self.new_token_ratio.note_preemption()
+        self.new_tokens.note_preemption()
         self._leave(victim)
         self.waiting.put_back(victim)
 
@@ -303,7 +303,7 @@ class Scheduler:
         planned, self._in_flight = self._in_flight, None
         assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
         self.stats.num_steps += 1
-        self.new_token_ratio.note_step()
+        self.new_tokens.note_step()
         self.stats.num_computed_tokens += planned.plan.num_tokens
         for row, request, outcome in zip(
             planned.plan.rows, planned.requests, result.rows, strict=True
