@@ -6,11 +6,11 @@ line is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
-from ..bench import startup, threads
+from ..bench import schedule, startup, threads
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (startup, threads)
+BENCHMARKS = (schedule, startup, threads)
 
 
 def add_parser(commands: Commands) -> None:

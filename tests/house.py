@@ -49,8 +49,12 @@ class House:
             schedule_policy=self.policy,
         )
         if self.is_hopeful:
-            self.engine.scheduler.output_share.overall.value = 0.0
-            self.engine.scheduler.new_tokens._decaying = MIN_RATIO
+            self.hope()
+
+    def hope(self) -> None:
+        """Admit as if hardly anything were generated, which ends in preemptions."""
+        self.engine.scheduler.output_share.overall.value = 0.0
+        self.engine.scheduler.new_tokens._decaying = MIN_RATIO
 
     def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
         request = make_request(

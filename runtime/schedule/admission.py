@@ -4,10 +4,9 @@ A request may generate up to max_tokens and seldom does; to keep room for all of
 half empty, to keep none makes requests preempt each other. Two ideas meet here. From SGLang's
 scheduler, the new-token ratio: a share of what may still be generated, which decays while nothing
 is preempted and rises when something is; here it decays no further than to MARGIN times the share
-that ended requests really used. From the past-future scheduler (Gong et al., "Past-Future
-Scheduler for LLM Serving under SLA Guarantees", arXiv:2507.10150), the peak: requests end at different
-times and give back what they hold, so what must be free is the largest need at any of those times
-and not the sum.
+that ended requests really used. From the past-future scheduler (Gong et al., ASPLOS 2025,
+arXiv:2507.10150), the peak: requests end at different times and give back what they hold, so what
+must be free is the largest need at any of those times and not the sum.
 """
 
 from __future__ import annotations

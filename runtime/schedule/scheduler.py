@@ -119,20 +119,16 @@ class Scheduler:
         for request, num_tokens in self._share_out():
             rows.append(self._row(request, num_tokens))
             requests.append(request)
-            publications.append(self._publish(request, num_tokens))
+            # A decoded token enters the tree with its whole run, when the request ends.
+            is_decode = num_tokens == 1 and request.num_computed_tokens >= len(request.prompt)
+            end = request.num_computed_tokens + num_tokens
+            publications.append(None if is_decode else self.kv_cache.publish(request, end))
         if not rows:
             return None
         self._step_id += 1
         plan = StepPlan(self._step_id, tuple(rows))
         self._in_flight = _Planned(plan, tuple(requests), tuple(publications))
         return plan
-
-    def _publish(self, request: Request, num_tokens: int) -> Publication | None:
-        """Publish what is computed of a prompt, or again after a preemption; no single decode
-        step, whose token enters with its whole run when the request ends."""
-        is_decode = num_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens
-        end = request.num_computed_tokens + num_tokens
-        return None if is_decode else self.kv_cache.publish(request, end)
 
     def _share_out(self) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
