@@ -78,7 +78,8 @@ CPU = Device(
     loads={
         "programs": Load(700, 15.0),
         "chats": Load(500, 10.0),
-        "flood": Load(4000, 140.0),
+        "documents": Load(500, 100.0),
+        "flood": Load(4000, 220.0),
         "full": Load(150, 2.5),
     },
 )
@@ -98,7 +99,8 @@ H200 = Device(
     loads={
         "programs": Load(2500, 400.0),
         "chats": Load(1500, 200.0),
-        "flood": Load(12_000, 1500.0),
+        "documents": Load(3000, 1000.0),
+        "flood": Load(15_000, 2200.0),
         "full": Load(600, 40.0),
     },
 )

@@ -1,4 +1,4 @@
-"""Seeded workloads for the schedule simulator: programs, chats, a flood, a full pool.
+"""Seeded workloads for the schedule simulator: programs, chats, documents, a flood, a full pool.
 
 A job is a generator: it yields calls that run in parallel and is resumed with their outputs once
 all have ended. A trace is jobs with their starting times. Token ids are random 32-bit numbers.
@@ -53,12 +53,12 @@ def chats(seed: int, num_requests: int, rate: float) -> list[Start]:
 
 
 def flood(seed: int, num_requests: int, rate: float) -> list[Start]:
-    """Many short calls on 2 hot prefixes of 2,048 tokens; one call in 50 is cold, with 512."""
+    """Many short calls on 2 hot prefixes of 2,048 tokens; one call in 200 is cold, with 512."""
     rng = random.Random(seed)
     hot = [_tokens(rng, 2048) for _ in range(2)]
     calls = []
     for _ in range(num_requests):
-        if rng.random() < 0.02:
+        if rng.random() < 0.005:
             calls.append(Call(_tokens(rng, 512), 8, 16, "cold", is_cold=True))
         else:
             calls.append(Call(rng.choice(hot) + _tokens(rng, 8), rng.randint(1, 4), 16, "hot"))
@@ -82,8 +82,18 @@ def single(call: Call) -> Job:
     yield [call]
 
 
+def documents(seed: int, num_requests: int, rate: float) -> list[Start]:
+    """Questions on 64 documents of 1,500 tokens, in any order, faster than they are answered."""
+    rng = random.Random(seed)
+    texts = [_tokens(rng, 1500) for _ in range(64)]
+    calls = (
+        Call(rng.choice(texts) + _tokens(rng, 32), 16, 32, "reader") for _ in range(num_requests)
+    )
+    return _poisson(rng, map(single, calls), rate)
+
+
 TRACES: dict[str, Callable[[int, int, float], list[Start]]] = {
-    make.__name__: make for make in (programs, chats, flood, full)
+    make.__name__: make for make in (programs, chats, documents, flood, full)
 }
 
 

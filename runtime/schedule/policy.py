@@ -131,7 +131,7 @@ class Policy:
 
     `window`: rank that many together, and the next ones when those have left; None: each by itself
     when it has arrived. `num_refreshed`: so many keys are computed again before each round.
-    `has_aging`: nobody is overtaken more than the queue's `max_overtakes` times. `keep`: of the
+    `has_aging`: how often anybody is overtaken has a bound (WaitingQueue). `keep`: of the
     running, the highest is preempted first, among equals the one admitted last.
     """
 

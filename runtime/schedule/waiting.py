@@ -14,22 +14,32 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from ..request import Request
 from .policy import Policy, Surroundings
 
-MAX_OVERTAKES = 128  # see docs/scheduler.md for its price and its gain
+MAX_OVERTAKES = 128  # of a request that found an empty queue; see docs/scheduler.md for the price
 
 _Item = tuple[float, int, Request]  # key, arrival number (so requests are never compared)
+
+
+class _Arrival(NamedTuple):
+    """When a request came, and how many must have left the queue until nobody may overtake it."""
+
+    number: int
+    due_at: int
 
 
 class WaitingQueue:
     """Owns the order of the requests that wait.
 
-    Invariant (aging): under a policy with aging, at most `max_overtakes` requests that arrived
-    later are admitted for the first time before a waiting one, whatever arrives. A request is due
-    when as many have left the queue as arrived before it, and `max_overtakes` more; due ones go in
-    order of arrival, at most one becomes due for each that leaves, and nobody overtakes them.
+    Invariant (aging): under a policy with aging, at most `max_overtakes + n` requests that
+    arrived later are admitted for the first time before a waiting one, whatever arrives; n is the
+    longest queue that it or anyone before it has found. So where first come, first served lets it
+    wait for n admissions, it waits for 2 n + `max_overtakes` at most. A request is due when as many
+    have left the queue as arrived before it, and its overtakes more; due ones go in order of
+    arrival, at most one becomes due for each that leaves, and nobody overtakes them.
     """
 
     def __init__(
@@ -40,13 +50,14 @@ class WaitingQueue:
         self._max_overtakes = max_overtakes
         self._policy = policy
         self._preempted: deque[Request] = deque()
-        self._arrivals: OrderedDict[Request, int] = OrderedDict()  # all others: arrival numbers
+        self._arrivals: OrderedDict[Request, _Arrival] = OrderedDict()  # all others
         self._unranked: deque[Request] = deque()  # and some that have left
         self._to_refresh: deque[Request] = deque()  # the ranked, and some that have left
         self._items: dict[Request, _Item] = {}  # of the ranked: its valid entry in the heap
         self._heap: list[_Item] = []
         self._num_arrived = 0
         self._num_left = 0
+        self._last_due_at = 0
 
     def __len__(self) -> int:
         return len(self._preempted) + len(self._arrivals)
@@ -74,8 +85,11 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """A request has arrived."""
-        self._arrivals[request] = self._num_arrived
+        allowed = (self._max_overtakes or 0) + len(self._arrivals)
+        due_at = max(self._num_arrived + allowed, self._last_due_at + 1)
+        self._arrivals[request] = _Arrival(self._num_arrived, due_at)
         self._num_arrived += 1
+        self._last_due_at = due_at
         self._unranked.append(request)
 
     def put_back(self, request: Request) -> None:
@@ -95,7 +109,7 @@ class WaitingQueue:
         if self._max_overtakes is None or not self._policy.has_aging:
             return False
         arrival = self._arrivals.get(request)
-        return arrival is not None and self._num_left >= arrival + self._max_overtakes
+        return arrival is not None and self._num_left >= arrival.due_at
 
     def candidates(self) -> Generator[Request, None, None]:
         """One round: requests to admit, best first.
@@ -172,6 +186,6 @@ class WaitingQueue:
                 self._set_key(request, key)
 
     def _set_key(self, request: Request, key: float) -> None:
-        item = (key, self._arrivals[request], request)
+        item = (key, self._arrivals[request].number, request)
         self._items[request] = item
         heappush(self._heap, item)

@@ -40,11 +40,11 @@ def test_every_call_of_a_trace_ends_with_all_its_tokens_and_no_page_held() -> No
 
 def test_aging_bounds_the_wait_of_cold_requests_under_a_flood() -> None:
     cold = {
-        policy: row_of(H200, "flood", policy, 0, 0.2, 1)["cold ttft p99 ms"]
+        policy: row_of(H200, "flood", policy, 0, 0.3, 1)["cold ttft p99 ms"]
         for policy in ("fcfs", "lpm", "lpm without aging")
     }
-    assert cold["lpm"] < 1.5 * cold["fcfs"]  # type: ignore[operator]
-    assert cold["lpm without aging"] > 1.3 * cold["lpm"]  # type: ignore[operator]
+    assert cold["lpm"] < 2 * cold["fcfs"]  # type: ignore[operator]
+    assert cold["lpm without aging"] > 1.5 * cold["lpm"]  # type: ignore[operator]
 
 
 def test_smaller_chunks_shorten_the_longest_pause_between_tokens() -> None:
