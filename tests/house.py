@@ -49,12 +49,7 @@ class House:
             schedule_policy=self.policy,
         )
         if self.is_hopeful:
-            self.hope()
-
-    def hope(self) -> None:
-        """Admit as if hardly anything were generated, which ends in preemptions."""
-        self.engine.scheduler.output_share.overall.value = 0.0
-        self.engine.scheduler.new_tokens._decaying = MIN_RATIO
+            hope(self.engine)
 
     def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
         request = make_request(
@@ -91,6 +86,12 @@ class House:
         self.engine.scheduler.check()
         assert cache.allocator.num_free == self.num_pages
         assert not cache.tree.roots
+
+
+def hope(engine: Engine) -> None:
+    """Admit, for a while, as if hardly anything were generated, which ends in preemptions."""
+    engine.scheduler.output_share.overall.value = 0.0
+    engine.scheduler.new_tokens._decaying = MIN_RATIO
 
 
 def listener_of(request: Request) -> FakeListener:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from fakes import STOP_ID, FakeListener
-from house import FAMILIES, House, assert_right
+from house import FAMILIES, House, assert_right, hope
 
 from stemma.runtime.request import FinishReason, Scoring
 from stemma.runtime.schedule.policy import POLICY_NAMES
@@ -25,7 +25,7 @@ def soak(num_requests: int, page_size: int, seed: int, check_every: int = 8) -> 
         if rng.random() < 0.01:
             house.engine.set_schedule_policy(rng.choice(POLICY_NAMES))
         if rng.random() < 0.02:
-            house.hope()
+            hope(house.engine)
         if len(house.executor.plans) % check_every == 0:
             house.step()
         else:
