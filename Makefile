@@ -17,11 +17,13 @@ $(BIN)/python:
 $(RUN_ENV): pyproject.toml | $(BIN)/python
 	@echo "== installing stemma-lm and what it needs (first run only; torch is large)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m stemma.kernels.native.build
 	@touch $@
 
 $(TEST_ENV): pyproject.toml | $(BIN)/python
 	@echo "== installing stemma-lm with its test dependencies (first run only)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m stemma.kernels.native.build
 	@touch $@ $(RUN_ENV)
 
 demo: $(RUN_ENV)  ## install and run the main job on the embedded model
@@ -40,6 +42,7 @@ check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed pack
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
 	$(BIN)/stemma bench schedule
 	$(BIN)/stemma bench schedule --chunking
+	$(BIN)/stemma bench radix
 	$(BIN)/stemma bench startup
 	$(BIN)/stemma bench threads
 

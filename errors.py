@@ -46,7 +46,10 @@ class InvalidRequest(StemmaError, ValueError):
     @classmethod
     def of(cls, field: str, value: object, allowed: str) -> InvalidRequest:
         """The standard wording: which field, what it was, what it may be."""
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except RecursionError:  # lists within lists within lists
+            shown = f"a deeply nested {type(value).__name__}"
         if len(shown) > 200:
             shown = shown[:200] + "..."
         return cls(f"{field}={shown} is not allowed: {allowed}", field)

@@ -27,18 +27,30 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def write_report(name: str, rows: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
-    """Print `rows` (all with the same keys) as `args` ask and write them with the machine."""
+def write_report(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    args: argparse.Namespace,
+    *,
+    shown: Sequence[Mapping[str, Any]] | None = None,
+    **details: Any,
+) -> None:
+    """Print `rows` (all with the same keys) as `args` ask and write them with the machine.
+
+    `shown` are the table's rows where they are not the same; `details` go into the file only.
+    """
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+    report = {"machine": machine(), "rows": list(rows), **details}
+    path.write_text(json.dumps(report, indent=1) + "\n")
     if args.json:
         print(json.dumps(list(rows)))
         return
     table = Table(title=name)
-    for key in rows[0]:
-        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
-    for row in rows:
+    first, *_ = shown = shown or rows
+    for key in first:
+        table.add_column(key, justify="left" if isinstance(first[key], str) else "right")
+    for row in shown:
         table.add_row(*(_shown(value) for value in row.values()))
     Console().print(table)
     print(f"written to {path}")
@@ -73,8 +85,8 @@ def _commit() -> str | None:
 
 
 def _shown(value: object) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and abs(value) < 100
-        else (f"{value:,.0f}" if isinstance(value, float) else str(value))
-    )
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)

@@ -149,6 +149,8 @@ class RunningJob:
 class Simulation:
     """One run of a trace; `records` are the calls that have ended."""
 
+    segment_cost_tokens = 32  # see runtime/schedule/tree_order.py
+
     def __init__(
         self,
         device: Device,

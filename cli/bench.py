@@ -1,26 +1,28 @@
-"""`stemma bench NAME`: the benchmarks of `bench/`, one subcommand each.
+"""`stemma bench NAME`: the benchmarks of `bench/`, and what they are made of, a subcommand each.
 
-A benchmark's module has `add_flags(parser)` and `run(args) -> exit status`; its first docstring
-line is its help. Modules keep heavy imports inside `run`.
+A module of either has `add_flags(parser)` and `run(args) -> exit status`; its first docstring line
+is its help. Modules keep heavy imports inside `run`.
 """
 
 from __future__ import annotations
 
-from ..bench import schedule, startup, threads
+from ..bench import limits, model, radix, schedule, serving, startup, step, threads, workloads
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (schedule, startup, threads)
+BENCHMARKS = (serving, radix, schedule, step, startup, threads, limits)
+MAKERS = (model, workloads)
 
 
 def add_parser(commands: Commands) -> None:
     """Register the command and its benchmarks."""
     parser = commands.add_parser("bench", help="measure: a table, and JSON with the machine")
     names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
-    for module in BENCHMARKS:
+    for module in (*BENCHMARKS, *MAKERS):
         name = module.__name__.rpartition(".")[2]
         text = (module.__doc__ or "").partition("\n")[0]
-        benchmark = names.add_parser(name, help=text, description=module.__doc__)
-        module.add_flags(benchmark)
-        add_report_flags(benchmark)
-        benchmark.set_defaults(run=module.run)
+        command = names.add_parser(name, help=text, description=module.__doc__)
+        module.add_flags(command)
+        if module in BENCHMARKS:
+            add_report_flags(command)
+        command.set_defaults(run=module.run)

@@ -12,7 +12,7 @@ from ..frontend.function import open_program
 from ..frontend.ir import GenParams
 from ..frontend.state import ProgramState
 from .connect import Commands, add_backend_flags, open_backend
-from .generate import add_sampling_flags
+from .generate import SAMPLING_FLAGS, add_sampling_flags
 
 HELP = "/reset starts over, /system TEXT sets the system message, /exit (or Ctrl-D) leaves"
 
@@ -98,9 +98,7 @@ class Conversation:
     def _open(self) -> ProgramState:
         args = self._args
         defaults = GenParams(
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
+            **{name: getattr(args, name) for name in SAMPLING_FLAGS},
             stop=tuple(args.stop) if args.stop else None,
         )
         state = open_program(self._backend, seed=args.seed or 0, stream=True, defaults=defaults)

@@ -5,12 +5,19 @@ Expressions are inert values; `ProgramState.__iadd__` turns them into ops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import InvalidProgram
-from .ir import CHOICES_METHODS, MAX_CHOICES, MAX_NAME_CHARS, ChoicesMethod, GenParams
+from .ir import (
+    CHOICES_METHODS,
+    MAX_CHOICES,
+    MAX_NAME_CHARS,
+    ChoicesMethod,
+    GenParams,
+    logit_bias_pairs,
+)
 
 ROLES = ("system", "user", "assistant")
 
@@ -35,6 +42,13 @@ class Sum(Expr):
     """Several expressions, one after the other."""
 
     items: tuple[Expr | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensExpr(Expr):
+    """Token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,14 @@ class VarExpr(Expr):
     seq: int
 
 
+def tokens(token_ids: Sequence[int]) -> Expr:
+    """Append token ids as they are, without BOS; for programs that tokenize by themselves."""
+    ids = tuple(token_ids)
+    if not ids or not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise InvalidProgram.of("token_ids", token_ids, "at least one integer >= 0")
+    return TokensExpr(ids)
+
+
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -84,6 +106,13 @@ def gen(
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     ignore_eos: bool | None = None,
@@ -101,6 +130,15 @@ def gen(
         temperature: >= 0, 0 is greedy (default: the model's, else 1).
         top_p: in (0, 1]; draw from the smallest set of tokens with this probability.
         top_k: >= 1; draw from the k likeliest tokens.
+        min_p: in [0, 1]; draw from tokens with this share of the likeliest one's probability.
+        frequency_penalty: in [-2, 2]; off a token's logit for each time that it was generated.
+        presence_penalty: in [-2, 2]; off the logit of a token that was generated.
+        repetition_penalty: in (0, 10]; divides (where negative, multiplies) the logit of a token
+            that the prompt or the output has.
+        logit_bias: [-100, 100] by token id, added to the logits; at most 1,024.
+        min_tokens: no end-of-sequence or stop token before so many, and no stop string in them.
+        n: so many samples of one prompt, 1 to 64, each with draws of its own; with n > 1
+            `state[name]` is a list, and the program goes on with its first item.
         stop: end before the first of these strings; they are not part of the output.
         stop_token_ids: end before the first of these tokens.
         ignore_eos: go on past the model's end-of-sequence token.
@@ -121,6 +159,13 @@ def gen(
         temperature=temperature,
         top_p=top_p,
         top_k=None if top_k == -1 else top_k,  # -1: SGLang's way to say "all"
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=None if logit_bias is None else logit_bias_pairs(logit_bias),
+        min_tokens=min_tokens,
+        n=n,
         seed=seed,
         stop=(stop,) if isinstance(stop, str) else None if stop is None else tuple(stop),
         stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),

@@ -26,7 +26,8 @@ class Function:
 
     Options of `run`, `run_batch` and `stream` (a parameter of the function's own with the same name
     wins): `backend`, and defaults for every gen that does not say itself: `max_tokens`,
-    `temperature`, `top_p`, `top_k`, `stop`. `seed` fixes all draws of the program.
+    `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`,
+    `repetition_penalty`, `stop`. `seed` fixes all draws of the program.
     """
 
     def __init__(self, fn: Callable[..., Any], bound: Mapping[str, object] | None = None) -> None:
@@ -169,16 +170,16 @@ class Function:
         return _RunOptions(given), rest
 
 
-_RUN_OPTIONS = (
-    "backend",
-    "max_new_tokens",
-    "max_tokens",
-    "seed",
-    "stop",
+_GEN_DEFAULTS = (
+    "frequency_penalty",
+    "min_p",
+    "presence_penalty",
+    "repetition_penalty",
     "temperature",
     "top_k",
     "top_p",
 )
+_RUN_OPTIONS = ("backend", "max_new_tokens", "max_tokens", "seed", "stop", *_GEN_DEFAULTS)
 
 
 class _RunOptions:
@@ -193,10 +194,8 @@ class _RunOptions:
         stop = given.get("stop")
         self.defaults = GenParams(
             max_tokens=given.get("max_tokens", given.get("max_new_tokens")),
-            temperature=given.get("temperature"),
-            top_p=given.get("top_p"),
-            top_k=given.get("top_k"),
             stop=(stop,) if isinstance(stop, str) else None if stop is None else tuple(stop),
+            **{name: given.get(name) for name in _GEN_DEFAULTS},
         )
 
     def start(self, instance: int, stream: bool = False) -> ProgramState:

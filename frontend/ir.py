@@ -11,7 +11,7 @@ wire an op is a list: `[kind, branch, seq, source, *fields]`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -25,13 +25,15 @@ JoinMode = Literal["gather_variable", "concate_and_append"]
 CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
 JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
 MAX_CHOICES = 1024
+MAX_SAMPLES = 64
 MAX_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class GenParams:
-    """What a `gen` asks for; `None` means the model's or the runtime's default."""
+    """What a `gen` asks for; `None` means the model's or the runtime's default. With `n` > 1 the
+    value is a list, and the branch goes on with its first item."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -43,6 +45,13 @@ class GenParams:
     ignore_eos: bool | None = None
     logprobs: int | None = None
     priority: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None  # (token id, bias)
+    min_tokens: int | None = None
+    n: int | None = None  # samples, 1 to MAX_SAMPLES
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
@@ -63,14 +72,29 @@ class GenParams:
         unknown = sorted(set(given) - _GEN_FIELDS)
         if unknown:
             raise InvalidProgram.of(unknown[0], given[unknown[0]], f"one of {sorted(_GEN_FIELDS)}")
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
-        }
+        values = {name: _frozen(value) for name, value in given.items()}
         for name, value in values.items():
             if value is None:  # JSON's for a number that is none
                 raise InvalidProgram.of(name, value, "a finite number, or left out")
         return cls(**values)
+
+
+def logit_bias_pairs(bias: Mapping[Any, float]) -> tuple[tuple[int, float], ...]:
+    """A bias by token id as GenParams has it; ids may be strings of digits, as in OpenAI's JSON.
+
+    Raises InvalidProgram for a key that is no token id.
+    """
+    try:
+        return tuple((int(token_id), value) for token_id, value in bias.items())
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidProgram.of("logit_bias", bias, "a bias for each token id") from None
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists, and lists within these, as tuples."""
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
 _NOTHING_GIVEN = GenParams()

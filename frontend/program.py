@@ -25,7 +25,7 @@ class Pending:
         self.value: Any = None
         self.text = ""  # what the op appended to its branch's text
         self.replace = False  # whether `text` is the branch's whole text so far
-        self.meta: dict[str, Any] = {}
+        self.meta: Any = {}  # a list of dicts where the value is a list of samples
         self.chunks: list[str] = []
         self.is_done = False
 

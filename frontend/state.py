@@ -23,6 +23,7 @@ from .expr import (
     RoleEndExpr,
     SelectExpr,
     Sum,
+    TokensExpr,
     VarExpr,
     role,
 )
@@ -71,10 +72,13 @@ class ProgramState:
         elif isinstance(other, Sum):
             for item in other.items:
                 self._append(item, source)
+        elif isinstance(other, TokensExpr):
+            op = ir.Tokens(self._branch, self._next(), source, other.token_ids)
+            self._note(self._send(op))
         elif isinstance(other, GenExpr):
             params = other.params.with_defaults(self._program.defaults)
-            op = ir.Gen(self._branch, self._next(), source, other.name or "", params)
-            self._bind(other.name, op)
+            gen = ir.Gen(self._branch, self._next(), source, other.name or "", params)
+            self._bind(other.name, gen)
         elif isinstance(other, SelectExpr):
             name, choices, method = other.name or "", other.choices, other.method
             self._bind(
@@ -217,11 +221,11 @@ class ProgramState:
 
     def get_meta_info(self, name: str) -> Any:
         """How `name` came about, as a dict; waits for it. A list of them, as the values are, for
-        what a join has gathered.
+        the samples of a gen with n > 1 and for what a join has gathered.
 
-        Keys: id, prompt_tokens, cached_tokens, completion_tokens, queue_s, time_to_first_token_s,
-        latency_s, finish_reason ("stop" or "length"); matched_stop, logprobs, choice_logprobs where
-        there are any.
+        Keys: id, prompt_tokens, cached_tokens, completion_tokens, output_ids (the value's token
+        ids), queue_s, time_to_first_token_s, latency_s, finish_reason ("stop" or "length");
+        matched_stop, logprobs, choice_logprobs where there are any.
         """
         return self._meta_of(name, self._lookup(name))
 
@@ -230,7 +234,8 @@ class ProgramState:
             return [self._meta_of(name, item) for item in found]
         if not isinstance(found, Pending):
             raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
-        return dict(self._program.wait(found).meta)
+        meta = self._program.wait(found).meta
+        return [dict(item) for item in meta] if isinstance(meta, list) else dict(meta)
 
     # --- text ------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ RUNTIME_OPS = frozenset({"welcome", "events", "reply", "pong", "error"})
 # Kinds of events.
 DELTA = "delta"  # payload: str, text appended by a streaming gen
 VALUE = "value"  # payload: {"value", "text", "meta"}: the op is done
-MARK = "mark"  # payload: {"text", "replace"}: what a role or a join appended to the branch's text
+MARK = "mark"  # payload: {"text", "replace"}: what a role or token ids appended to the text
 FAILED = "failed"  # payload: {"message", "kind", "op", "source"}: the branch stops here
 DONE = "done"  # the program has ended (branch and seq are 0)
 

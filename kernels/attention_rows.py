@@ -3,13 +3,22 @@
     row r's queries:  tokens query_start[r] .. query_start[r + 1] of the step's flat token axis,
                       at positions seq_lens[r] - num_queries .. seq_lens[r] of its sequence
 
-A query sees the keys at its own position and before (causal by absolute position). Every backend
-turns this into whatever its kernel wants (`plan_attention`), once for all layers.
+A query sees the keys at its own position and before (causal by absolute position). Where
+consecutive rows have KV in common, segments say so:
+
+    tokens 0        512       700
+    row 0  |---------|---------|...     segments (token_start, token_end, row_start, row_end):
+    row 1  |---------|---------|...       (0, 512, 0, 3)
+    row 2  |---------|.....               (512, 700, 0, 2)
+
+Attention over a segment may be computed once for all its rows and merged; what a segment leaves of
+a row is the row's own. Every backend turns this into whatever its kernel wants (`plan_attention`),
+once for all layers; the reference ignores segments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +26,23 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 
 
+def _no_segments() -> IntArray:
+    return np.zeros((0, 4), dtype=np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """The rows of one step. Every row has at least one query: `1 <= queries <= seq_lens`."""
+    """The rows of one step. Every row has at least one query: `1 <= queries <= seq_lens`.
+
+    Segments lie before the first query of each of their rows, and those of a row follow each other
+    from token 0 on without a gap; they are given outermost first.
+    """
 
     query_start: IntArray  # [num_rows + 1], ascending from 0
     seq_lens: IntArray  # [num_rows], tokens with KV once this step has stored its own
     page_table: IntArray  # [num_rows, >= max pages of a row]; page ids, garbage past a row's last
     page_size: int  # token slots a page
+    segments: IntArray = field(default_factory=_no_segments)  # [S, 4], see above
 
     @property
     def num_rows(self) -> int:
@@ -35,23 +53,32 @@ class AttentionRows:
         """Queries of each row, [num_rows]."""
         return np.diff(self.query_start)
 
-    def padded_slots(self, rows: IntArray) -> IntArray:
-        """The KV slots of the given rows, [len(rows), longest]; slot = page * page_size + offset.
+    def own_start(self) -> IntArray:
+        """Where each row's own KV begins, after the last segment that it is part of, [num_rows]."""
+        start = np.zeros(self.num_rows, dtype=np.int32)
+        for _, token_end, row_start, row_end in self.segments.tolist():
+            start[row_start:row_end] = token_end
+        return start
 
-        Past a row's end its own first slot is repeated: it may be read and then masked, and a
-        non-finite value in it harms no other row.
-        """
-        seq_lens = self.seq_lens[rows]
-        longest = int(seq_lens.max())
-        num_pages = -(-longest // self.page_size)
-        pages = self.page_table[rows, :num_pages]
+    def slots(self, row: int, first: int, last: int) -> IntArray:
+        """The KV slots of one row's tokens [first, last); slot = page * page_size + offset."""
         if self.page_size == 1:
-            slots = pages
-        else:
-            offsets = np.arange(self.page_size, dtype=np.int32)
-            slots = (pages[:, :, None] * np.int32(self.page_size) + offsets).reshape(len(rows), -1)
-            slots = slots[:, :longest]
-        if int(seq_lens.min()) == longest:
-            return np.ascontiguousarray(slots)
-        is_past_end = np.arange(longest, dtype=np.int32) >= seq_lens[:, None]
-        return np.where(is_past_end, slots[:, :1], slots)
+            return self.page_table[row, first:last]
+        places = np.arange(first, last, dtype=np.int32)
+        pages: IntArray = self.page_table[row, places // self.page_size]
+        slots: IntArray = pages * np.int32(self.page_size) + places % self.page_size
+        return slots
+
+    def padded_slots(self, rows: IntArray, first: IntArray) -> IntArray:
+        """The KV slots of the given rows from token `first` [len(rows)] on, [len(rows), longest].
+
+        Past a row's end its slot of token `first` is repeated: it may be read and then masked, and
+        a non-finite value in it harms no other row.
+        """
+        lens = self.seq_lens[rows] - first
+        places = np.arange(int(lens.max()), dtype=np.int32)
+        tokens = first[:, None] + np.where(places < lens[:, None], places, 0)
+        if self.page_size == 1:
+            return self.page_table[rows[:, None], tokens]
+        pages, offsets = np.divmod(tokens, np.int32(self.page_size))
+        return self.page_table[rows[:, None], pages] * np.int32(self.page_size) + offsets

@@ -41,34 +41,39 @@ class MakeLinear(Protocol):
         ...
 
 
+class MakeOutputLinear(Protocol):
+    def __call__(self, weight: Tensor) -> Linear:
+        """weight [vocab_size, hidden_size] -> a linear whose result is float32, or float64 for
+        float64."""
+        ...
+
+
+class MakeGatedLinear(Protocol):
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """weight [2 * size, in_features], gates first, bias [2 * size] -> a layer
+        silu(x @ gate.T) * (x @ up.T), [T, in_features] -> [T, size]."""
+        ...
+
+
 class MakeRMSNorm(Protocol):
     def __call__(self, weight: Tensor, eps: float) -> RMSNorm:
         """weight [hidden_size]."""
         ...
 
 
-class ApplyRope(Protocol):
-    def __call__(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate `heads` [T, num_heads, head_dim] IN PLACE (it may be a strided view).
+class RotateAndStore(Protocol):
+    def __call__(
+        self, heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
+    ) -> None:
+        """Rotate queries and keys by their positions and write keys and values to their slots.
+
+        heads [T, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys, values. The
+        queries are rotated IN PLACE; what becomes of the rest of `heads` is open. `slots` [T]
+        int64, distinct: rows of kv_layer.
 
         Hugging Face's half rotation: with d = head_dim / 2, (a, b) = (head[:d], head[d:]) becomes
         (a cos - b sin, b cos + a sin). cos, sin: [T, 1, head_dim], `sin` with its first half
         NEGATED (so that a kernel is one rotate, one product and one fused product-sum).
-        """
-        ...
-
-
-class SiluAndMul(Protocol):
-    def __call__(self, gate_up: Tensor) -> Tensor:
-        """[T, 2 * size], gate first -> silu(gate) * up [T, size], a new tensor."""
-        ...
-
-
-class StoreKV(Protocol):
-    def __call__(self, kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
-        """Write kv [T, 2, num_kv_heads, head_dim] to rows `slots` [T] int64 of kv_layer.
-
-        The slots of a step are distinct.
         """
         ...
 

@@ -6,7 +6,6 @@ model: there is no global switch. `describe()` is what `stemma doctor` prints.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,10 +15,15 @@ from . import ops
 from .cpu import dense as cpu_dense
 from .cpu import linear as cpu_linear
 from .cpu import paged_attention as cpu_attention
+from .native import dense as native_dense
+from .native import linear as native_linear
+from .native import paged_attention as native_attention
+from .native.library import why_not_native
 from .reference import dense as reference_dense
 from .reference import paged_attention as reference_attention
 
-KernelMode = Literal["auto", "reference"]
+KernelMode = Literal["auto", "cpu", "reference"]
+"""auto: the fastest that runs here; cpu: torch calls, nothing compiled; reference: the truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class KernelChoice:
     """One row of the doctor's table."""
 
     op: str
-    implementation: str  # "reference", "cpu"
+    implementation: str  # "reference", "cpu", "native"
     reason: str
 
 
@@ -36,12 +40,13 @@ class Kernels:
     """One implementation an op; the contracts are in `ops`."""
 
     make_linear: ops.MakeLinear
+    make_output_linear: ops.MakeOutputLinear
+    make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
-    apply_rope: ops.ApplyRope
-    silu_and_mul: ops.SiluAndMul
-    store_kv: ops.StoreKV
+    rotate_and_store: ops.RotateAndStore
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
 
     def describe(self) -> list[KernelChoice]:
@@ -52,38 +57,71 @@ class Kernels:
 def select_kernels(
     dtype: torch.dtype, device: torch.device | str = "cpu", mode: KernelMode = "auto"
 ) -> Kernels:
-    """The best implementations for `dtype` on `device`, or the plain torch ones."""
+    """The best implementations for `dtype` on `device`, or those that `mode` asks for."""
     device_type = torch.device(device).type
     if mode == "reference":
-        return _assemble("reference", "asked for", "reference", "asked for")
+        return _reference("asked for")
     if device_type != "cpu":
-        reason = f"no kernels for {device_type} yet"
-        return _assemble("reference", reason, "reference", reason)
-    refusal = cpu_linear.why_not_packed(dtype)
-    if refusal is not None:
-        return _assemble("cpu", "few torch calls", "reference", refusal)
-    return _assemble("cpu", "few torch calls", "cpu", f"oneDNN weights packed for {dtype}")
+        return _reference(f"no kernels for {device_type} yet")
+    refusal = "not asked for" if mode == "cpu" else why_not_native(dtype)
+    return _native() if refusal is None else _cpu(dtype, refusal)
 
 
-def _assemble(backend: str, reason: str, linear_backend: str, linear_reason: str) -> Kernels:
-    is_cpu = backend == "cpu"
-    dense = cpu_dense if is_cpu else reference_dense
-    attention = cpu_attention if is_cpu else reference_attention
-    make_linear: Callable[..., ops.Linear] = (
-        cpu_linear.make_linear if linear_backend == "cpu" else reference_dense.make_linear
-    )
-    others = ("rms_norm", "apply_rope", "silu_and_mul", "store_kv", "paged_attention")
-    choices = (
-        KernelChoice("linear", linear_backend, linear_reason),
-        *(KernelChoice(op, backend, reason) for op in others),
-    )
+def _reference(reason: str) -> Kernels:
     return Kernels(
-        make_linear=make_linear,
-        make_rms_norm=dense.make_rms_norm,
-        apply_rope=dense.apply_rope,
-        silu_and_mul=dense.silu_and_mul,
-        store_kv=dense.store_kv,
-        plan_attention=attention.plan_attention,
-        paged_attention=attention.paged_attention,
-        choices=choices,
+        make_linear=reference_dense.make_linear,
+        make_output_linear=reference_dense.make_output_linear,
+        make_gated_linear=reference_dense.make_gated_linear,
+        make_rms_norm=reference_dense.make_rms_norm,
+        rotate_and_store=reference_dense.rotate_and_store,
+        plan_attention=reference_attention.plan_attention,
+        paged_attention=reference_attention.paged_attention,
+        segment_cost_tokens=0,  # segments are ignored
+        choices=_choices("reference", reason, "reference", reason),
+    )
+
+
+def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
+    """Torch calls; linears packed by oneDNN where that works."""
+    unpacked = cpu_linear.why_not_packed(dtype)
+    linear = cpu_linear if unpacked is None else reference_dense
+    linear_backend = "cpu" if unpacked is None else "reference"
+    linear_reason = unpacked or f"oneDNN weights packed for {dtype}"
+    return Kernels(
+        make_linear=linear.make_linear,
+        make_output_linear=linear.make_output_linear,
+        make_gated_linear=linear.make_gated_linear,
+        make_rms_norm=cpu_dense.make_rms_norm,
+        rotate_and_store=cpu_dense.rotate_and_store,
+        plan_attention=cpu_attention.plan_attention,
+        paged_attention=cpu_attention.paged_attention,
+        segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
+        choices=_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
+    )
+
+
+def _native() -> Kernels:
+    reason = "compiled for this CPU, AVX512-BF16"
+    return Kernels(
+        make_linear=native_linear.make_linear,
+        make_output_linear=native_linear.make_output_linear,
+        make_gated_linear=native_linear.make_gated_linear,
+        make_rms_norm=native_dense.make_rms_norm,
+        rotate_and_store=native_dense.rotate_and_store,
+        plan_attention=native_attention.plan_attention,
+        paged_attention=native_attention.paged_attention,
+        segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
+        choices=_choices("native", reason, "native", reason),
+    )
+
+
+def _choices(
+    backend: str, reason: str, linear_backend: str, linear_reason: str
+) -> tuple[KernelChoice, ...]:
+    return (
+        KernelChoice("linear", linear_backend, linear_reason),
+        *(
+            KernelChoice(op, backend, reason)
+            for op in ("rms_norm", "rotate_and_store", "paged_attention")
+        ),
     )

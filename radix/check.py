@@ -80,6 +80,7 @@ def _check_children(tree: RadixTree, node: Node) -> None:
     for key, child in node.children.items():
         first_page = child.token_ids[: tree.page_size].tobytes()
         _require(key == first_page, f"{child} is filed in {node} under other tokens than its first")
+        _require(key == child.key, f"{child} is filed in {node} under another key than its own")
         _require(child.parent is node, f"{child} lies under {node} but names another parent")
         _require(child.namespace == node.namespace, f"{child} is in another namespace than {node}")
     below = sum(child.lock_ref for child in node.children.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from .pages import Pages
 
@@ -26,6 +26,7 @@ class Node:
         "hits",
         "id",
         "is_attached",
+        "key",
         "last_use",
         "lock_ref",
         "namespace",
@@ -41,16 +42,18 @@ class Node:
         id: int,
         namespace: Hashable,
         parent: Node | None,
+        key: bytes,
         token_ids: array[int],
         pages: Pages,
     ) -> None:
         self.id = id
         self.namespace = namespace
         self.parent = parent  # None for the root of a namespace
+        self.key = key  # the bytes of the first page of tokens: its place among its siblings
         self.token_ids = token_ids
         self.pages = pages
         self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
-        self.children: dict[bytes, Node] = {}  # by the bytes of the child's first page of tokens
+        self.children: dict[bytes, Node] = {}  # by their keys
         self.lock_ref = 0  # locks on this node or below it
         self.hits = 0  # matches that went through the whole of this node
         self.last_use = 0  # the tree's clock
@@ -81,7 +84,7 @@ class UseOrder:
     """
 
     def __init__(self) -> None:
-        self._ring = Node(-1, None, None, array("i"), array("i"))
+        self._ring = Node(-1, None, None, b"", array("i"), array("i"))
         self._ring.older = self._ring.newer = self._ring
 
     @property
@@ -108,6 +111,20 @@ class UseOrder:
         assert older is not None and newer is not None, f"{node} is not in the order"
         older.newer, newer.older = newer, older
         node.older = node.newer = None
+
+    def renew(self, path: Iterable[Node]) -> None:
+        """Puts the unlocked nodes of a path, given from the top, behind all others."""
+        newer = self._ring
+        for node in path:
+            if node.lock_ref:
+                continue
+            before, after = node.older, node.newer
+            assert before is not None and after is not None, f"{node} is not in the order"
+            before.newer, after.older = after, before
+            before = newer.older
+            assert before is not None, f"{newer} is not in the order"
+            node.older, node.newer = before, newer
+            before.newer = newer.older = newer = node
 
     def __iter__(self) -> Iterator[Node]:
         """From least to most recently used."""

@@ -22,50 +22,55 @@ Pages: TypeAlias = "array[int]"
 class PageAllocator:
     """Owns the ids in [0, num_pages) that are free; each is handed out to one owner at a time.
 
-    A stack: pages freed last are handed out first, and a run that was freed whole comes back in
-    its old order, so contiguous runs stay contiguous where they can.
+    A stack that grows down in an array of fixed size: pages freed last are handed out first, and
+    each run is written and read in its own order, so contiguous runs stay contiguous where they
+    can. No call resizes or reverses anything.
+
+        | belongs to others, stale | top of the stack ... bottom |
+        0                     _num_used                      num_pages
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = array("i", range(num_pages - 1, -1, -1))
+        self._stack = array("i", range(num_pages))
+        self._num_used = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self.num_pages - self._num_used
 
     @property
     def num_used(self) -> int:
         """Pages owned by the tree or by requests."""
-        return self.num_pages - len(self._free)
+        return self._num_used
 
     def allocate(self, num_pages: int) -> Pages:
         """Hands `num_pages` ids to the caller, all or none.
 
         Raises OutOfPages when fewer are free.
         """
-        rest = len(self._free) - num_pages
-        if rest < 0:
-            raise OutOfPages(
-                f"{num_pages} pages wanted, {len(self._free)} of {self.num_pages} free"
-            )
-        taken = self._free[rest:]
-        del self._free[rest:]
-        taken.reverse()
-        return taken
+        assert num_pages >= 0, f"{num_pages} pages wanted"
+        start = self._num_used
+        end = start + num_pages
+        if end > self.num_pages:
+            raise OutOfPages(f"{num_pages} pages wanted, {self.num_free} of {self.num_pages} free")
+        self._num_used = end
+        return self._stack[start:end]
 
     def free(self, pages: Iterable[int]) -> None:
         """Takes back ids that the caller owns."""
-        returned = as_ids(pages)[::-1]
-        self._free.extend(returned)
-        assert len(self._free) <= self.num_pages, (
-            f"{len(returned)} pages freed and now {len(self._free)} of {self.num_pages} are free: "
-            "some were freed twice"
+        returned = as_ids(pages)
+        start = self._num_used - len(returned)
+        assert start >= 0, (
+            f"{len(returned)} pages freed and now {self.num_pages - start} of {self.num_pages} "
+            "are free: some were freed twice"
         )
+        self._stack[start : self._num_used] = returned
+        self._num_used = start
 
     def free_pages(self) -> Pages:
         """A copy of the free ids, for checks."""
-        return self._free[:]
+        return self._stack[self._num_used :]
 
 
 def as_ids(ids: Iterable[int]) -> array[int]:

@@ -86,15 +86,7 @@ class RadixTree:
         Splits the last node when the match ends inside it, so that the returned node ends where
         the match does. Nothing is locked.
         """
-        root = self._root(namespace)
-        path, end = self._descend(root, self._pack(token_ids, limit))
-        self._split_end(path, end)
-        self._use(path)
-        pages = array("i")
-        for node in path:
-            node.hits += 1
-            pages.extend(node.pages)
-        return Match(path[-1] if path else root, pages, end)
+        return self._match(self._root(namespace), token_ids, limit)
 
     def match_below(self, node: Node, token_ids: Sequence[int], limit: int | None = None) -> Match:
         """match() of a run below `node`, which the caller has locked, without walking to it.
@@ -102,14 +94,7 @@ class RadixTree:
         `num_tokens` and `pages` of the result are those below `node`.
         """
         assert node.is_attached and node.lock_ref > 0, f"{node} was matched below without a lock"
-        path, end = self._descend(node, self._pack(token_ids, limit))
-        self._split_end(path, end)
-        self._use(path)
-        pages = array("i")
-        for step in path:
-            step.hits += 1
-            pages.extend(step.pages)
-        return Match(path[-1] if path else node, pages, end - node.end)
+        return self._match(node, token_ids, limit)
 
     def match_length_below(self, node: Node, token_ids: Sequence[int]) -> int:
         """The number of tokens that match_below() would find; changes nothing."""
@@ -182,8 +167,8 @@ class RadixTree:
         one only the tail that is still needed. Locked nodes stay. The pages become the caller's.
         """
         freed = array("i")
-        while len(freed) < num_pages and (leaf := self.use_order.oldest) is not None:
-            num_kept = len(leaf.pages) - (num_pages - len(freed))
+        while (missing := num_pages - len(freed)) > 0 and (leaf := self.use_order.oldest):
+            num_kept = len(leaf.pages) - missing
             freed.extend(self._truncate(leaf, num_kept) if num_kept > 0 else self._detach(leaf))
         return freed
 
@@ -255,16 +240,36 @@ class RadixTree:
     def _root(self, namespace: Hashable) -> Node:
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = self._make(namespace, None, array("i"), array("i"))
+            root = self._make(namespace, None, b"", array("i"), array("i"))
+            self.roots[namespace] = root
         return root
 
     def _make(
-        self, namespace: Hashable, parent: Node | None, token_ids: array[int], pages: Pages
+        self,
+        namespace: Hashable,
+        parent: Node | None,
+        key: bytes,
+        token_ids: array[int],
+        pages: Pages,
     ) -> Node:
         self._next_id += 1
-        node = Node(self._next_id, namespace, parent, token_ids, pages)
+        node = Node(self._next_id, namespace, parent, key, token_ids, pages)
         node.last_use = self.clock
         return node
+
+    def _match(self, node: Node, token_ids: Sequence[int], limit: int | None) -> Match:
+        """The longest cached prefix below `node`."""
+        path, end = self._descend(node, self._pack(token_ids, limit))
+        if not path:
+            return Match(node, array("i"), 0)
+        if path[-1].end > end:
+            path[-1] = self._split(path[-1], end)
+        self._use(path)
+        pages = array("i")
+        for step in path:
+            step.hits += 1
+            pages.extend(step.pages)
+        return Match(path[-1], pages, end - node.end)
 
     def _pack(self, token_ids: Sequence[int], limit: int | None = None) -> bytes:
         """The bytes of the leading ids, in whole pages and at most `limit` of them."""
@@ -272,9 +277,6 @@ class RadixTree:
         num_tokens = len(ids) if limit is None else max(0, min(len(ids), limit))
         num_tokens -= num_tokens % self.page_size
         return ids.tobytes() if num_tokens == len(ids) else ids[:num_tokens].tobytes()
-
-    def _key(self, node: Node) -> bytes:
-        return node.token_ids[: self.page_size].tobytes()
 
     def _descend(self, node: Node, query: bytes) -> tuple[list[Node], int]:
         """The nodes below `node` that the query enters, and the path length where it leaves them.
@@ -297,11 +299,6 @@ class RadixTree:
         self.num_visits += 1 + len(path)
         return path, end
 
-    def _split_end(self, path: list[Node], end: int) -> None:
-        """Makes the path's last node end at `end`."""
-        if path and path[-1].end > end:
-            path[-1] = self._split(path[-1], end)
-
     def _split(self, node: Node, end: int) -> Node:
         """Puts a new node that ends at `end` above `node`, which keeps its handle's meaning.
 
@@ -311,13 +308,15 @@ class RadixTree:
         assert parent is not None and node.start < end < node.end, f"{node} cannot split at {end}"
         cut = end - node.start
         num_pages = cut // self.page_size
-        upper = self._make(node.namespace, parent, node.token_ids[:cut], node.pages[:num_pages])
+        run, pages = node.token_ids[:cut], node.pages[:num_pages]
+        upper = self._make(node.namespace, parent, node.key, run, pages)
         upper.lock_ref, upper.hits, upper.last_use = node.lock_ref, node.hits, node.last_use
-        parent.children[self._key(upper)] = upper
+        parent.children[node.key] = upper
         del node.token_ids[:cut]
         del node.pages[:num_pages]
         node.parent = upper
-        upper.children[self._key(node)] = node
+        node.key = node.token_ids[: self.page_size].tobytes()
+        upper.children[node.key] = node
         self.num_nodes += 1
         if not node.lock_ref:
             self.use_order.put_after(upper, node)
@@ -326,23 +325,21 @@ class RadixTree:
     def _use(self, path: list[Node]) -> None:
         """Makes the nodes of a path, given from the top, the most recently used ones."""
         self.clock += 1
-        above: Node | None = None
         for node in path:
             node.last_use = self.clock
-            if not node.lock_ref:
-                self.use_order.drop(node)
-                self.use_order.put(node, above)
-                above = node
+        self.use_order.renew(path)
 
     def _add(
         self, node: Node, token_ids: Sequence[int], pages: Sequence[int], *, owns_lock: bool
     ) -> Inserted:
-        query = self._pack(token_ids)
+        ids, own = as_ids(token_ids), as_ids(pages)
+        query = self._pack(ids)
         num_tokens = len(query) // _TOKEN_BYTES
-        own = as_ids(pages)[: num_tokens // self.page_size]
-        assert len(own) * self.page_size == num_tokens, f"{len(own)} pages for {num_tokens} tokens"
+        num_pages = num_tokens // self.page_size
+        assert len(own) >= num_pages, f"{len(own)} pages for {num_tokens} tokens"
         path, added_from = self._descend(node, query)
-        self._split_end(path, added_from)
+        if path and path[-1].end > added_from:
+            path[-1] = self._split(path[-1], added_from)
         self._use(path)
         adopted = array("i")
         for step in path:
@@ -350,25 +347,25 @@ class RadixTree:
         num_existing = added_from - node.end
         last = path[-1] if path else node
         if num_existing < num_tokens:
-            tail = array("i")
-            tail.frombytes(query[num_existing * _TOKEN_BYTES :])
+            new_pages = own[len(adopted) : num_pages]
             owned_locks = 1 if owns_lock and last is node else 0
-            last = self._append(last, tail, own[len(adopted) :], owned_locks)
+            last = self._append(last, ids[num_existing:num_tokens], new_pages, owned_locks)
         duplicates = _differing(own[: len(adopted)], adopted)
         return Inserted(last, num_existing, added_from, duplicates, adopted)
 
     def _append(self, node: Node, token_ids: array[int], pages: Pages, owned_locks: int) -> Node:
         """Adds a run below `node`: in place if it is a leaf with no lock but the caller's own."""
         self.num_pages += len(pages)
-        if not node.is_root and not node.children and node.lock_ref <= owned_locks:
+        if not node.children and node.lock_ref <= owned_locks and not node.is_root:
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
             node.last_use = self.clock
             self.evictable_pages += 0 if node.lock_ref else len(pages)
             return node
-        child = self._make(node.namespace, node, token_ids, pages)
-        node.children[self._key(child)] = child
+        key = token_ids[: self.page_size].tobytes()
+        child = self._make(node.namespace, node, key, token_ids, pages)
+        node.children[key] = child
         self.num_nodes += 1
         self.evictable_pages += len(pages)
         is_ordered = node.lock_ref == 0 and not node.is_root
@@ -398,21 +395,22 @@ class RadixTree:
         """Takes an unlocked node and all below it out of the tree; returns their pages."""
         parent = top.parent
         assert parent is not None and top.lock_ref == 0, f"{top} cannot leave the tree"
-        del parent.children[self._key(top)]
+        del parent.children[top.key]
+        nodes = [top]
         freed = array("i")
-        stack = [top]
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            node.children.clear()
+        for node in nodes:  # it grows meanwhile
+            if node.children:
+                nodes.extend(node.children.values())
+                node.children.clear()
             freed.extend(node.pages)
             self.use_order.drop(node)
             node.is_attached = False
-            self.num_nodes -= 1
-            self.num_visits += 1
+        self.num_nodes -= len(nodes)
+        self.num_visits += len(nodes)
         self.num_pages -= len(freed)
         self.evictable_pages -= len(freed)
-        self._drop_root_if_empty(parent)
+        if not parent.children:
+            self._drop_root_if_empty(parent)
         return freed
 
     def _drop_root_if_empty(self, node: Node) -> None:

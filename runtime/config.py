@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..errors import InvalidRequest
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
@@ -21,7 +22,9 @@ class EngineConfig:
     served_model_name: str | None = None  # None: the folder's name
     dtype: str = "auto"  # auto: bfloat16 where the CPU computes in it, else float32
     device: str = "cpu"
-    kernels: str = "auto"  # or "reference": plain torch, the truth that the others are held to
+    kernels: Literal["auto", "cpu", "reference"] = (
+        "auto"  # "cpu": nothing compiled; "reference": plain torch, the truth
+    )
     max_model_len: int | None = None  # None: what the model was made for
     page_size: int = 1  # tokens
     mem_fraction: float | None = None  # of the memory available, for KV; None: the device's default
@@ -35,7 +38,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _require("dtype", self.dtype, self.dtype in DTYPES, f"one of {DTYPES}")
         _require("device", self.device, self.device == "cpu", '"cpu"')
-        kernels = ("auto", "reference")
+        kernels = ("auto", "cpu", "reference")
         _require("kernels", self.kernels, self.kernels in kernels, f"one of {kernels}")
         policy_of(self.schedule_policy)
         _require_range("page_size", self.page_size, 1, 256)
@@ -73,9 +76,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="where to compute (default: %(default)s)")
     add(
         "--kernels",
-        choices=("auto", "reference"),
+        choices=("auto", "cpu", "reference"),
         default="auto",
-        help="fast kernels, or plain torch (default: %(default)s)",
+        help="the fastest here, torch calls only, or the plain reference (default: %(default)s)",
     )
     add("--max-model-len", type=int, metavar="N", help="context length (default: the model's)")
     add(

@@ -28,11 +28,15 @@ class StopHit:
 
 
 class Detokenizer:
-    """The text of one growing output."""
+    """The text of one growing output. No stop string is seen that ends within the first
+    `min_tokens` tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, min_tokens: int = 0
+    ) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
         self._longest_stop = max((len(text) for text in self._stop), default=0)
         self._ids: list[int] = []
         self._window = 0  # the window's first token
@@ -60,7 +64,8 @@ class Detokenizer:
         self._extend(fresh)
         self._ends.append(self._length)
         self._clean.append(self._read == len(self._ids))
-        return self._find_stop(len(fresh)) if fresh and self._stop else None
+        can_stop = bool(fresh and self._stop) and len(self._ids) > self._min_tokens
+        return self._find_stop(len(fresh)) if can_stop else None
 
     def flush(self) -> None:
         """The output has ended: bytes that are no whole character become U+FFFD."""

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 class Executor(Protocol):
     """The device half, as the engine sees it."""
 
+    segment_cost_tokens: int  # see schedule/tree_order.py
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens; rows are answered in order."""
 
@@ -62,6 +64,7 @@ class Engine:
             max_running_requests=max_running_requests,
             policy=schedule_policy,
             max_overtakes=max_overtakes,
+            segment_cost_tokens=executor.segment_cost_tokens,
         )
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
@@ -156,7 +159,7 @@ class LoadedModel:
             page_size=config.page_size,
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
-            kernels="reference" if config.kernels == "reference" else "auto",
+            kernels=config.kernels,
         )
         self.runner.warm_up()
         self.engine = Engine(
@@ -177,6 +180,8 @@ class LoadedModel:
             temperature=standard.temperature if given is None else given,
             top_p=model.default_top_p or standard.top_p,
             top_k=model.default_top_k,
+            min_p=model.default_min_p or standard.min_p,
+            repetition_penalty=model.default_repetition_penalty or standard.repetition_penalty,
             eos_token_ids=model.eos_token_ids,
         )
 

@@ -6,16 +6,14 @@ a `ModelLoadError` that names the file, the field, what was expected and what wa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelLoadError
+from .config_fields import Fields
+from .rope_scaling import RopeScaling, rope_theta_and_scaling
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-_DEFAULT_ROPE_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rope_theta: float
+    rope_scaling: RopeScaling | None  # None: plain rotary frequencies
     rms_norm_eps: float
     tie_word_embeddings: bool  # the output projection is the embedding matrix
     qkv_bias: bool
@@ -47,6 +46,8 @@ class ModelConfig:
     default_temperature: float | None  # None: the checkpoint has no opinion
     default_top_p: float | None
     default_top_k: int | None
+    default_min_p: float | None
+    default_repetition_penalty: float | None
 
     @property
     def context_length(self) -> int:
@@ -55,9 +56,9 @@ class ModelConfig:
         A sliding window is not implemented as such: up to the window's length it equals full
         attention, so a model with one is limited to that length.
         """
-        if self.sliding_window is None:
-            return self.max_position_embeddings
-        return min(self.max_position_embeddings, self.sliding_window)
+        scaling = self.rope_scaling
+        longest = self.max_position_embeddings if scaling is None else scaling.max_positions
+        return longest if self.sliding_window is None else min(longest, self.sliding_window)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ModelConfig:
@@ -69,74 +70,13 @@ class ModelConfig:
         folder = Path(path)
         if not folder.is_dir():
             raise ModelLoadError(f"model folder {folder} does not exist or is not a folder")
-        config = _Fields.read(folder / "config.json")
+        config = Fields.read(folder / "config.json")
         generation_file = folder / "generation_config.json"
-        generation = _Fields.read(generation_file) if generation_file.exists() else None
-        return _parse(config, generation or _Fields(generation_file, {}))
+        generation = Fields.read(generation_file) if generation_file.exists() else None
+        return _parse(config, generation or Fields(generation_file, {}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """A JSON object with checked access; errors name the file and the field."""
-
-    file: Path
-    values: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, file: Path) -> _Fields:
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ModelLoadError(f"{file} is missing: not a Hugging Face checkpoint") from None
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{file} cannot be read as JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ModelLoadError(f"{file}: expected a JSON object, found {_shown(values)}")
-        return cls(file, values)
-
-    def fail(self, field: str, expected: str) -> ModelLoadError:
-        found = _shown(self.values[field]) if field in self.values else "nothing"
-        return ModelLoadError(f"{self.file}: field {field!r}: expected {expected}, found {found}")
-
-    def get(self, field: str) -> Any:
-        """The value, or None where absent or null."""
-        return self.values.get(field)
-
-    def integer(self, field: str, default: int | None = None) -> int:
-        value = self.get(field)
-        if value is None and default is not None:
-            return default
-        if not _is_int(value) or value < 1:
-            raise self.fail(field, "a positive integer")
-        return int(value)
-
-    def number(self, field: str, default: float) -> float:
-        value = self.get(field)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise self.fail(field, "a positive number")
-        return float(value)
-
-    def flag(self, field: str, default: bool) -> bool:
-        value = self.get(field)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.fail(field, "true or false")
-        return value
-
-    def token_ids(self, field: str) -> tuple[int, ...]:
-        value = self.get(field)
-        if value is None:
-            return ()
-        ids = value if isinstance(value, list) else [value]
-        if not all(_is_int(token_id) and token_id >= 0 for token_id in ids):
-            raise self.fail(field, "a token id or a list of token ids")
-        return tuple(ids)
-
-
-def _parse(config: _Fields, generation: _Fields) -> ModelConfig:
+def _parse(config: Fields, generation: Fields) -> ModelConfig:
     architecture = _architecture(config)
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -146,6 +86,8 @@ def _parse(config: _Fields, generation: _Fields) -> ModelConfig:
     _require_silu(config)
     is_llama = architecture == "LlamaForCausalLM"
     attention_bias = is_llama and config.flag("attention_bias", False)
+    max_positions = config.integer("max_position_embeddings", default=2048)
+    rope_theta, rope_scaling = rope_theta_and_scaling(config, max_positions)
     bos_token_ids = generation.token_ids("bos_token_id") or config.token_ids("bos_token_id")
     return ModelConfig(
         architecture=architecture,
@@ -156,8 +98,9 @@ def _parse(config: _Fields, generation: _Fields) -> ModelConfig:
         head_dim=_head_dim(config, hidden_size, num_heads),
         intermediate_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),
-        max_position_embeddings=config.integer("max_position_embeddings", default=2048),
-        rope_theta=_rope_theta(config),
+        max_position_embeddings=max_positions,
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
@@ -170,10 +113,12 @@ def _parse(config: _Fields, generation: _Fields) -> ModelConfig:
         default_temperature=_default_temperature(generation),
         default_top_p=_default_top_p(generation),
         default_top_k=_default_top_k(generation),
+        default_min_p=_default_min_p(generation),
+        default_repetition_penalty=_default_repetition_penalty(generation),
     )
 
 
-def _architecture(config: _Fields) -> str:
+def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise config.fail("architectures", "a list with the architecture's name")
@@ -186,7 +131,7 @@ def _architecture(config: _Fields) -> str:
     )
 
 
-def _head_dim(config: _Fields, hidden_size: int, num_heads: int) -> int:
+def _head_dim(config: Fields, hidden_size: int, num_heads: int) -> int:
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise config.fail("hidden_size", f"a multiple of num_attention_heads={num_heads}")
     head_dim = config.integer("head_dim", default=max(1, hidden_size // num_heads))
@@ -195,35 +140,12 @@ def _head_dim(config: _Fields, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _require_silu(config: _Fields) -> None:
+def _require_silu(config: Fields) -> None:
     if config.get("hidden_act") not in (None, "silu", "swish"):
         raise config.fail("hidden_act", "'silu'")
 
 
-def _rope_theta(config: _Fields) -> float:
-    """The base of the rotary frequencies, from either spelling of the field.
-
-    transformers 5 writes `rope_parameters: {"rope_type": "default", "rope_theta": ...}`, earlier
-    releases a top-level `rope_theta` beside `rope_scaling: null | {"type" | "rope_type": ...}`.
-    """
-    theta = config.number("rope_theta", _DEFAULT_ROPE_THETA)
-    for field in ("rope_parameters", "rope_scaling"):
-        scaling = config.get(field)
-        if scaling is None:
-            continue
-        if not isinstance(scaling, dict):
-            raise config.fail(field, "an object or null")
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind != "default":
-            raise ModelLoadError(
-                f"{config.file}: field {field!r}: rope scaling of type {kind!r} is not supported; "
-                "supported is: 'default'"
-            )
-        theta = _Fields(config.file, scaling).number("rope_theta", theta)
-    return theta
-
-
-def _sliding_window(config: _Fields, architecture: str) -> int | None:
+def _sliding_window(config: Fields, architecture: str) -> int | None:
     """The window in tokens, or None where the architecture or the checkpoint has none.
 
     Qwen2 checkpoints carry a `sliding_window` that counts only with `use_sliding_window`.
@@ -235,12 +157,12 @@ def _sliding_window(config: _Fields, architecture: str) -> int | None:
     return config.integer("sliding_window")
 
 
-def _stored_dtype(config: _Fields) -> str | None:
+def _stored_dtype(config: Fields) -> str | None:
     value = config.get("dtype") or config.get("torch_dtype")
     return str(value) if value is not None else None
 
 
-def _default_temperature(generation: _Fields) -> float | None:
+def _default_temperature(generation: Fields) -> float | None:
     if generation.get("do_sample") is False:
         return 0.0
     value = generation.get("temperature")
@@ -251,7 +173,7 @@ def _default_temperature(generation: _Fields) -> float | None:
     return float(value)
 
 
-def _default_top_p(generation: _Fields) -> float | None:
+def _default_top_p(generation: Fields) -> float | None:
     value = generation.get("top_p")
     if value is None:
         return None
@@ -260,7 +182,7 @@ def _default_top_p(generation: _Fields) -> float | None:
     return float(value)
 
 
-def _default_top_k(generation: _Fields) -> int | None:
+def _default_top_k(generation: Fields) -> int | None:
     """Hugging Face writes 0 for "off"."""
     value = generation.get("top_k")
     if value is None or value == 0:
@@ -268,10 +190,19 @@ def _default_top_k(generation: _Fields) -> int | None:
     return generation.integer("top_k")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _default_min_p(generation: Fields) -> float | None:
+    value = generation.get("min_p")
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise generation.fail("min_p", "a number in [0, 1]")
+    return float(value)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + "..."
+def _default_repetition_penalty(generation: Fields) -> float | None:
+    value = generation.get("repetition_penalty")
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 10:
+        raise generation.fail("repetition_penalty", "a number in (0, 10]")
+    return float(value)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from .sampling_params import SamplingParams
-from .step import RowResult
+from .step import Adjustment, RowResult
 
 if TYPE_CHECKING:
     from ..radix.tree import Node
@@ -89,6 +89,7 @@ class Request:
     num_sent_pages: int = 0  # entries of `pages` that the executor's table already has
     table_row: int = -1
 
+    _adjustment: Adjustment | None = field(init=False, default=None)  # before any output
     scores: list[float] = field(default_factory=list)
     score_argmax: list[int] = field(default_factory=list)
     created_s: float = field(default_factory=time.perf_counter)
@@ -98,6 +99,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = array("i", self.prompt)
+        if self.sampling.changes_logits or self.sampling.min_tokens:
+            self._adjustment = _adjustment_of(self.prompt, self.sampling)
 
     @property
     def num_tokens(self) -> int:
@@ -136,6 +139,18 @@ class Request:
             return self.scoring.start + len(self.scores)
         return self.num_tokens - 1
 
+    @property
+    def adjustment(self) -> Adjustment | None:
+        """What changes the logits of the next token, if anything does."""
+        if self._adjustment is None:
+            return None
+        is_early = self.num_output_tokens < self.sampling.min_tokens
+        if not is_early and not self.sampling.changes_logits:
+            return None
+        masked = tuple(self.stop_ids) if is_early else ()
+        output = self.token_ids[len(self.prompt) :]
+        return replace(self._adjustment, output_ids=output, masked_ids=masked)
+
     def append_token(self, token_id: int) -> None:
         """A token was sampled."""
         self.note_first_token()
@@ -145,3 +160,14 @@ class Request:
         """A token was sampled, though perhaps one that only ends the request."""
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter()
+
+
+def _adjustment_of(prompt: array[int], params: SamplingParams) -> Adjustment:
+    """What stays the same over a request's steps, built once."""
+    prompt_ids = set(prompt) if params.has_repetition_penalty else ()
+    return Adjustment(
+        prompt_ids=array("i", prompt_ids),
+        bias_ids=array("i", (token_id for token_id, _ in params.logit_bias)),
+        bias_values=array("d", (value for _, value in params.logit_bias)),
+        output_ids=array("i"),
+    )

@@ -16,6 +16,7 @@ of the same plan writes (a shared prompt computed once): rows therefore must all
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +28,20 @@ class PageUpdate(NamedTuple):
 
     first: int
     pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What changes a row's logits before sampling, besides the penalties of its SamplingParams.
+
+    `output_ids` lacks the token that `from_previous` stands for; the executor knows it.
+    """
+
+    prompt_ids: array[int]  # 'i'; the prompt's tokens, each once; none without repetition penalty
+    bias_ids: array[int]  # 'i', distinct
+    bias_values: array[float]  # 'd', one for each of bias_ids
+    output_ids: array[int]  # 'i'; sampled before this step
+    masked_ids: tuple[int, ...] = ()  # not to be sampled in this step
 
 
 class Row(NamedTuple):
@@ -46,31 +61,36 @@ class Row(NamedTuple):
     page_update: PageUpdate | None = None
     from_previous: int | None = None
     sampling: SamplingParams | None = None  # set: sample one token after the last input
+    adjustment: Adjustment | None = None  # set: change the logits before sampling
     target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
     target_start: int = 0  # ... input index target_start + i
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSegment:
-    """KV that consecutive rows have in common: `row_start <= row < row_end` all hold it.
+    """KV that consecutive rows have in common: tokens [token_start, token_end) of the rows
+    [row_start, row_end), in the same pages for each of them (read off the first one's table).
 
-    `extents` are runs of pages `(first_page, num_pages)` that cover the tokens
-    `[token_start, token_end)` of each of these rows. Attention over it may be computed once.
+    All of it lies before the first input of each row. Attention over it may be computed once.
     """
 
-    extents: tuple[tuple[int, int], ...]
     token_start: int
     token_end: int
     row_start: int
     row_end: int
 
+    @property
+    def num_saved_tokens(self) -> int:
+        """Tokens of KV that the rows would read without the segment, and do not with it."""
+        return (self.token_end - self.token_start) * (self.row_end - self.row_start - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step.
+    """One step: rows in depth-first order of the radix tree, and the segments that they share.
 
-    When segments are given, rows are in depth-first order of the radix tree and segments may be
-    nested. The scheduler gives none yet: its rows are running requests first, then those admitted.
+    Segments may be nested; the outermost come first, and those of a row follow each other from
+    token 0 on without a gap.
     """
 
     step_id: int

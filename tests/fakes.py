@@ -63,6 +63,8 @@ class StepFailed(RuntimeError):
 class ScriptedExecutor:
     """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids."""
 
+    segment_cost_tokens = 0  # every run that two rows share is a segment
+
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.requests: dict[int, Request] = {}  # the truth about each request's tokens
@@ -84,6 +86,7 @@ class ScriptedExecutor:
         assert len(set(rows_in_use)) == len(rows_in_use), "a table row is in a plan twice"
         for row in plan.rows:
             self._update_table(row)
+        self._check_segments(plan)
         # A row may start on KV that another row of this plan stores, in whatever order.
         for row in sorted(plan.rows, key=lambda row: row.start):
             self._store(row)
@@ -103,6 +106,22 @@ class ScriptedExecutor:
         assert row.page_update.first == len(table), "an update leaves a hole or overwrites entries"
         for index, page in enumerate(row.page_update.pages, row.page_update.first):
             table[index] = page
+
+    def _check_segments(self, plan: StepPlan) -> None:
+        """Each row's segments follow each other from token 0 on, before its first input, and hold
+        the same pages for all their rows."""
+        covered = [0] * len(plan.rows)
+        for segment in plan.segments:
+            members = plan.rows[segment.row_start : segment.row_end]
+            assert len(members) > 1, segment
+            tokens = range(segment.token_start, segment.token_end)
+            slots = [self._slot(members[0], token) for token in tokens]
+            assert slots and segment.token_end % self.page_size == 0, segment
+            for index, row in enumerate(members, segment.row_start):
+                assert covered[index] == segment.token_start, segment
+                covered[index] = segment.token_end
+                assert segment.token_end <= row.start, (segment, row)
+                assert [self._slot(row, token) for token in tokens] == slots, (segment, row)
 
     def _slot(self, row: Row, position: int) -> int:
         page = self.tables[row.table_row][position // self.page_size]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.sampling_params import SamplingParams
-from stemma.runtime.step import PageUpdate, Row, RowResult, StepPlan
+from stemma.runtime.step import Adjustment, PageUpdate, Row, RowResult, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -33,6 +33,7 @@ class Feed:
     is_scored: bool = False  # score the following token at each input (the last against 0)
     targets: Sequence[int] = ()  # or these, from the first input on
     from_previous: int | None = None
+    adjustment: Adjustment | None = None
 
 
 class PlanDriver:
@@ -106,6 +107,7 @@ class PlanDriver:
             page_update=PageUpdate(first, new) if new else None,
             from_previous=feed.from_previous,
             sampling=feed.sampling,
+            adjustment=feed.adjustment,
             target_ids=(*ids[1:], 0) if feed.is_scored else tuple(feed.targets),
         )
 

@@ -1,4 +1,4 @@
-"""Norm, rotary embedding, activation and KV store in as few torch calls as they take.
+"""Norm, rotary embedding and KV store in as few torch calls as they take.
 
 A torch call costs 1 to 2 us on the host before it computes anything, and a layer of a small model
 computes little more than that, so calls are counted here.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import RMSNorm
@@ -42,15 +41,12 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     return rms_norm
 
 
-def apply_rope(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    heads.mul_(cos).addcmul_(swapped, sin)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    size = gate_up.shape[-1] // 2
-    return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
-
-
-def store_kv(kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
+def rotate_and_store(
+    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
+) -> None:
+    num_kv_heads = kv_layer.shape[1]
+    rotated = heads[:, :-num_kv_heads]
+    swapped = rotated.roll(heads.shape[-1] // 2, -1)
+    rotated.mul_(cos).addcmul_(swapped, sin)
+    kv = heads[:, -2 * num_kv_heads :].view(len(heads), 2, num_kv_heads, -1)
     kv_layer.index_copy_(2, slots, kv.permute(1, 2, 0, 3))

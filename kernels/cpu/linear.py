@@ -31,6 +31,27 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return linear
 
 
+def make_output_linear(weight: Tensor) -> Linear:
+    """Logits: rounded to the weight's dtype, then widened."""
+    linear = make_linear(weight, None)
+
+    def output_linear(x: Tensor) -> Tensor:
+        return linear(x).float()
+
+    return output_linear
+
+
+def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Gate and up in one product."""
+    linear, size = make_linear(weight, bias), weight.shape[0] // 2
+
+    def gated_linear(x: Tensor) -> Tensor:
+        gate_up = linear(x)
+        return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
+
+    return gated_linear
+
+
 @functools.cache
 def why_not_packed(dtype: torch.dtype) -> str | None:
     """None where packed linears work for `dtype` on this machine, else the reason."""

@@ -1,4 +1,4 @@
-"""Linear, norm, rotary embedding, activation and KV store in plain torch: the truth.
+"""Linear layers, norm, rotary embedding and KV store in plain torch: the truth.
 
 Written for reading; norms and products of low-precision inputs go through float32, float64 stays
 float64.
@@ -20,6 +20,21 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return linear
 
 
+def make_output_linear(weight: Tensor) -> Linear:
+    def output_linear(x: Tensor) -> Tensor:
+        return widen(F.linear(x, weight))
+
+    return output_linear
+
+
+def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    def gated_linear(x: Tensor) -> Tensor:
+        gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    return gated_linear
+
+
 def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is not None:
@@ -31,18 +46,15 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     return rms_norm
 
 
-def apply_rope(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rotate_and_store(
+    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
+) -> None:
+    num_kv_heads = kv_layer.shape[1]
+    rotated = heads[:, :-num_kv_heads]
     half = heads.shape[-1] // 2
-    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
-    heads.copy_(heads * cos + swapped * sin)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def store_kv(kv_layer: Tensor, slots: Tensor, kv: Tensor) -> None:
+    swapped = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
+    rotated.copy_(rotated * cos + swapped * sin)
+    kv = heads[:, -2 * num_kv_heads :].view(len(heads), 2, num_kv_heads, -1)
     kv_layer[:, :, slots] = kv.permute(1, 2, 0, 3)
 
 

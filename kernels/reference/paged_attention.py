@@ -1,11 +1,10 @@
-"""Paged attention, one row after the other in plain torch: the truth.
+"""Paged attention, one row after the other over all of its KV, in plain torch: the truth.
 
 Cost O(sum over rows of queries * keys), scores of a row at once in memory.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
     out = torch.empty_like(q)
     for row in range(plan.num_rows):
         tokens = slice(int(plan.query_start[row]), int(plan.query_start[row + 1]))
-        slots = torch.from_numpy(plan.padded_slots(np.array([row], dtype=np.int32))[0])
+        slots = torch.from_numpy(plan.slots(row, 0, int(plan.seq_lens[row])))
         keys, values = kv_layer.index_select(2, slots.to(q.device)).unbind(0)
         out[tokens] = _attend(q[tokens], keys, values)
     return out

@@ -111,6 +111,7 @@ class InputBuilder:
             seq_lens=(layout.starts + layout.lengths).astype(np.int32),
             page_table=table,
             page_size=self._page_size,
+            segments=_segments(plan),
         )
         batch = ForwardBatch(
             input_ids=torch.from_numpy(input_ids),
@@ -171,6 +172,12 @@ class _Layout:
             return self.starts
         shift = np.repeat(self.starts - self.query_start[:-1], self.lengths)
         return np.arange(self.num_tokens) + shift
+
+
+def _segments(plan: StepPlan) -> npt.NDArray[np.int32]:
+    """[S, 4], the columns of AttentionRows.segments."""
+    columns = [(s.token_start, s.token_end, s.row_start, s.row_end) for s in plan.segments]
+    return np.array(columns, dtype=np.int32).reshape(-1, 4)
 
 
 def wanted_logits(plan: StepPlan, layout: _Layout) -> WantedLogits:

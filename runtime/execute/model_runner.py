@@ -6,6 +6,8 @@ Decides nothing: which rows run, with which pages, comes in with the plan.
 from __future__ import annotations
 
 import os
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -21,10 +23,11 @@ from ..memory.sizing import num_pages_for
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
-from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
+from ..step import Adjustment, PageUpdate, Row, RowResult, StepPlan, StepResult
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
+from .adjustments import AdjustedRow, adjust_logits
 from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
 from .logits import logprobs_of, top_logprobs
 from .sampler import sample
@@ -63,7 +66,7 @@ class ModelRunner:
         page_size: int = 1,
         max_running_requests: int = 64,
         max_model_len: int | None = None,
-        kernels: KernelMode = "auto",
+        kernels: KernelMode | Kernels = "auto",
         load_format: LoadFormat = "auto",
         on_progress: ProgressCallback | None = None,
     ) -> None:
@@ -79,7 +82,11 @@ class ModelRunner:
         self.device = _checked_device(device)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
-        self.kernels: Kernels = select_kernels(self.dtype, self.device, kernels)
+        self.kernels: Kernels = (
+            kernels
+            if isinstance(kernels, Kernels)
+            else select_kernels(self.dtype, self.device, kernels)
+        )
         self.model = self._load(Path(model_folder), load_format, on_progress)
         if num_pages is None:
             num_pages = num_pages_for(
@@ -106,6 +113,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
         )
         self._previous_tokens: Int64Array = np.zeros(0, dtype=np.int64)
+        self.segment_cost_tokens = self.kernels.segment_cost_tokens
 
     @property
     def num_pages(self) -> int:
@@ -178,6 +186,7 @@ class ModelRunner:
         picked = hidden if wanted.sampled_tokens is None else hidden[wanted.sampled_tokens]
         logits = self.model.compute_logits(picked)
         params = [_sampling_of(plan.rows[index]) for index in wanted.sampled_rows]
+        raw = self._adjust([plan.rows[index] for index in wanted.sampled_rows], logits)
         sampled = sample(logits, params, wanted.sampled_positions)
         # A failed row's token is never shown, but a plan made ahead may name it.
         previous[list(wanted.sampled_rows)] = sampled.token_ids
@@ -185,9 +194,32 @@ class ModelRunner:
             results[index] = RowResult(token_id=token_id)
         for place, index in enumerate(wanted.sampled_rows):
             if params[place].logprobs is not None:
-                results[index] = _with_logprobs(results[index], logits[place], params[place])
+                own = raw.get(place, logits[place])
+                results[index] = _with_logprobs(results[index], own, params[place])
         for place in np.flatnonzero(~sampled.is_finite).tolist():
             results[wanted.sampled_rows[place]] = RowResult(error=NON_FINITE)
+
+    def _adjust(self, rows: Sequence[Row], logits: Tensor) -> dict[int, Tensor]:
+        """Change the logits [len(rows), vocab_size] of rows that ask for it; by place, what the
+        model said of those of them that want logprobs."""
+        adjusted = [
+            AdjustedRow(place, _sampling_of(row), self._completed(row, row.adjustment))
+            for place, row in enumerate(rows)
+            if row.adjustment is not None
+        ]
+        if not adjusted:
+            return {}
+        wanted = [row.place for row in adjusted if row.params.logprobs is not None]
+        raw = {place: logits[place].clone() for place in wanted}
+        adjust_logits(logits, adjusted)
+        return raw
+
+    def _completed(self, row: Row, adjustment: Adjustment) -> Adjustment:
+        """With the token that the plan did not know yet."""
+        if row.from_previous is None:
+            return adjustment
+        token_id = int(self._previous_tokens[row.from_previous])
+        return replace(adjustment, output_ids=adjustment.output_ids + array("i", [token_id]))
 
     def _score(
         self,

@@ -4,11 +4,12 @@
 
 A draw is a pure function of these values (docs/sampling.md), so it is the same in any batch, in
 any order, after a preemption and on every backend. The kept set is exact: top-k first, then top-p
-over what top-k left, ties settled by the smaller token id.
+over what top-k left, ties settled by the smaller token id, then min-p.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,7 +79,7 @@ def gumbel_of_all(seeds: UInt64Array, positions: UInt64Array, vocab_size: int) -
 def kept_tokens(
     logits: LogitsArray, params: SamplingParams, best: LogitsArray
 ) -> Int64Array | None:
-    """Ids of the top-k/top-p set of one row of logits [vocab_size], ascending; None: all of them.
+    """Ids of the top-k/top-p/min-p set of one row of logits [vocab_size], ascending; None: all.
 
     `best`: the row's largest logits in descending order, at least top_k of them where top_k is
     set; more of them than the top-p set holds save sorting the vocabulary.
@@ -87,12 +88,8 @@ def kept_tokens(
     count = vocab_size if params.top_k is None else min(params.top_k, vocab_size)
     if params.top_p < 1.0:
         count, best = _top_p_count(logits, count, params, best)
-    if count == vocab_size:
-        return None
-    threshold = best[count - 1]
-    above = np.flatnonzero(logits > threshold)
-    equal = np.flatnonzero(logits == threshold)[: count - len(above)]
-    return np.sort(np.concatenate((above, equal)))
+    kept = None if count == vocab_size else _first_tokens(logits, count, best[count - 1])
+    return kept if params.min_p == 0.0 else _min_p_of(logits, kept, params)
 
 
 def _draw(logits: Tensor, params: Sequence[SamplingParams], positions: Int64Array) -> Int64Array:
@@ -147,6 +144,25 @@ def _best_logits(logits: Tensor, params: Sequence[SamplingParams]) -> LogitsArra
 
 def _num_best(params: SamplingParams) -> int:
     return params.top_k or (_FIRST_TOP_P if params.top_p < 1.0 else 0)
+
+
+def _first_tokens(logits: LogitsArray, count: int, threshold: np.floating) -> Int64Array:
+    """Ids of the `count` best tokens, ascending; `threshold` is the logit of the last of them."""
+    above = np.flatnonzero(logits > threshold)
+    equal = np.flatnonzero(logits == threshold)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _min_p_of(
+    logits: LogitsArray, kept: Int64Array | None, params: SamplingParams
+) -> Int64Array | None:
+    """Those of the kept tokens whose probability is >= min_p of the highest one's."""
+    values = (logits if kept is None else logits[kept]).astype(np.float64)
+    least = math.log(params.min_p) * params.temperature
+    is_likely: npt.NDArray[np.bool_] = values - values.max() >= least
+    if kept is not None:
+        return np.compress(is_likely, kept)
+    return None if is_likely.all() else np.flatnonzero(is_likely)
 
 
 def _top_p_count(

@@ -31,7 +31,7 @@ class Attention:
         kv_size = config.num_kv_heads * config.head_dim
         self._qkv = load_linear(
             source,
-            kernels,
+            kernels.make_linear,
             [f"{name}.{part}_proj" for part in "qkv"],
             in_features=config.hidden_size,
             out_features=[self._q_size, kv_size, kv_size],
@@ -39,7 +39,7 @@ class Attention:
         )
         self._output = load_linear(
             source,
-            kernels,
+            kernels.make_linear,
             [f"{name}.o_proj"],
             in_features=self._q_size,
             out_features=[config.hidden_size],
@@ -50,10 +50,8 @@ class Attention:
         """x [T, hidden_size], rotary (cos, sin) each [T, 1, head_dim] -> [T, hidden_size]."""
         # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
-        self._kernels.apply_rope(heads[:, : -self._num_kv_heads], *rotary)
         kv_layer = batch.kv_layers[self._layer_index]
-        kv = heads[:, self._num_heads :].view(-1, 2, self._num_kv_heads, self._head_dim)
-        self._kernels.store_kv(kv_layer, batch.slot_mapping, kv)
+        self._kernels.rotate_and_store(heads, *rotary, kv_layer, batch.slot_mapping)
         queries = heads[:, : self._num_heads]
         attended = self._kernels.paged_attention(queries, kv_layer, batch.attention)
         return self._output(attended.reshape(-1, self._q_size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,9 +25,9 @@ class VocabEmbedding:
         self._table = source.take(EMBEDDING_NAME, shape)
         if config.tie_word_embeddings:
             source.skip(OUTPUT_NAME)  # some checkpoints store the shared matrix twice
-            self._output = kernels.make_linear(self._table, None)
+            self._output = kernels.make_output_linear(self._table)
         else:
-            self._output = kernels.make_linear(source.take(OUTPUT_NAME, shape), None)
+            self._output = kernels.make_output_linear(source.take(OUTPUT_NAME, shape))
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden_size], a new tensor."""
@@ -36,5 +35,4 @@ class VocabEmbedding:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] float32, or float64 for a float64 model."""
-        logits = self._output(hidden)
-        return logits if logits.dtype is torch.float64 else logits.float()
+        return self._output(hidden)

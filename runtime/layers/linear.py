@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...kernels.ops import Linear
-from ...kernels.registry import Kernels
+from ...kernels.ops import Linear, MakeGatedLinear, MakeLinear
 from ..weights.source import WeightSource
 
 
 def load_linear(
     source: WeightSource,
-    kernels: Kernels,
+    make: MakeLinear | MakeGatedLinear,
     names: Sequence[str],
     *,
     in_features: int,
@@ -26,8 +25,8 @@ def load_linear(
         [f"{name}.weight" for name in names], [(size, in_features) for size in out_features]
     )
     if not bias:
-        return kernels.make_linear(weight, None)
+        return make(weight, None)
     stacked_bias = source.take_stacked(
         [f"{name}.bias" for name in names], [(size,) for size in out_features]
     )
-    return kernels.make_linear(weight, stacked_bias)
+    return make(weight, stacked_bias)

@@ -16,10 +16,9 @@ class GatedMLP:
     def __init__(
         self, source: WeightSource, name: str, config: ModelConfig, kernels: Kernels
     ) -> None:
-        self._silu_and_mul = kernels.silu_and_mul
         self._gate_up = load_linear(
             source,
-            kernels,
+            kernels.make_gated_linear,
             [f"{name}.gate_proj", f"{name}.up_proj"],
             in_features=config.hidden_size,
             out_features=[config.intermediate_size] * 2,
@@ -27,7 +26,7 @@ class GatedMLP:
         )
         self._down = load_linear(
             source,
-            kernels,
+            kernels.make_linear,
             [f"{name}.down_proj"],
             in_features=config.intermediate_size,
             out_features=[config.hidden_size],
@@ -36,4 +35,4 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        return self._down(self._silu_and_mul(self._gate_up(x)))
+        return self._down(self._gate_up(x))

@@ -40,7 +40,14 @@ class LlamaForCausalLM:
             for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(source, "model.norm", config.hidden_size, config.rms_norm_eps, kernels)
-        self._rotary = RotaryTable(config.head_dim, max_model_len, config.rope_theta, dtype, device)
+        self._rotary = RotaryTable(
+            config.head_dim,
+            max_model_len,
+            config.rope_theta,
+            config.rope_scaling,
+            dtype=dtype,
+            device=device,
+        )
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids, positions [T] int64 -> hidden [T, hidden_size], normed, in the model's dtype.

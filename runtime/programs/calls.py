@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...frontend import ir
@@ -64,7 +65,7 @@ class GenCall:
         self._is_streaming = is_streaming
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._detokenizer = Detokenizer(tokenizer, sampling.stop)
+        self._detokenizer = Detokenizer(tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
         self._hit: StopHit | None = None
         self._logprobs: list[dict[str, Any]] = []
         self._is_aborted = False
@@ -101,16 +102,17 @@ class GenCall:
         num_kept = request.num_output_tokens if self._hit is None else self._hit.num_tokens
         ids = array("i", request.output_ids[:num_kept])
         tail = "" if self._hit is None else self._hit.tail
-        self._report.finished(ids, tail, self._payload(request))
+        self._report.finished(ids, tail, self._payload(request, ids))
 
     def _send_delta(self, *, is_final: bool) -> None:
         delta = self._detokenizer.take_delta(is_final=is_final)
         if delta:
             self._report.delta(delta)
 
-    def _payload(self, request: Request) -> dict[str, Any]:
+    def _payload(self, request: Request, ids: array[int]) -> dict[str, Any]:
         text = self._detokenizer.text
         meta = meta_of(request)
+        meta["output_ids"] = ids.tolist()
         if self._hit is not None:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
@@ -128,6 +130,81 @@ class GenCall:
                 for t in result.top_logprobs
             ],
         }
+
+
+class SamplesCall:
+    """Several samples of one prompt: a `GenCall` each. The value is the list of their texts; what
+    the branch goes on with, and streams, is the first one."""
+
+    def __init__(
+        self,
+        report: Report,
+        samplings: Sequence[SamplingParams],
+        tokenizer: Tokenizer,
+        *,
+        is_streaming: bool,
+    ) -> None:
+        self._report = report
+        self._endings: dict[int, _Ending] = {}
+        self.samples = [
+            GenCall(
+                _SampleReport(self, index),
+                sampling,
+                tokenizer,
+                is_streaming=is_streaming and index == 0,
+            )
+            for index, sampling in enumerate(samplings)
+        ]
+
+    def abort(self, queue: RequestQueue) -> None:
+        for sample in self.samples:
+            sample.abort(queue)
+
+    def delta_of_first(self, text: str) -> None:
+        self._report.delta(text)
+
+    def finished_one(self, index: int, ending: _Ending) -> None:
+        self._endings[index] = ending
+        if len(self._endings) < len(self.samples):
+            return
+        payloads = [self._endings[i].payload for i in range(len(self.samples))]
+        first = self._endings[0]
+        whole = {
+            "value": [payload["value"] for payload in payloads],
+            "text": first.payload["text"],
+            "meta": [payload["meta"] for payload in payloads],
+        }
+        self._report.finished(first.ids, first.tail, whole)
+
+    def failed_one(self, message: str, kind: str) -> None:
+        """Whom it is reported to aborts the other samples, so that they report nothing."""
+        self._report.failed(message, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What a sample reported when it finished."""
+
+    ids: array[int]
+    tail: str
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _SampleReport:
+    """A sample's report goes to the call of all samples."""
+
+    call: SamplesCall
+    index: int
+
+    def delta(self, text: str) -> None:
+        self.call.delta_of_first(text)
+
+    def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
+        self.call.finished_one(self.index, _Ending(ids, tail, payload))
+
+    def failed(self, message: str, kind: str) -> None:
+        self.call.failed_one(message, kind)
 
 
 class SelectCall:
@@ -189,6 +266,7 @@ class SelectCall:
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
         self._report.finished(array("i", self._choice_ids[best]), "", payload)

@@ -11,14 +11,14 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend import ir, wire
 from ..request import MAX_PRIORITY, Request, Scoring
-from ..sampling_params import SamplingParams
-from .calls import Call, GenCall, SelectCall
+from ..sampling_params import SamplingParams, seed_of_sample
+from .calls import Call, GenCall, SamplesCall, SelectCall
 from .transcript import Marked, Transcript
 from .world import World
 
@@ -159,7 +159,7 @@ class ProgramSession:
         self._flush_text(branch)
         match op:
             case ir.Tokens():
-                self._append_tokens(branch, op)
+                self._mark(branch, op, self._append_tokens(branch, op))
             case ir.Gen():
                 self._start_gen(branch, op)
                 return False
@@ -195,12 +195,13 @@ class ProgramSession:
         else:
             transcript.append_text(text)
 
-    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> None:
+    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
         largest, vocab_size = max(op.token_ids), self._world.vocab_size
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
         text = self._world.tokenizer.decode(op.token_ids)
         _transcript(branch).append_ids(op.token_ids, text, has_bos=True)
+        return Marked(text)
 
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}
@@ -209,23 +210,51 @@ class ProgramSession:
     # --- calls ------------------------------------------------------------------------------------
 
     def _start_gen(self, branch: Branch, op: ir.Gen) -> None:
-        world = self._world
-        sampling = world.defaults.sampling(op.params, self._derive_seed(branch, op))
-        call = GenCall(
-            _BranchReport(self, branch), sampling, world.tokenizer, is_streaming=self._is_streaming
-        )
-        request = Request(
-            id=world.next_request_id(),
-            prompt=self._prompt(branch),
-            sampling=sampling,
-            listener=call,
-            client=self._client,
-            priority=_priority(op.params),
-            stop_ids=world.defaults.stop_ids(sampling),
-        )
-        call.request = request
-        world.queue.submit(request)
+        world, report = self._world, _BranchReport(self, branch)
+        samplings = self._samplings(branch, op)
+        prompt = self._prompt(branch)
+        call: GenCall | SamplesCall
+        if len(samplings) == 1:
+            call = GenCall(report, samplings[0], world.tokenizer, is_streaming=self._is_streaming)
+            samples = [call]
+        else:
+            call = SamplesCall(report, samplings, world.tokenizer, is_streaming=self._is_streaming)
+            samples = call.samples
+        for sample, sampling in zip(samples, samplings, strict=True):
+            sample.request = Request(
+                id=world.next_request_id(),
+                prompt=prompt,
+                sampling=sampling,
+                listener=sample,
+                client=self._client,
+                priority=_priority(op.params),
+                stop_ids=world.defaults.stop_ids(sampling),
+            )
+        self._submit(call, [sample.request for sample in samples if sample.request])
         branch.call = call
+
+    def _samplings(self, branch: Branch, op: ir.Gen) -> list[SamplingParams]:
+        """Of each sample. Raises InvalidRequest naming the field at fault."""
+        given, vocab_size = op.params, self._world.vocab_size
+        num_samples = 1 if given.n is None else given.n
+        is_int = isinstance(num_samples, int) and not isinstance(num_samples, bool)
+        if not is_int or not 1 <= num_samples <= ir.MAX_SAMPLES:
+            raise InvalidRequest.of("n", num_samples, f"an integer in [1, {ir.MAX_SAMPLES}]")
+        first = self._world.defaults.sampling(given, self._derive_seed(branch, op))
+        largest = max((token_id for token_id, _ in first.logit_bias), default=0)
+        if largest >= vocab_size:
+            allowed = f"token ids in [0, {vocab_size - 1}]"
+            raise InvalidRequest.of("logit_bias", largest, allowed)
+        return [replace(first, seed=seed_of_sample(first.seed, i)) for i in range(num_samples)]
+
+    def _submit(self, call: Call, requests: list[Request]) -> None:
+        """Queue a call's requests, all or none."""
+        try:
+            for request in requests:
+                self._world.queue.submit(request)
+        except StemmaError:
+            call.abort(self._world.queue)
+            raise
 
     def _start_select(self, branch: Branch, op: ir.Select) -> None:
         world = self._world
@@ -244,12 +273,7 @@ class ProgramSession:
                 scoring=Scoring(len(context) - 1, tuple(targets)),
             )
             call.requests.append(request)
-        try:
-            for request in call.requests:
-                world.queue.submit(request)
-        except StemmaError:
-            call.abort(world.queue)
-            raise
+        self._submit(call, call.requests)
         branch.call = call
 
     def _prompt(self, branch: Branch) -> array[int]:

@@ -25,16 +25,21 @@ class Defaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     eos_token_ids: tuple[int, ...] = ()
 
     def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
-        """Raises InvalidRequest naming the field at fault."""
+        """Of the first sample. Raises InvalidRequest naming the field at fault."""
         values = given.to_wire()
         values.pop("priority", None)
+        values.pop("n", None)
         values.setdefault("max_tokens", self.max_tokens)
         values.setdefault("temperature", self.temperature)
         values.setdefault("top_p", self.top_p)
         values.setdefault("top_k", self.top_k)
+        values.setdefault("min_p", self.min_p)
+        values.setdefault("repetition_penalty", self.repetition_penalty)
         values.setdefault("seed", seed)
         return SamplingParams(**values)  # type: ignore[arg-type]
 

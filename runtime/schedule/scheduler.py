@@ -23,6 +23,7 @@ from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenEstimate
 from .kv_cache import KVCacheManager, Publication
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
+from .tree_order import depth_first, shared_segments
 from .waiting import MAX_OVERTAKES, WaitingQueue
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
@@ -38,6 +39,7 @@ class SchedulerStats:
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     num_generated_tokens: int = 0
+    num_shared_tokens: int = 0  # KV that rows did not read because a segment was read once for all
     num_steps: int = 0
 
 
@@ -66,9 +68,12 @@ class Scheduler:
         max_running_requests: int,
         policy: str = DEFAULT_POLICY,
         max_overtakes: int | None = MAX_OVERTAKES,
+        segment_cost_tokens: int = 32,
     ) -> None:
+        """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it."""
         self.kv_cache = kv_cache
         self.token_budget = token_budget
+        self.segment_cost_tokens = segment_cost_tokens
         self.stats = SchedulerStats()
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
@@ -126,8 +131,18 @@ class Scheduler:
         if not rows:
             return None
         self._step_id += 1
-        plan = StepPlan(self._step_id, tuple(rows))
-        self._in_flight = _Planned(plan, tuple(requests), tuple(publications))
+        order, paths = depth_first(requests)
+        rows = [rows[index] for index in order]
+        segments = shared_segments(
+            paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
+        )
+        self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
+        plan = StepPlan(self._step_id, tuple(rows), segments)
+        self._in_flight = _Planned(
+            plan,
+            tuple(requests[index] for index in order),
+            tuple(publications[index] for index in order),
+        )
         return plan
 
     def _share_out(self) -> Iterator[tuple[Request, int]]:
@@ -288,6 +303,7 @@ class Scheduler:
             update,
             None,
             sampling,
+            None if sampling is None else request.adjustment,
             targets,
             target_start,
         )

@@ -1,20 +1,22 @@
-"""One completion asked for over HTTP, as a one-branch program on the engine's connection.
+"""One prompt's completions asked for over HTTP, as a program on the engine's connection.
 
-The HTTP process is a client of the engine like any other. A completion is awaited on an asyncio
-loop; events come from the connection's I/O thread.
+One sample is a branch that ends in a `Gen`; several are forks of that branch, so that the prompt is
+tokenized once and its KV shared. The HTTP process is a client of the engine like any other. A
+completion is awaited on an asyncio loop; events come from the connection's I/O thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from ...errors import EngineError
 from ...frontend import ir, wire
 from ...frontend.client import Connection
+from ..sampling_params import seed_of_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class CompletionFailed(Exception):
 
 
 class Completion:
-    """A running completion; use it as a context manager, so that leaving early cancels it."""
+    """The running completions of one prompt; use it as a context manager, so that leaving early
+    cancels them."""
 
     def __init__(
         self,
@@ -50,38 +53,38 @@ class Completion:
         prompt: str | Sequence[int] | Sequence[Message],
         params: ir.GenParams,
         *,
+        n: int = 1,
         seed: int,
         instance: int = 0,
         stream: bool = False,
     ) -> None:
-        """`prompt`: raw text, token ids, or the messages of a chat."""
+        """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it."""
+        self.n = n
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
         self._connection = connection
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
         self._program = connection.open_program(self, create)
-        for op in _ops(prompt, params):
+        ops = _prompt_ops(prompt)
+        for op in (*ops, *_gen_ops(len(ops), params, n)):
             connection.send_op(self._program, op)
         connection.flush(self._program, end=True)
 
-    async def deltas(self) -> AsyncIterator[str | Outcome]:
-        """Text as it comes (with `stream`), then the outcome. Raises CompletionFailed."""
-        while True:
-            kind, payload = await self._events.get()
+    async def deltas(self) -> AsyncIterator[tuple[int, str | Outcome]]:
+        """Each sample's text as it comes (with `stream`), then its outcome, led by its index.
+
+        Raises CompletionFailed.
+        """
+        num_open = self.n
+        while num_open:
+            index, kind, payload = await self._events.get()
             if kind == wire.DELTA:
-                yield payload
+                yield index, payload
             elif kind == wire.VALUE:
-                yield Outcome(payload["text"], payload["meta"])
-                return
+                yield index, Outcome(payload["text"], payload["meta"])
+                num_open -= 1
             elif kind == wire.FAILED:
                 raise CompletionFailed(payload["message"], payload["kind"])
-
-    async def outcome(self) -> Outcome:
-        """The whole. Raises CompletionFailed."""
-        async for item in self.deltas():
-            if isinstance(item, Outcome):
-                return item
-        raise AssertionError("a completion ends with an outcome or an error")
 
     def __enter__(self) -> Self:
         return self
@@ -98,26 +101,26 @@ class Completion:
 
     def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
         if kind in (wire.DELTA, wire.VALUE, wire.FAILED):
-            self._post(kind, payload)
+            self._post(max(0, branch - 1), kind, payload)
 
     def handle_disconnect(self, error: EngineError) -> None:
-        self._post(wire.FAILED, {"message": str(error), "kind": type(error).__name__})
+        self._post(0, wire.FAILED, {"message": str(error), "kind": type(error).__name__})
 
-    def _post(self, kind: str, payload: Any) -> None:
+    def _post(self, index: int, kind: str, payload: Any) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (kind, payload))
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, payload))
 
 
-def _ops(prompt: str | Sequence[int] | Sequence[Message], params: ir.GenParams) -> Sequence[ir.Op]:
+def _prompt_ops(prompt: str | Sequence[int] | Sequence[Message]) -> Sequence[ir.Op]:
     if isinstance(prompt, str):
-        return (ir.Text(0, 0, None, prompt), ir.Gen(0, 1, None, "completion", params))
+        return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):
         token_ids = tuple(int(item) for item in prompt)  # type: ignore[arg-type]
-        return (ir.Tokens(0, 0, None, token_ids), ir.Gen(0, 1, None, "completion", params))
-    return _chat_ops([m for m in prompt if isinstance(m, Message)], params)
+        return (ir.Tokens(0, 0, None, token_ids),)
+    return _chat_ops([m for m in prompt if isinstance(m, Message)])
 
 
-def _chat_ops(messages: Sequence[Message], params: ir.GenParams) -> Sequence[ir.Op]:
+def _chat_ops(messages: Sequence[Message]) -> Sequence[ir.Op]:
     """An assistant's earlier turn is a replay: its ids may be known. A last message of the
     assistant's is continued."""
     ops: list[ir.Op] = []
@@ -131,5 +134,20 @@ def _chat_ops(messages: Sequence[Message], params: ir.GenParams) -> Sequence[ir.
             ops.append(ir.RoleEnd(0, len(ops), None))
     if not messages or messages[-1].role != "assistant":
         ops.append(ir.RoleBegin(0, len(ops), None, "assistant"))
-    ops.append(ir.Gen(0, len(ops), None, "completion", params))
     return ops
+
+
+def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
+    """Sample i is generated on branch i + 1, a single one on the prompt's own branch."""
+    if n == 1:
+        return (ir.Gen(0, seq, None, "completion", params),)
+    branches = tuple(range(1, n + 1))
+    gens = [ir.Gen(b, 0, None, "completion", _of_sample(params, b - 1)) for b in branches]
+    return (ir.Fork(0, seq, None, branches), *gens)
+
+
+def _of_sample(params: ir.GenParams, index: int) -> ir.GenParams:
+    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow."""
+    if params.seed is None:
+        return params
+    return replace(params, seed=seed_of_sample(params.seed, index))

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -83,7 +84,7 @@ class _Server:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
         self._require_model(body.model)
-        make = TextReply(self._model)
+        make = TextReply(self._model, has_token_ids=body.return_token_ids)
         return await self._answer(body, request, body.prompts(), make)
 
     async def _answer(
@@ -95,13 +96,20 @@ class _Server:
     ) -> Response:
         params, seed = body.params(), secrets.randbits(62)
         calls = [
-            Completion(self._connection, prompt, params, seed=seed, instance=i, stream=body.stream)
-            for prompt in prompts
-            for i in range(body.n)
+            Completion(
+                self._connection,
+                prompt,
+                params,
+                n=body.n,
+                seed=seed,
+                instance=instance,
+                stream=body.stream,
+            )
+            for instance, prompt in enumerate(prompts)
         ]
         items = _merged(calls)
         if not body.stream:
-            outcomes = await _collect(items, len(calls), request)
+            outcomes = await _collect(items, len(prompts) * body.n, request)
             choices = [make.choice(index, outcome) for index, outcome in enumerate(outcomes)]
             return JSONResponse(make.whole(choices, usage(outcomes, len(prompts))))
         first = await anext(
@@ -116,21 +124,23 @@ class _Server:
 
 
 async def _merged(calls: Sequence[Completion]) -> AsyncGenerator[Item, None]:
-    """What comes of several completions, as it comes. Leaving early cancels them all."""
+    """What comes of several prompts, as it comes, with all samples numbered through. Leaving early
+    cancels them all."""
     queue: asyncio.Queue[Item | BaseException] = asyncio.Queue()
 
-    async def forward(index: int, call: Completion) -> None:
+    async def forward(first: int, call: Completion) -> None:
         try:
-            async for item in call.deltas():
-                queue.put_nowait((index, item))
+            async for index, item in call.deltas():
+                queue.put_nowait((first + index, item))
         except CompletionFailed as error:
             queue.put_nowait(error)
 
     with ExitStack() as stack:
         for call in calls:
             stack.enter_context(call)
-        tasks = [asyncio.create_task(forward(i, call)) for i, call in enumerate(calls)]
-        num_open = len(calls)
+        firsts = accumulate((call.n for call in calls), initial=0)
+        tasks = [asyncio.create_task(forward(first, call)) for first, call in zip(firsts, calls)]
+        num_open = sum(call.n for call in calls)
         try:
             while num_open:
                 item = await queue.get()
@@ -144,7 +154,7 @@ async def _merged(calls: Sequence[Completion]) -> AsyncGenerator[Item, None]:
 
 
 async def _collect(
-    items: AsyncGenerator[Item, None], num_calls: int, request: Request
+    items: AsyncGenerator[Item, None], num_choices: int, request: Request
 ) -> list[Outcome]:
     """All outcomes in order; given up when the client goes away."""
     outcomes: dict[int, Outcome] = {}
@@ -164,7 +174,7 @@ async def _collect(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await items.aclose()
-    return [outcomes[index] for index in range(num_calls)]
+    return [outcomes[index] for index in range(num_choices)]
 
 
 async def _sse(

@@ -14,10 +14,9 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...errors import InvalidRequest
-from ...frontend.ir import GenParams
+from ...frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
 from .completion import Message, Outcome
 
-MAX_N = 64
 UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
 
 
@@ -28,15 +27,23 @@ class StreamOptions(BaseModel):
 
 
 class _SamplingFields(BaseModel):
-    """Fields that both endpoints share; `top_k` and `ignore_eos` are extras that vLLM has too."""
+    """Fields that both endpoints share; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
+    `stop_token_ids` and `ignore_eos` are extras that vLLM has too."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    n: int = Field(default=1, ge=1, le=MAX_N)
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -52,12 +59,20 @@ class _SamplingFields(BaseModel):
     def _params(self, max_tokens: int, logprobs: int | None) -> GenParams:
         if logprobs is not None and self.stream:
             raise InvalidRequest.of("logprobs", logprobs, "only without stream, for now")
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         return GenParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=None if self.top_k == -1 else self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=None if self.logit_bias is None else logit_bias_pairs(self.logit_bias),
+            min_tokens=self.min_tokens,
             seed=self.seed,
             stop=None if stop is None else tuple(stop),
             stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
@@ -103,17 +118,21 @@ class ChatRequest(_SamplingFields):
 
 
 class CompletionRequest(_SamplingFields):
-    """Body of /v1/completions: one or several prompts, as text or token ids."""
+    """Body of /v1/completions: one or several prompts, as text or token ids; `return_token_ids`
+    is an extra that vLLM has too."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
+    return_token_ids: bool = False
 
     def params(self) -> GenParams:
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's."""
         if self.echo:
             raise InvalidRequest.of("echo", True, "false")
+        if self.return_token_ids and self.stream:
+            raise InvalidRequest.of("return_token_ids", True, "only without stream, for now")
         return self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
@@ -221,12 +240,18 @@ class TextReply(_Reply):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, model: str, *, has_token_ids: bool) -> None:
+        super().__init__(model)
+        self._has_token_ids = has_token_ids
+
     def choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+        ids = {"token_ids": outcome.meta["output_ids"]} if self._has_token_ids else {}
         return {
             "index": index,
             "text": outcome.text,
             "finish_reason": outcome.meta["finish_reason"],
             "logprobs": _completion_logprobs(outcome.meta.get("logprobs")),
+            **ids,
         }
 
     def chunks(self, index: int, item: str | Outcome) -> list[dict[str, Any]]:

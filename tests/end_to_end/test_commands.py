@@ -42,6 +42,23 @@ def test_generate_prints_text_and_json(stemma_command: Run, served: Any) -> None
     assert json.loads(done.stdout)["prompt_tokens"] >= 2
 
 
+def test_generate_takes_bias_penalties_and_several_answers(
+    stemma_command: Run, served: Any
+) -> None:
+    flags = ["--endpoint", served.endpoint, "--raw", "--seed", "4", "--temperature", "4"]
+    flags += ["--max-tokens", "6", "--min-p", "0.001", "--repetition-penalty", "1.1"]
+    one = stemma_command("generate", "The ", *flags, "--json")
+    three = stemma_command("generate", "The ", *flags, "--n", "3", "--json")
+    assert one.returncode == three.returncode == 0, one.stderr + three.stderr
+    samples = [sample["text"] for sample in json.loads(three.stdout)["samples"]]
+    assert samples[0] == json.loads(one.stdout)["text"] and len(set(samples)) == 3
+    shown = stemma_command("generate", "The ", *flags, "--n", "3")
+    assert shown.stdout == "".join(f"[{i}] {text}\n" for i, text in enumerate(samples, 1))
+    forced = stemma_command("generate", "The ", *flags, "--logit-bias", "65=100", "--json")
+    text = json.loads(forced.stdout)["text"]
+    assert text and text == text[: len(text) // 6] * 6, "six times the same token"
+
+
 def test_run_runs_the_only_program_of_a_file(stemma_command: Run, served: Any) -> None:
     fields = "fields=name, age"
     text = "text=Anna Berg is 34 years old. She lives in Lisbon."
@@ -61,6 +78,7 @@ def test_run_runs_the_only_program_of_a_file(stemma_command: Run, served: Any) -
         (("run", str(EXAMPLES / "chat.py"), "--arg", "novalue"), "NAME=VALUE"),
         (("generate", "x", "--model", "/no/such/folder"), "/no/such/folder"),
         (("generate", "x", "--page-size", "0"), "page_size"),
+        (("generate", "x", "--logit-bias", "65:3"), "ID=BIAS"),
         (("serve", "--host", "0.0.0.0"), "host"),
         (("serve", "--port", "99999999"), "port"),
         (("tree", "--endpoint", "ftp://x"), "endpoint"),

@@ -73,11 +73,96 @@ def test_streamed_and_whole_answers_are_equal(client: openai.OpenAI) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
 
 
-def test_n_samples_share_their_prompt(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model=MODEL, messages=RECALL, n=4, temperature=1.5, seed=None
+def test_n_samples_share_their_prompt_and_the_first_is_the_single_one(
+    client: openai.OpenAI, served: Any
+) -> None:
+    fields: dict[str, Any] = {"messages": RECALL, "temperature": 4, "seed": 8, "max_tokens": 12}
+    with st.Runtime(served.endpoint) as runtime:
+        runtime.flush_cache()
+        before = runtime.get_server_info()["stats"]
+        reply = client.chat.completions.create(model=MODEL, n=6, **fields)
+        after = runtime.get_server_info()["stats"]
+    assert [choice.index for choice in reply.choices] == list(range(6))
+    texts = [choice.message.content for choice in reply.choices]
+    assert len(set(texts)) == 6
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    prompt = reply.usage.prompt_tokens
+    assert after["num_prompt_tokens"] - before["num_prompt_tokens"] == 6 * prompt
+    assert after["num_cached_tokens"] - before["num_cached_tokens"] == 5 * (prompt - 1)
+    single = client.chat.completions.create(model=MODEL, **fields)
+    assert single.choices[0].message.content == texts[0]
+
+
+def test_n_samples_are_those_of_a_gen_with_the_same_seed(
+    client: openai.OpenAI, embedded: st.Engine
+) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "The " + st.gen("x", max_tokens=8, temperature=3.0, seed=21, n=3)
+
+    reply = client.completions.create(
+        model=MODEL, prompt="The ", max_tokens=8, temperature=3.0, seed=21, n=3
     )
-    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    samples = program.run(backend=embedded)["x"]
+    assert [choice.text for choice in reply.choices] == samples and len(set(samples)) == 3
+
+
+def test_several_prompts_with_n_samples_are_numbered_through_also_when_streamed(
+    client: openai.OpenAI,
+) -> None:
+    fields: dict[str, Any] = {"prompt": ["The ", "A "], "max_tokens": 6, "temperature": 3.0}
+    fields |= {"seed": 3, "n": 2, "model": MODEL}
+    whole = client.completions.create(**fields)
+    texts, reasons = dict.fromkeys(range(4), ""), {}
+    stream = client.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    )
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert {choice.index: choice.text for choice in whole.choices} == texts
+    assert {choice.index: choice.finish_reason for choice in whole.choices} == reasons
+    assert chunk.usage is not None and whole.usage is not None
+    assert chunk.usage.total_tokens == whole.usage.total_tokens
+    alone = client.completions.create(**{**fields, "prompt": "A ", "n": 1})
+    assert alone.choices[0].text == texts[2]
+
+
+def test_each_sample_of_a_streamed_chat_has_a_role_a_text_and_an_end(
+    client: openai.OpenAI,
+) -> None:
+    fields: dict[str, Any] = {"messages": RECALL, "temperature": 3, "seed": 2, "max_tokens": 8}
+    whole = client.chat.completions.create(model=MODEL, n=3, **fields)
+    texts = {choice.index: choice.message.content for choice in whole.choices}
+    seen: dict[int, list[str | None]] = {0: [], 1: [], 2: []}
+    for chunk in client.chat.completions.create(model=MODEL, n=3, stream=True, **fields):
+        (choice,) = chunk.choices
+        seen[choice.index] += [choice.delta.role, choice.delta.content, choice.finish_reason]
+    for choice in whole.choices:
+        role, *pieces, reason = filter(None, seen[choice.index])
+        assert (role, reason) == ("assistant", choice.finish_reason)
+        assert "".join(pieces) == texts[choice.index]  # type: ignore[arg-type]
+
+
+def test_bias_penalties_and_min_tokens_are_taken_under_their_names(client: openai.OpenAI) -> None:
+    def text(**fields: Any) -> str:
+        extra = {"min_p": fields.pop("min_p", None), "min_tokens": fields.pop("min_tokens", None)}
+        extra["repetition_penalty"] = fields.pop("repetition_penalty", None)
+        reply = client.completions.create(
+            model=MODEL, prompt="One, one, one,", max_tokens=10, extra_body=extra, **fields
+        )
+        assert reply.usage is not None
+        return f"{reply.usage.completion_tokens}: {reply.choices[0].text}"
+
+    plain = text(temperature=0)
+    assert text(temperature=2.0, seed=1, min_p=1.0) == plain != text(temperature=2.0, seed=1)
+    for field in ("frequency_penalty", "presence_penalty"):
+        assert text(temperature=0, **{field: 2.0}) != text(temperature=0, **{field: -2.0})
+    assert text(temperature=0, repetition_penalty=5.0) != plain
+    forced = text(temperature=0, logit_bias={"65": 100})
+    assert len(set(forced.removeprefix("10: "))) < 6 and forced != plain
+    assert text(temperature=0, min_tokens=10).startswith("10: ")
 
 
 def test_a_seed_makes_an_answer_repeatable(client: openai.OpenAI) -> None:
@@ -104,6 +189,19 @@ def test_completions_take_texts_and_token_ids(client: openai.OpenAI, embedded: s
     assert len(logprobs.token_logprobs) <= 3 and all(p <= 0 for p in logprobs.token_logprobs)
 
 
+def test_a_completion_returns_its_token_ids_when_asked(served: Any) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    url = f"{served.url}/v1/completions"
+    whole = httpx.post(url, json={**body, "return_token_ids": True}, timeout=60).json()
+    ids = whole["choices"][0]["token_ids"]
+    assert len(ids) == 4 and whole["usage"]["completion_tokens"] == 4
+    longer = {**body, "prompt": [5, 6, 7, *ids[:2]], "max_tokens": 2, "return_token_ids": True}
+    assert httpx.post(url, json=longer, timeout=60).json()["choices"][0]["token_ids"] == ids[2:]
+    assert "token_ids" not in httpx.post(url, json=body, timeout=60).json()["choices"][0]
+    refused = httpx.post(url, json={**body, "return_token_ids": True, "stream": True}, timeout=60)
+    assert refused.status_code == 400 and "return_token_ids" in refused.text
+
+
 def test_stop_and_max_tokens_end_an_answer(client: openai.OpenAI) -> None:
     cut = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0, stop=["Nora"])
     assert "Nora" not in (cut.choices[0].message.content or "")
@@ -122,6 +220,16 @@ def test_stop_and_max_tokens_end_an_answer(client: openai.OpenAI) -> None:
         ({"messages": RECALL, "max_tokens": 0}, "max_tokens"),
         ({"messages": RECALL, "top_p": 0}, "top_p"),
         ({"messages": RECALL, "n": 10**9}, "n"),
+        ({"messages": RECALL, "best_of": 3}, "best_of"),
+        ({"messages": RECALL, "n": 2, "frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"messages": RECALL, "presence_penalty": "x"}, "presence_penalty"),
+        ({"messages": RECALL, "repetition_penalty": 0}, "repetition_penalty"),
+        ({"messages": RECALL, "min_p": 1.5}, "min_p"),
+        ({"messages": RECALL, "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"messages": RECALL, "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": RECALL, "logit_bias": {"5": 101}}, "logit_bias"),
+        ({"messages": RECALL, "logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"messages": RECALL, "logit_bias": [5]}, "logit_bias"),
         ({"messages": RECALL, "stop": [""]}, "stop"),
         ({"messages": RECALL, "logprobs": True, "top_logprobs": 10**6}, "logprobs"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),

@@ -80,6 +80,30 @@ def test_values_and_text_of_a_program() -> None:
         state["third"]
 
 
+@st.function
+def token_ids_in_and_out(s: st.ProgramState, ids: list[int]) -> None:
+    s += st.tokens(ids)
+    s += st.gen("first", max_tokens=5, **GREEDY)
+    s += st.tokens([72, 105]) + st.gen("second", max_tokens=5, **GREEDY)
+
+
+def test_token_ids_go_in_as_they_are_and_come_back() -> None:
+    ids = [256, 81, 58, 32]
+    state = token_ids_in_and_out.run(ids)
+    first, second = (state.get_meta_info(name) for name in ("first", "second"))
+    assert (first["prompt_tokens"], second["prompt_tokens"]) == (4, 4 + 5 + 2)
+    assert len(first["output_ids"]) == 5
+    assert state.text().startswith("Q: ") and state.text().endswith("Hi" + state["second"])
+    again = token_ids_in_and_out.run([*ids, *first["output_ids"], 72, 105])
+    assert again.get_meta_info("first")["output_ids"] == second["output_ids"]
+
+
+@pytest.mark.parametrize("ids", [[], [-1], ["1"], [1.0]])
+def test_token_ids_that_are_none_are_refused(ids: list[Any]) -> None:
+    with pytest.raises(st.InvalidProgram, match="token_ids"):
+        st.tokens(ids)
+
+
 def test_arguments_in_any_form_and_the_return_value() -> None:
     @st.function
     def program(s: st.ProgramState, a: int, b: int = 2) -> int:
@@ -154,6 +178,90 @@ def test_defaults_of_a_run_hold_for_gens_that_do_not_say_themselves() -> None:
     state = program.run(max_tokens=5, temperature=0)
     assert state.get_meta_info("a")["completion_tokens"] == 5
     assert state.get_meta_info("b")["completion_tokens"] == 2
+
+
+@st.function
+def said(s: st.ProgramState, params: dict[str, Any]) -> None:
+    s += "Say it again, say it again: " + st.gen("x", max_tokens=12, ignore_eos=True, **params)
+
+
+@pytest.mark.parametrize(
+    ("option", "neutral"),
+    [
+        ({"frequency_penalty": 2.0}, {"frequency_penalty": 0.0}),
+        ({"presence_penalty": 2.0}, {"presence_penalty": 0.0}),
+        ({"repetition_penalty": 5.0}, {"repetition_penalty": 1.0}),
+    ],
+    ids=str,
+)
+def test_penalties_reach_the_model_from_a_gen_and_as_defaults_of_a_run(
+    option: dict[str, float], neutral: dict[str, float]
+) -> None:
+    few = {"logit_bias": {ord(letter): 100 for letter in "uvwxz"}}  # so that they repeat
+    plain = said.run(params=few, temperature=0)["x"]
+    by_gen = said.run(params={**few, **option}, temperature=0)["x"]
+    assert by_gen != plain
+    assert said.run(params=few, temperature=0, **option)["x"] == by_gen
+    assert said.run(params={**few, **neutral}, temperature=0, **option)["x"] == plain
+
+
+def test_min_p_of_one_leaves_only_the_best_token() -> None:
+    greedy = said.run(params={}, temperature=0)["x"]
+    assert said.run(params={}, temperature=2.0, seed=1)["x"] != greedy
+    assert said.run(params={}, temperature=2.0, seed=1, min_p=1.0)["x"] == greedy
+
+
+def test_a_bias_makes_a_token_certain_or_impossible() -> None:
+    assert said.run(params={"logit_bias": {ord("Z"): 100}})["x"] == "Z" * 12
+    banned = {byte: -100.0 for byte in range(256) if byte != ord("Q")}
+    specials = {256: -100.0, 257: -100.0, 258: -100.0, 259: -100.0}
+    assert said.run(params={"logit_bias": banned | specials})["x"] == "Q" * 12
+
+
+def test_no_stop_token_comes_before_min_tokens() -> None:
+    stop = {"stop_token_ids": range(256)}
+    assert said.run(params=stop, seed=1).get_meta_info("x")["completion_tokens"] == 0
+    meta = said.run(params={**stop, "min_tokens": 4}, seed=1).get_meta_info("x")
+    assert meta["completion_tokens"] >= 4
+
+
+def test_logprobs_are_the_models_own_whatever_changes_the_logits() -> None:
+    plain = said.run(params={"logprobs": 3}, temperature=0).get_meta_info("x")
+    changed = said.run(params={"logprobs": 3, "logit_bias": {ord("Z"): 100}}, temperature=0)
+    first, biased = plain["logprobs"][0], changed.get_meta_info("x")["logprobs"][0]
+    assert biased["token"] == "Z" and biased["logprob"] < first["logprob"] <= 0
+    assert biased["top"] == first["top"]
+
+
+def test_several_samples_are_a_list_and_the_program_goes_on_with_the_first() -> None:
+    @st.function
+    def program(s: st.ProgramState, n: int | None) -> None:
+        s += "Q: " + st.gen("x", max_tokens=6, temperature=1.5, n=n, ignore_eos=True)
+        s += "; " + st.gen("y", max_tokens=4, **GREEDY)
+
+    four, one = program.run(n=4, seed=3), program.run(n=None, seed=3)
+    assert len(set(four["x"])) == 4 and four["x"][0] == one["x"]
+    assert four.text() == one.text() == f"Q: {one['x']}; {one['y']}"
+    assert program.run(n=2, seed=3)["x"] == four["x"][:2]
+    metas = four.get_meta_info("x")
+    assert [meta["completion_tokens"] for meta in metas] == [6] * 4
+    stream = program.stream(n=4, seed=3)
+    assert "".join(stream.text_iter("x")) == one["x"] and stream["x"] == four["x"]
+    assert stream.text() == four.text()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 700])
+def test_samples_compute_their_prompt_once(engine: st.Engine, num_tokens: int) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "p" * num_tokens + st.gen("x", max_tokens=1, temperature=1.0, n=8, ignore_eos=True)
+
+    engine.flush_cache()
+    before = engine.get_server_info()["stats"]["num_computed_tokens"]
+    metas = program.run().get_meta_info("x")
+    assert [meta["cached_tokens"] for meta in metas] == [0] + [num_tokens - 1] * 7
+    after = engine.get_server_info()["stats"]["num_computed_tokens"]
+    assert after - before == num_tokens + 7, "the last prompt token's logits, seven times more"
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.errors import InvalidProgram
+from stemma.errors import InvalidProgram, InvalidRequest
 from stemma.frontend import ir, wire
+from stemma.runtime.sampling_params import SamplingParams
 
 TEXT = st.text(max_size=20)
 INT = st.integers(0, 2**31 - 1)
@@ -27,6 +29,8 @@ PARAMS = st.builds(
     ignore_eos=st.none() | st.booleans(),
     logprobs=st.none() | INT,
     priority=st.none() | st.integers(-1000, 1000),
+    logit_bias=st.none() | st.lists(st.tuples(INT, st.floats(-9, 9)), max_size=3).map(tuple),
+    n=st.none() | INT,
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
 OPS = st.one_of(
@@ -110,6 +114,19 @@ def test_the_message_names_the_field_and_what_it_may_be(item: object, message: s
         ir.op_from_wire(item)
 
 
+@pytest.mark.parametrize("depth", [990, 1000, 1015])
+def test_lists_nested_as_deep_as_json_can_be_are_no_other_error(depth: int) -> None:
+    nested = orjson.loads(b"[" * depth + b"]" * depth)
+    for item in ([nested, 0, 0, None], ["gen", 0, 0, None, "x", {"stopp": nested}]):
+        with pytest.raises(InvalidProgram):
+            ir.op_from_wire(item)
+    for field in ("stop", "logit_bias"):
+        op = ir.op_from_wire(["gen", 0, 0, None, "x", {field: nested}])
+        assert isinstance(op, ir.Gen)
+        with pytest.raises(InvalidRequest):
+            SamplingParams(**{field: getattr(op.params, field)})
+
+
 def test_a_source_line_is_shortened_and_never_an_error() -> None:
     assert ir.op_from_wire(["end", 0, 0, 7]).source is None
     source = ir.op_from_wire(["end", 0, 0, "x" * 10_000]).source
@@ -121,3 +138,27 @@ def test_what_a_gen_leaves_open_is_taken_from_the_defaults() -> None:
     merged = params.with_defaults(ir.GenParams(max_tokens=9, temperature=0.5, stop=("b",)))
     assert merged == ir.GenParams(max_tokens=5, temperature=0.5, stop=("a",))
     assert params.with_defaults(ir.GenParams()) is params
+
+
+def test_every_gen_parameter_survives_the_wire() -> None:
+    params = ir.GenParams(
+        max_tokens=5,
+        stop=("a", "b"),
+        stop_token_ids=(1, 2),
+        min_p=0.1,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias=ir.logit_bias_pairs({5: -100, "7": 2.5}),
+        min_tokens=2,
+        n=3,
+    )
+    assert params.logit_bias == ((5, -100), (7, 2.5))
+    on_the_wire = orjson.loads(orjson.dumps(ir.Gen(0, 0, None, "x", params).to_wire()))
+    assert ir.op_from_wire(on_the_wire) == ir.Gen(0, 0, None, "x", params)
+
+
+@pytest.mark.parametrize("bias", [{"x": 1.0}, {None: 1.0}, [5], 7])
+def test_a_bias_by_anything_but_token_ids_is_refused(bias: Any) -> None:
+    with pytest.raises(InvalidProgram, match="logit_bias="):
+        ir.logit_bias_pairs(bias)

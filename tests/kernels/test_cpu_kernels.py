@@ -9,7 +9,7 @@ import torch
 from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.cpu import linear as cpu_linear
 from stemma.kernels.cpu.paged_attention import plan_attention
-from stemma.kernels.registry import select_kernels
+from stemma.kernels.registry import Kernels, select_kernels
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 # Largest relative difference allowed: rounding of one or two operations at the values' size.
@@ -24,8 +24,17 @@ pytestmark = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_linear_equals_the_reference(dtype: torch.dtype, num_tokens: int, has_bias: bool) -> None:
     x, weight = _randn(dtype, num_tokens, 48), _randn(dtype, 80, 48)
     bias = _randn(dtype, 80) if has_bias else None
-    outputs = [kernels.make_linear(weight, bias)(x) for kernels in _both(dtype)]
-    _assert_close(*outputs)
+    expected, *found = [kernels.make_linear(weight, bias)(x) for kernels in _all(dtype)]
+    for out in found:
+        _assert_close(out, expected)
+
+
+@pytest.mark.parametrize("num_inputs", [7, 46])
+def test_linear_of_odd_shapes_equals_the_reference(dtype: torch.dtype, num_inputs: int) -> None:
+    x, weight = _randn(dtype, 13, num_inputs), _randn(dtype, 33, num_inputs)
+    expected, *found = [kernels.make_linear(weight, None)(x) for kernels in _all(dtype)]
+    for out in found:
+        _assert_close(out, expected)
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
@@ -39,58 +48,81 @@ def test_rms_norm_equals_the_reference_and_adds_the_residual_in_place(
         _randn(dtype, num_tokens, 64),
     )
     outputs, before = [], x.clone()
-    for kernels in _both(dtype):
+    for kernels in _all(dtype):
         total = residual.clone() if has_residual else None
         outputs.append(kernels.make_rms_norm(weight, 1e-5)(x, total))
         assert total is None or torch.equal(total, residual + x)
         assert torch.equal(x, before)
-    _assert_close(*outputs)
+    for out in outputs[1:]:
+        _assert_close(out, outputs[0])
 
 
 def test_rms_norm_of_zeros_is_zero(dtype: torch.dtype) -> None:
-    for kernels in _both(dtype):
+    for kernels in _all(dtype):
         norm = kernels.make_rms_norm(torch.ones(8, dtype=dtype), 1e-6)
         assert torch.equal(norm(torch.zeros(2, 8, dtype=dtype)), torch.zeros(2, 8, dtype=dtype))
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-def test_rope_rotates_a_strided_view_in_place(dtype: torch.dtype, num_tokens: int) -> None:
-    heads = _randn(dtype, num_tokens, 5, 16)
-    angle = torch.arange(num_tokens)[:, None, None] * 0.3 + torch.arange(8) * 0.1
+@pytest.mark.parametrize("head_dim", [8, 16, 80])
+def test_rotate_and_store_rotates_queries_in_place_and_writes_kv_to_its_slots(
+    dtype: torch.dtype, num_tokens: int, head_dim: int
+) -> None:
+    num_heads, num_kv_heads, half = 3, 2, head_dim // 2
+    heads = _randn(dtype, num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    angle = torch.arange(num_tokens)[:, None, None] * 0.3 + torch.arange(half) * 0.1
     cos = torch.cat((angle.cos(), angle.cos()), -1).to(dtype)
     sin = torch.cat((-angle.sin(), angle.sin()), -1).to(dtype)
-    outputs = []
-    for kernels in _both(dtype):
+    slots = torch.randperm(num_tokens + 3)[:num_tokens]
+    unused = sorted(set(range(num_tokens + 3)) - set(slots.tolist()))
+    found = []
+    for kernels in _all(dtype):
         rotated = heads.clone()
-        kernels.apply_rope(rotated[:, :3], cos, sin)
-        assert torch.equal(rotated[:, 3:], heads[:, 3:])
-        outputs.append(rotated)
-    _assert_close(*outputs)
-    first, second = heads[:, :3, :8].double(), heads[:, :3, 8:].double()
+        kv_layer = torch.zeros(2, num_kv_heads, num_tokens + 3, head_dim, dtype=dtype)
+        kernels.rotate_and_store(rotated, cos, sin, kv_layer, slots)
+        assert kv_layer[:, :, unused].count_nonzero() == 0
+        values = kv_layer[1][:, slots].transpose(0, 1)
+        assert torch.equal(values, heads[:, num_heads + num_kv_heads :])
+        keys = kv_layer[0][:, slots].transpose(0, 1)
+        found.append(torch.cat((rotated[:, :num_heads], keys), 1))
+    first, second = heads[:, : num_heads + num_kv_heads].double().split(half, -1)
     expected = torch.cat(
         (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1
     )
-    torch.testing.assert_close(outputs[0][:, :3].double(), expected, atol=0.05, rtol=0)
+    for rotated in found:
+        torch.testing.assert_close(rotated.double(), expected, atol=0.05, rtol=0)
+        _assert_close(rotated, found[0])
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-def test_silu_and_mul_equals_the_reference(dtype: torch.dtype, num_tokens: int) -> None:
-    gate_up = _randn(dtype, num_tokens, 2 * 24)
-    _assert_close(*(kernels.silu_and_mul(gate_up) for kernels in _both(dtype)))
+@pytest.mark.parametrize(("size", "has_bias"), [(24, False), (16, True), (40, True)])
+def test_gated_linear_equals_the_reference(
+    dtype: torch.dtype, num_tokens: int, size: int, has_bias: bool
+) -> None:
+    x, weight = _randn(dtype, num_tokens, 48), _randn(dtype, 2 * size, 48) / 4
+    bias = _randn(dtype, 2 * size) if has_bias else None
+    expected, *found = [k.make_gated_linear(weight, bias)(x) for k in _all(dtype)]
+    for out in found:
+        _assert_close(out, expected)
 
 
-def test_store_kv_writes_the_slots_and_nothing_else(dtype: torch.dtype) -> None:
-    heads = _randn(dtype, 4, 7, 8)  # 3 query heads, 2 key heads, 2 value heads
-    kv = heads[:, 3:].view(4, 2, 2, 8)
-    slots = torch.tensor([9, 0, 5, 2])
-    for kernels in _both(dtype):
-        kv_layer = torch.zeros(2, 2, 12, 8, dtype=dtype)
-        kernels.store_kv(kv_layer, slots, kv)
-        others = [1, 3, 4, 6, 7, 8, 10, 11]
-        assert torch.equal(kv_layer[:, :, slots], kv.permute(1, 2, 0, 3))
-        assert kv_layer[:, :, others].count_nonzero() == 0
-        assert torch.equal(kv_layer[0, :, 9], heads[0, 3:5])
-        assert torch.equal(kv_layer[1, :, 9], heads[0, 5:])
+def test_gated_linear_survives_huge_gates(dtype: torch.dtype) -> None:
+    weight = torch.tensor([[1e4, 0.0], [-1e4, 0.0], [1.0, 0.0], [1.0, 0.0]], dtype=dtype)
+    for kernels in _all(dtype):
+        out = kernels.make_gated_linear(weight, None)(torch.ones(1, 2, dtype=dtype))
+        assert out[0, 1] == 0
+        assert out[0, 0].item() == pytest.approx(1e4, rel=0.01)
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_output_linear_is_wide(dtype: torch.dtype, num_tokens: int) -> None:
+    x, weight = _randn(dtype, num_tokens, 48), _randn(dtype, 80, 48)
+    exact = x.double() @ weight.double().T
+    for kernels in _all(dtype):
+        out = kernels.make_output_linear(weight)(x)
+        assert out.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+        error = (out.double() - exact).abs().max().item()
+        assert error <= TOLERANCE[dtype] * exact.abs().max().item()
 
 
 # (queries, keys) of each row, for a page size of 16.
@@ -109,20 +141,22 @@ ATTENTION_CASES = {
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 16), (4, 1, 80)])
 def test_paged_attention_equals_dense_attention(
-    dtype: torch.dtype, heads: tuple[int, int], page_size: int, case: str
+    dtype: torch.dtype, heads: tuple[int, int, int], page_size: int, case: str
 ) -> None:
-    """Both backends against a dense computation in float64; unused slots hold NaN."""
-    num_heads, num_kv_heads = heads
-    rows, kv_layer, dense = _paged_rows(ATTENTION_CASES[case], page_size, num_kv_heads, dtype)
+    """All backends against a dense computation in float64; unused slots hold NaN."""
+    num_heads, num_kv_heads, head_dim = heads
+    rows, kv_layer, dense = _paged_rows(
+        ATTENTION_CASES[case], page_size, num_kv_heads, head_dim, dtype
+    )
     num_tokens = int(rows.query_start[-1])
-    q = _randn(dtype, num_tokens, num_heads + 3, 8)[:, :num_heads]
-    expected = torch.empty(num_tokens, num_heads, 8, dtype=torch.float64)
+    q = _randn(dtype, num_tokens, num_heads + 3, head_dim)[:, :num_heads]
+    expected = torch.empty(num_tokens, num_heads, head_dim, dtype=torch.float64)
     for row, kv in enumerate(dense):
         tokens = slice(int(rows.query_start[row]), int(rows.query_start[row + 1]))
         expected[tokens] = _dense_attention(q[tokens].double(), *kv.double())
-    for kernels in _both(dtype):
+    for kernels in _all(dtype):
         out = kernels.paged_attention(q, kv_layer, kernels.plan_attention(rows, kv_layer))
         assert out.dtype is dtype
         _assert_close(out, expected.to(dtype))
@@ -132,7 +166,7 @@ def test_decode_rows_are_grouped_by_length_only_where_padding_is_wasteful(
     dtype: torch.dtype,
 ) -> None:
     def num_groups(lens: list[int]) -> int:
-        rows, kv_layer, _ = _paged_rows([(1, n) for n in lens], 1, 1, dtype)
+        rows, kv_layer, _ = _paged_rows([(1, n) for n in lens], 1, 1, 8, dtype)
         return len(plan_attention(rows, kv_layer).decode_groups)
 
     assert num_groups([100, 90, 110]) == 1
@@ -149,7 +183,8 @@ def test_packed_linear_is_refused_with_a_reason_where_it_does_not_work(
     monkeypatch.setattr(cpu_linear, "make_linear", broken)
     cpu_linear.why_not_packed.cache_clear()
     try:
-        linear = next(c for c in select_kernels(dtype).describe() if c.op == "linear")
+        choices = select_kernels(dtype, mode="cpu").describe()
+        linear = next(c for c in choices if c.op == "linear")
         assert linear.implementation == "reference"
         assert "no such primitive" in linear.reason or "no packed linear" in linear.reason
     finally:
@@ -165,8 +200,9 @@ def test_registry_names_every_op_and_obeys_reference_mode(dtype: torch.dtype) ->
     assert all(choice.reason for choice in forced)
 
 
-def _both(dtype: torch.dtype) -> tuple:  # type: ignore[type-arg]
-    return select_kernels(dtype, mode="reference"), select_kernels(dtype)
+def _all(dtype: torch.dtype) -> list[Kernels]:
+    """The reference first; where nothing is compiled for `dtype`, "auto" is "cpu" again."""
+    return [select_kernels(dtype, mode=mode) for mode in ("reference", "cpu", "auto")]
 
 
 def _randn(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -182,7 +218,11 @@ def _assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def _paged_rows(
-    sizes: list[tuple[int, int]], page_size: int, num_kv_heads: int, dtype: torch.dtype
+    sizes: list[tuple[int, int]],
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
 ) -> tuple[AttentionRows, torch.Tensor, list[torch.Tensor]]:
     """Rows over shuffled pages; slots of no row and garbage table entries point at NaN."""
     num_pages = [-(-keys // page_size) for _, keys in sizes]
@@ -190,14 +230,14 @@ def _paged_rows(
     unused, taken = int(pages[-1]), 0
     table = np.full((len(sizes), max(num_pages) + 2), unused, dtype=np.int32)
     num_slots = (sum(num_pages) + 1) * page_size
-    kv_layer = torch.full((2, num_kv_heads, num_slots, 8), torch.nan, dtype=dtype)
+    kv_layer = torch.full((2, num_kv_heads, num_slots, head_dim), torch.nan, dtype=dtype)
     dense = []
     for row, (_, keys) in enumerate(sizes):
         own = pages[taken : taken + num_pages[row]]
         table[row, : len(own)] = own
         taken += len(own)
         slots = (own[:, None] * page_size + np.arange(page_size)).reshape(-1)[:keys]
-        kv = _randn(dtype, 2, num_kv_heads, keys, 8)
+        kv = _randn(dtype, 2, num_kv_heads, keys, head_dim)
         kv_layer[:, :, torch.from_numpy(slots)] = kv
         dense.append(kv)
     query_start = np.cumsum([0] + [queries for queries, _ in sizes]).astype(np.int32)

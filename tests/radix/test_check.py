@@ -49,6 +49,10 @@ def misfile(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
     locked.token_ids[0] += 1
 
 
+def rename(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
+    locked.key = b"another"
+
+
 def shorten(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
     locked.pages.pop()
 
@@ -78,6 +82,7 @@ def reorder(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
         (lose_lock, "has lock_ref below its children's sum, 1"),
         (miscount, "evictable_pages is 5, not 4"),
         (misfile, "filed in .* under other tokens"),
+        (rename, "filed in .* under another key than its own"),
         (shorten, "has 2 tokens on 1 pages"),
         (forget_use, "is evictable but not in the use order"),
         (offer_locked, "in the use order but locked"),

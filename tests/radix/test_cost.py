@@ -39,6 +39,15 @@ def test_evict_visits_what_it_frees_only() -> None:
     assert visits(tree, before) == 10
 
 
+def test_evicting_in_small_calls_visits_no_more_than_one_call() -> None:
+    tree = wide_tree(2_000)
+    before = tree.num_visits
+    assert sum(len(tree.evict(4)) for _ in range(10)) == 40
+    assert visits(tree, before) == 10
+    assert [len(tree.evict(1)) for _ in range(4)] == [1, 1, 1, 1]  # the tail of one leaf
+    assert visits(tree, before) == 14
+
+
 def test_extend_does_not_walk_from_the_root() -> None:
     tree = RadixTree()
     node = tree.match("", []).node

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from stemma.errors import OutOfPages
@@ -25,7 +27,16 @@ def test_a_run_that_was_freed_comes_back_in_its_order() -> None:
     allocator = PageAllocator(8)
     run = allocator.allocate(5)
     allocator.free(list(run))
-    assert allocator.allocate(5) == run
+    assert allocator.allocate(2) + allocator.allocate(3) == run
+
+
+def test_pages_freed_last_are_handed_out_first() -> None:
+    allocator = PageAllocator(8)
+    first, second = allocator.allocate(2), allocator.allocate(3)
+    allocator.free(first)
+    allocator.free(second)
+    assert allocator.allocate(6) == second + first + array("i", [5])
+    assert allocator.free_pages() == array("i", [6, 7])
 
 
 def test_freeing_twice_is_refused_when_more_than_all_are_free() -> None:

@@ -6,6 +6,9 @@ identical to those of the request alone on an empty cache, whatever there is of
     cache hits, also of generated turns    chunked prefill (1, 7, 64, all)    page sizes 1 and 16
     batch composition                      order and time of arrival          aborted neighbours
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
+    tree attention on and off
+
+and whatever the request asks for: greedy, drawn with a seed, or with penalties, bias, min_tokens.
 
 Part c. Low precision and fast kernels: the tokens that path A chose (batch, cache hits, chunks) are
 replayed through path B (one scoring pass on an empty cache); at every position the best logprob
@@ -72,6 +75,28 @@ SAMPLED = [
 ]
 
 
+def _adjusted(index: int, job: Job) -> Job:
+    """Half greedy, half drawn; bytes that repeat are dear, even ones are masked to the end."""
+    sampling = SamplingParams(
+        max_tokens=10,
+        temperature=0.9 * (index % 2),
+        min_p=0.02,
+        seed=index,
+        frequency_penalty=(0.0, 1.5)[index // 2 % 2],
+        presence_penalty=(1.0, -0.5, 0.0)[index % 3],
+        repetition_penalty=(1.4, 1.0, 0.8, 3.0)[index % 4],
+        logit_bias=((65 + 2 * index, 3.5), (1, -100)),
+        stop_token_ids=tuple(range(0, 260, 2)) if index % 3 == 1 else (),
+        min_tokens=10,
+        ignore_eos=True,
+    )
+    return replace(job, sampling=sampling)
+
+
+ADJUSTED = [_adjusted(index, job) for index, job in enumerate(GREEDY)]
+JOBS = {"greedy": GREEDY, "sampled": SAMPLED, "adjusted": ADJUSTED}
+
+
 @pytest.fixture(scope="module")
 def load(checkpoint: Path) -> Iterator[Load]:
     """Loads the checkpoint once for each configuration; float64 and reference unless told."""
@@ -94,9 +119,9 @@ def load(checkpoint: Path) -> Iterator[Load]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.fixture(scope="module", params=["greedy", "sampled"])
+@pytest.fixture(scope="module", params=JOBS)
 def jobs(request: pytest.FixtureRequest) -> list[Job]:
-    return GREEDY if request.param == "greedy" else SAMPLED
+    return JOBS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +141,13 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job]) -> list[Request]:
     """Run jobs to their ends, with the invariants checked after each step."""
     engine = loaded.engine
     requests = [
-        Request(engine.next_request_id(), array("i", job.prompt), job.sampling, FakeListener())
+        Request(
+            engine.next_request_id(),
+            array("i", job.prompt),
+            job.sampling,
+            FakeListener(),
+            stop_ids=frozenset(job.sampling.stop_token_ids),
+        )
         for job in jobs
     ]
     arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
@@ -141,6 +172,23 @@ def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
 
 
 # --- part a: requests -----------------------------------------------------------------------------
+
+
+def test_adjustments_do_change_what_is_said(load: Load) -> None:
+    """Else the tests of exactness below would hold nothing of them."""
+    for index, job in enumerate(ADJUSTED):
+        plain = replace(
+            job.sampling,
+            frequency_penalty=0.0,
+            presence_penalty=0.0,
+            repetition_penalty=1.0,
+            logit_bias=(),
+            stop_token_ids=(),
+        )
+        changed, same = serve(load(), [job, replace(job, sampling=plain)])
+        assert changed.output_ids != same.output_ids, index
+        if job.sampling.stop_token_ids:
+            assert all(token_id % 2 for token_id in changed.output_ids)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -178,6 +226,25 @@ def test_tokens_are_identical_for_any_chunk_size(
 ) -> None:
     loaded = load(page_size=page_size, chunked_prefill_size=chunk)
     assert outputs_of(serve(loaded, jobs)) == alone
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [16, 2048])
+@pytest.mark.parametrize("cost", [0, 8, 1_000_000])
+def test_tokens_are_identical_with_tree_attention_on_and_off(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int, chunk: int, cost: int
+) -> None:
+    """`cost` decides how much is shared: all that can be, what pays, nothing."""
+    loaded = load(kernels="cpu", page_size=page_size, chunked_prefill_size=chunk)
+    scheduler = loaded.engine.scheduler
+    scheduler.segment_cost_tokens, before = cost, scheduler.segment_cost_tokens
+    num_before = scheduler.stats.num_shared_tokens
+    try:
+        assert outputs_of(serve(loaded, jobs)) == alone
+        assert outputs_of(serve(loaded, jobs)) == alone
+    finally:
+        scheduler.segment_cost_tokens = before
+    assert (scheduler.stats.num_shared_tokens > num_before) == (cost < 1_000_000)
 
 
 @pytest.mark.parametrize("max_running", [1, 3, 8])
@@ -315,21 +382,33 @@ def story(s: st.ProgramState, sampling: dict[str, Any], waits: bool) -> None:
         settle(branch)
     forks.join("concate_and_append")
     settle(s)
+    s += " Titles: " + st.gen("titles", max_tokens=4, n=3, **gen)
+    settle(s)
     s += " In short: " + s.var("opening") + st.gen("end", max_tokens=8, **gen)
 
 
 def _summary(state: st.ProgramState) -> dict[str, object]:
-    names = ("opening", "choice", "end")
+    names = ("opening", "choice", "titles", "end")
+    metas = [state.get_meta_info(name) for name in names]
+    each = [meta for item in metas for meta in (item if isinstance(item, list) else [item])]
     return {
         "text": state.text(),
         "messages": state.messages(),
         "values": [state[name] for name in names],
-        "counts": [state.get_meta_info(name)["completion_tokens"] for name in names],
-        "prompts": [state.get_meta_info(name)["prompt_tokens"] for name in names],
+        "counts": [meta["completion_tokens"] for meta in each],
+        "prompts": [meta["prompt_tokens"] for meta in each],
     }
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.5, "min_p": 0.01, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
 def test_a_program_says_the_same_captured_waited_for_or_streamed(
     backend: Backend, sampling: dict[str, Any]
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,12 @@ import torch
 from checkpoints import make_checkpoint
 from step_plans import GREEDY, Feed, PlanDriver
 
+from stemma.runtime.execute import model_runner
+from stemma.runtime.execute.adjustments import AdjustedRow
 from stemma.runtime.execute.model_runner import NON_FINITE, ModelRunner
 from stemma.runtime.model_config import ModelConfig
 from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.step import Adjustment
 
 VOCAB_SIZE = 131
 PROMPT = torch.randint(0, VOCAB_SIZE, (45,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -131,12 +137,40 @@ def test_from_previous_takes_the_token_sampled_before(checkpoint: Path) -> None:
     assert [[row.token_id for row in rows] for rows in outputs] == expected
 
 
+def test_penalties_count_a_token_that_the_plan_did_not_know(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came of the row that `from_previous` names is the newest output."""
+    counted: list[list[int]] = []
+
+    def spy(logits: torch.Tensor, rows: Sequence[AdjustedRow]) -> None:
+        counted.extend(list(row.adjustment.output_ids) for row in rows)
+
+    monkeypatch.setattr(model_runner, "adjust_logits", spy)
+    sampling = SamplingParams(temperature=0.0, presence_penalty=1.0)
+    driver = PlanDriver(_runner(checkpoint))
+    sequence, other = driver.sequence(), driver.sequence()
+    nothing = Adjustment(array("i"), array("i"), array("d"), array("i"))
+    feeds = [Feed(other, PROMPT[:3]), Feed(sequence, PROMPT[:9], sampling, adjustment=nothing)]
+    first = driver.step(feeds)[1].token_id
+    known = replace(nothing, output_ids=array("i", [7]))
+    driver.step([Feed(sequence, [0], sampling, from_previous=1, adjustment=known)])
+    assert counted == [[], [7, first]] and list(known.output_ids) == [7]
+
+
 def test_logprobs_are_those_of_the_model_at_temperature_one(
     checkpoint: Path, hf_logprobs: torch.Tensor
 ) -> None:
+    """Also where penalties, a bias or a mask change what is drawn."""
     driver = PlanDriver(_runner(checkpoint, dtype="float32"))
-    sampling = SamplingParams(temperature=3.0, top_k=2, logprobs=4)
-    result = driver.step([Feed(driver.sequence(), PROMPT, sampling, is_scored=True)])[0]
+    top = hf_logprobs[-1].topk(4).indices.tolist()
+    sampling = SamplingParams(temperature=3.0, top_k=2, logprobs=4, repetition_penalty=1.5)
+    # Two of the four best tokens cannot come, so the other two are the kept set.
+    adjustment = Adjustment(
+        array("i"), array("i", top[:2]), array("d", [5.0, 5.0]), array("i", top[:1]), tuple(top[2:])
+    )
+    feed = Feed(driver.sequence(), PROMPT, sampling, is_scored=True, adjustment=adjustment)
+    result = driver.step([feed])[0]
     top = hf_logprobs[-1].topk(4)
     assert [entry.token_id for entry in result.top_logprobs] == top.indices.tolist()
     assert [entry.logprob for entry in result.top_logprobs] == pytest.approx(

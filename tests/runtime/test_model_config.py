@@ -58,8 +58,60 @@ def test_both_spellings_of_rope_theta_are_read(tmp_path: Path, fields: dict[str,
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 def test_rope_scaling_is_refused_by_name(tmp_path: Path, field: str) -> None:
-    with pytest.raises(ModelLoadError, match="'llama3' is not supported"):
-        _read(tmp_path, {**LLAMA, field: {"rope_type": "llama3", "factor": 8.0}})
+    message = "'longrope' is not supported; supported are: default, linear, dynamic, llama3, yarn"
+    with pytest.raises(ModelLoadError, match=message):
+        _read(tmp_path, {**LLAMA, field: {"rope_type": "longrope", "factor": 8.0}})
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"type": "linear", "factor": 4}, 1024),
+        ({"rope_type": "dynamic", "factor": 2.5}, 640),
+        ({"type": "yarn", "factor": 4.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            256,
+        ),
+    ],
+    ids=str,
+)
+def test_a_scaled_rope_stretches_the_context(
+    tmp_path: Path, rope: dict[str, Any], expected: int
+) -> None:
+    old = _read(tmp_path, {**LLAMA, "rope_theta": 5e5, "rope_scaling": rope})
+    new = _read(tmp_path, {**LLAMA, "rope_parameters": {"rope_theta": 5e5, **rope}})
+    assert old == new and old.context_length == expected and old.rope_theta == 5e5
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 100}
+    assert _read(tmp_path, {**mistral, "rope_scaling": rope}).context_length == 100
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"type": "linear"}, "'factor': expected a positive number, found nothing"),
+        ({"type": "dynamic", "factor": -1}, "'factor': expected a positive number, found -1"),
+        ({"rope_type": "llama3", "factor": 8}, "'low_freq_factor': expected .* found nothing"),
+        ({"type": "yarn", "factor": 4, "beta_fast": "x"}, "'beta_fast': expected .* found 'x'"),
+        ({"type": "yarn", "factor": 4, "truncate": 1}, "'truncate': expected true or false"),
+        ({"type": "linear", "factor": 2, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": ["yarn"]}, "is not supported"),
+    ],
+    ids=str,
+)
+def test_a_bad_number_of_a_rope_scaling_is_named(
+    tmp_path: Path, rope: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        _read(tmp_path, {**LLAMA, "rope_scaling": rope})
 
 
 def test_biases_follow_the_architecture(tmp_path: Path) -> None:
@@ -85,6 +137,9 @@ def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) 
     assert config.eos_token_ids == (7, 8) and config.bos_token_id == 1
     defaults = (config.default_temperature, config.default_top_p, config.default_top_k)
     assert defaults == (0.6, 0.9, 20)
+    generation = {"min_p": 0, "repetition_penalty": 1.05}
+    config = _read(tmp_path, LLAMA, generation)
+    assert (config.default_min_p, config.default_repetition_penalty) == (0.0, 1.05)
     greedy = _read(tmp_path, LLAMA, {"do_sample": False, "temperature": 0.6, "top_k": 0})
     assert greedy.default_temperature == 0.0 and greedy.default_top_k is None
 
@@ -104,6 +159,7 @@ def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) 
         ({"rms_norm_eps": -1}, "'rms_norm_eps': expected a positive number, found -1"),
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings': expected true or false"),
         ({"eos_token_id": ["a"]}, "'eos_token_id': expected a token id"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor': expected 1"),
         ({"rope_scaling": 3}, "'rope_scaling': expected an object or null"),
     ],
 )
@@ -118,7 +174,10 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 
 def test_bad_generation_fields_are_named(tmp_path: Path) -> None:
-    for fields in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": "x"}):
+    for fields in (
+        {"temperature": -1}, {"top_p": 1.5}, {"top_k": "x"}, {"min_p": -0.1},
+        {"repetition_penalty": 0},
+    ):  # fmt: skip
         with pytest.raises(ModelLoadError, match=next(iter(fields))):
             _read(tmp_path, LLAMA, fields)
 

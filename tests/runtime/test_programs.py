@@ -221,6 +221,7 @@ def test_token_ids_are_taken_as_they_are_or_refused(world: World) -> None:
     stage.on(0, lambda b, s: ir.Tokens(b, s, None, (200, 65)), gen(), end=True)
     assert isinstance(stage.queue, FakeQueue)
     assert list(stage.queue.open[0].prompt) == [200, 65]
+    assert stage.events.of(wire.MARK)[0][2]["text"].endswith("A")
     other = Stage(world)
     other.on(0, lambda b, s: ir.Tokens(b, s, None, (260,)), end=True)
     assert "token_ids=260 is not allowed: an integer in [0, 259]" in other.failures[0]
@@ -340,6 +341,95 @@ def test_a_seed_given_to_the_gen_is_used_as_it_is(stage: Stage) -> None:
     assert stage.queue.open[0].sampling.seed == 77
 
 
+# --- several samples ------------------------------------------------------------------------------
+
+
+def test_samples_are_requests_of_one_prompt_and_the_branch_goes_on_with_the_first(
+    world: World,
+) -> None:
+    stage = Stage(world, stream=True)
+    stage.on(0, text("q"), gen("x", n=3, stop=("!",)), text("."), gen("y"), end=True)
+    assert stage.prompts == ["q"] * 3
+    stage.generate("third", index=2)  # the order of finishing must not matter
+    stage.generate("sec!ond", index=1)
+    assert stage.prompts == ["q"] and not stage.values
+    stage.generate("first!")
+    assert stage.values == {(0, 1): ["first", "sec", "third"]} and stage.prompts == ["qfirst."]
+    ((_, _, payload),) = stage.events.of(wire.VALUE)
+    assert payload["text"] == "first"
+    assert [meta["matched_stop"] for meta in payload["meta"][:2]] == ["!", "!"]
+    assert [meta["completion_tokens"] for meta in payload["meta"]] == [6, 4, 5]
+    deltas = [payload for _, _, payload in stage.events.of(wire.DELTA)]
+    assert "".join(deltas) == "first", "only what the branch goes on with is streamed"
+
+
+def test_a_var_of_samples_is_the_first_one(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), gen("x", n=2), fork(1))
+    ops += stage.ops(1, text(" "), var(0, 1), gen("y"))
+    stage.send(*ops, end=True)
+    stage.generate("A")
+    stage.generate("B")
+    assert stage.prompts == ["qA A"]
+
+
+def test_the_first_sample_draws_as_a_single_one_and_the_others_by_their_index(
+    world: World,
+) -> None:
+    def seeds(**params: Any) -> list[int]:
+        stage = Stage(world, seed=5)
+        assert isinstance(stage.queue, FakeQueue)
+        stage.queue.open.clear()
+        stage.on(0, text("q"), gen(**params), end=True)
+        return [request.sampling.seed for request in stage.queue.open]
+
+    for fixed in ({}, {"seed": 77}):
+        three, five = seeds(n=3, **fixed), seeds(n=5, **fixed)
+        assert five[:3] == three and three[:1] == seeds(**fixed) == seeds(n=1, **fixed)
+        assert len(set(five)) == 5
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2])
+def test_a_failed_sample_stops_the_others(stage: Stage, num_before: int) -> None:
+    stage.on(0, text("q"), gen("x", n=3), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    for _ in range(num_before):
+        stage.generate("fine")
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert stage.failures == {0: "boom"} and stage.is_done and not stage.values
+    assert not stage.queue.open and len(stage.queue.aborted) == 2 - num_before
+
+
+def test_a_cancelled_program_stops_all_samples(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", n=3))
+    stage.session.cancel()
+    assert isinstance(stage.queue, FakeQueue)
+    assert len(stage.queue.aborted) == 3 and not stage.values and not stage.failures
+
+
+def test_no_stop_string_is_seen_in_the_first_min_tokens(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", min_tokens=3, stop=("b",)), end=True)
+    stage.generate("abbcba")
+    assert stage.values == {(0, 1): "abbc"}
+
+
+def test_a_bias_beyond_the_vocabulary_fails_its_op_alone(stage: Stage) -> None:
+    bias = ((3, 1.0), (260, 1.0))
+    stage.on(0, text("q"), gen("x", logit_bias=bias), end=True)
+    assert "logit_bias=260 is not allowed: token ids in [0, 259]" in stage.failures[0]
+    assert stage.is_done and not stage.prompts
+
+
+def test_what_a_gen_leaves_open_is_the_models_choice(world: World) -> None:
+    defaults = Defaults(min_p=0.05, repetition_penalty=1.1)
+    left, given = (
+        defaults.sampling(params, seed=0)
+        for params in (ir.GenParams(), ir.GenParams(min_p=0.0, repetition_penalty=1.0))
+    )
+    assert (left.min_p, left.repetition_penalty) == (0.05, 1.1)
+    assert (given.min_p, given.repetition_penalty) == (0.0, 1.0)
+
+
 # --- failure --------------------------------------------------------------------------------------
 
 
@@ -361,6 +451,9 @@ def test_a_failed_op_names_itself_and_its_source_line(stage: Stage) -> None:
         {"stop": (1,)}, {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": "ab"},
         {"logprobs": 1000}, {"logprobs": True}, {"ignore_eos": "no"}, {"ignore_eos": []},
         {"priority": 1001}, {"priority": 0.5}, {"priority": True},
+        {"min_p": 2}, {"frequency_penalty": -3}, {"presence_penalty": "x"}, {"min_tokens": 10**6},
+        {"repetition_penalty": 0}, {"logit_bias": 5}, {"logit_bias": ((1, 2, 3),)},
+        {"logit_bias": ((1, 500.0),)}, {"n": 0}, {"n": 65}, {"n": "2"}, {"n": True}, {"n": 2.0},
     ],
     ids=str,
 )  # fmt: skip

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from fakes import FakeListener
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from stemma.errors import InvalidRequest
+from stemma.runtime.execute.adjustments import AdjustedRow, adjust_logits
 from stemma.runtime.execute.philox import philox_4x32
 from stemma.runtime.execute.sampler import gumbel, gumbel_of_all, kept_tokens, sample
-from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.request import Request
+from stemma.runtime.sampling_params import SamplingParams, seed_of_sample
+from stemma.runtime.step import Adjustment
 
 PI_COUNTER = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 ALL_ONES = 0xFFFFFFFF
@@ -58,13 +69,21 @@ def test_noise_stays_finite_at_both_ends_of_the_words() -> None:
     assert -3.13 < low < -3.12 and 22.8 < high < 22.9
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 7, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 7, "top_p": 0.9}, {"min_p": 0.2},
+        {"top_k": 9, "top_p": 0.95, "min_p": 0.1},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_draws_follow_the_softmax_of_the_kept_set(params: dict[str, float]) -> None:
     generator = np.random.default_rng(0)
     logits = generator.normal(size=12).astype(np.float32)
     temperature, num_draws = 0.7, 20_000
     sampling = SamplingParams(temperature=temperature, **params)  # type: ignore[arg-type]
-    kept = _naive_kept(logits, temperature, sampling.top_k, sampling.top_p)
+    kept = _naive_kept(logits, temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    assert kept.sum() < 12 or not params, "the case keeps everything"
     weights = np.where(kept, np.exp(logits.astype(np.float64) / temperature), 0.0)
     expected = weights / weights.sum() * num_draws
     batch = torch.from_numpy(np.tile(logits, (num_draws, 1)))
@@ -86,6 +105,8 @@ def test_draws_do_not_depend_on_batch_or_order() -> None:
         {"top_k": 290},
         {"temperature": 0.0},
         {"top_p": 0.99},
+        {"min_p": 0.3},
+        {"min_p": 0.01, "top_p": 0.9},
     ]
     params = [SamplingParams(seed=i, **kinds[i % len(kinds)]) for i in range(24)]  # type: ignore[arg-type]
     positions = np.arange(24) * 1000
@@ -134,16 +155,17 @@ def test_kept_set_equals_the_naive_one(vocab_size: int, has_ties: bool) -> None:
             logits = np.round(logits)
         top_k = [None, 2, 3, 40, 5000][trial % 5]
         top_p = [1.0, 0.9, 0.3, 0.999][trial % 4]
-        params = SamplingParams(temperature=0.6, top_k=top_k, top_p=top_p)
+        min_p = [0.0, 0.02, 0.5, 1.0][trial // 5]
+        params = SamplingParams(temperature=0.6, top_k=top_k, top_p=top_p, min_p=min_p)
         best = np.sort(logits)[::-1][: top_k or 8]
         kept = kept_tokens(logits, params, best)
         ids = np.arange(vocab_size) if kept is None else kept
-        expected = np.flatnonzero(_naive_kept(logits, 0.6, top_k, top_p))
-        assert np.array_equal(ids, expected), (trial, top_k, top_p)
+        expected = np.flatnonzero(_naive_kept(logits, 0.6, top_k, top_p, min_p))
+        assert np.array_equal(ids, expected), (trial, top_k, top_p, min_p)
 
 
 def _naive_kept(
-    logits: np.ndarray, temperature: float, top_k: int | None, top_p: float
+    logits: np.ndarray, temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> np.ndarray:
     """Token by token, best first, ties by id."""
     order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))[: top_k or len(logits)]
@@ -156,6 +178,8 @@ def _naive_kept(
         reached += weight
         if top_p < 1.0 and reached >= top_p * sum(weights):
             break
+    for token, weight in zip(order, weights, strict=True):
+        kept[token] &= weight >= min_p
     return kept
 
 
@@ -175,6 +199,118 @@ def test_rows_that_are_not_finite_are_told_and_do_not_disturb_the_others() -> No
     assert found.is_finite.tolist() == [False, False, False, True, True, False]
     assert found.token_ids[4] == expected.token_ids[4]
     assert ((found.token_ids >= 0) & (found.token_ids < 50)).all()
+
+
+# --- penalties, bias, masks -----------------------------------------------------------------------
+
+PENALTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "frequency_penalty": st.sampled_from([-2.0, 0.5, 2.0]),
+        "presence_penalty": st.sampled_from([-1.0, 0.75]),
+        "repetition_penalty": st.sampled_from([0.5, 1.3, 10.0]),
+        "logit_bias": st.dictionaries(st.integers(0, 10), st.floats(-100, 100), max_size=4).map(
+            lambda bias: tuple(bias.items())
+        ),
+    },
+)
+TOKENS = st.lists(st.integers(0, 10), max_size=12)
+ROWS = st.lists(st.tuples(PENALTIES, TOKENS, TOKENS, TOKENS), min_size=1, max_size=5)
+
+
+@settings(max_examples=150)
+@given(rows=ROWS, seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_adjusted_logits_are_the_documented_ones_in_any_batch(
+    rows: list[tuple[dict[str, Any], list[int], list[int], list[int]]], seed: int, data: Any
+) -> None:
+    """Some rows of the batch stay as they are; masked ids may lie beyond the vocabulary."""
+    vocab_size = 11
+    logits = torch.randn(len(rows) + 2, vocab_size, generator=torch.Generator().manual_seed(seed))
+    places = data.draw(st.permutations(range(len(rows) + 2)))[: len(rows)]
+    expected = logits.double().numpy()
+    adjusted = []
+    for place, (fields, prompt, output, masked) in zip(places, rows, strict=True):
+        params = SamplingParams(**fields)
+        masked = [*masked, 10**6] if masked else []
+        adjusted.append(_adjusted_row(place, params, prompt, output, masked))
+        expected[place] = _naive_adjusted(expected[place], params, prompt, output, masked)
+    alone = logits[places[0]][None].clone()
+    adjust_logits(alone, [AdjustedRow(0, adjusted[0].params, adjusted[0].adjustment)])
+    adjust_logits(logits, adjusted)
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits[places[0]], alone[0]), "the same bits in any batch"
+
+
+def _adjusted_row(
+    place: int, params: SamplingParams, prompt: list[int], output: list[int], masked: list[int]
+) -> AdjustedRow:
+    """As a request makes it that is still in its first min_tokens where tokens are masked."""
+    params = replace(params, max_tokens=99, min_tokens=99 if masked else 0)
+    request = Request(1, array("i", prompt), params, FakeListener(), stop_ids=frozenset(masked))
+    for token_id in output:
+        request.append_token(token_id)
+    empty = Adjustment(array("i"), array("i"), array("d"), array("i"))
+    return AdjustedRow(place, params, request.adjustment or empty)
+
+
+def _naive_adjusted(
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    masked: list[int],
+) -> np.ndarray:
+    """Token by token, as docs/sampling.md has it."""
+    changed = []
+    for token_id, logit in enumerate(logits.tolist()):
+        if token_id in prompt or token_id in output:
+            penalty = params.repetition_penalty
+            logit = logit / penalty if logit > 0 else logit * penalty
+        logit -= params.frequency_penalty * output.count(token_id)
+        logit -= params.presence_penalty * (token_id in output)
+        logit += dict(params.logit_bias).get(token_id, 0.0)
+        changed.append(-np.inf if token_id in masked else logit)
+    return np.array(changed)
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(4))
+    prompt, output = [3, 3, 4, 9], [9, 40, 3]
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), logits)
+    params = SamplingParams(repetition_penalty=1.7)
+    adjust_logits(logits, [_adjusted_row(0, params, prompt, output, [])])
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("min_p", [-0.1, 1.1, float("nan"), "x", True]),
+        ("frequency_penalty", [-2.1, 2.1, None]),
+        ("presence_penalty", [-2.1, 2.1, float("inf")]),
+        ("repetition_penalty", [0.0, -1.0, 10.1]),
+        ("logit_bias", [
+            {1: 2.0}, ((1, 101.0),), ((1, -101.0),), ((-1, 1.0),), ((1, 1.0), (1, 2.0)), ((1,),),
+            ((1, "a"),), (("1", 1.0),), tuple((i, 1.0) for i in range(1025)),
+        ]),
+        ("min_tokens", [-1, 129, 1.5]),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused_by_name(field: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequest, match=f"^{field}="):
+            SamplingParams(**{field: value})
+    assert hash(SamplingParams(logit_bias=((5, -100.0), (6, 100)))) is not None
+
+
+def test_samples_have_seeds_of_their_own_and_the_first_has_the_given_one() -> None:
+    seeds = [[seed_of_sample(seed, index) for index in range(64)] for seed in (0, 7, 2**63 - 1)]
+    assert [row[0] for row in seeds] == [0, 7, 2**63 - 1]
+    everything = [seed for row in seeds for seed in row]
+    assert len(set(everything)) == len(everything)
+    assert all(0 <= seed < 2**63 for seed in everything)
 
 
 def _tokens(

@@ -25,6 +25,7 @@ CONFIG = ModelConfig(
     vocab_size=50,
     max_position_embeddings=128,
     rope_theta=1e4,
+    rope_scaling=None,
     rms_norm_eps=1e-5,
     tie_word_embeddings=True,
     qkv_bias=False,
@@ -37,6 +38,8 @@ CONFIG = ModelConfig(
     default_temperature=None,
     default_top_p=None,
     default_top_k=None,
+    default_min_p=None,
+    default_repetition_penalty=None,
 )
 BYTES_PER_TOKEN = 2 * 3 * 2 * 16 * 2  # keys and values, layers, heads, head size, bfloat16
 

@@ -1,0 +1,55 @@
+"""The compiled library in this process: loaded once, its thread pool started once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+import torch
+
+from .build import BuildError, library_path
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES = {
+    "stemma_start": (ctypes.c_int32, ctypes.c_int32),
+    "stemma_pack": (_POINTER, _INT, _INT, _POINTER),
+    "stemma_linear": (_POINTER, _POINTER, _POINTER, _INT),
+    "stemma_rms_norm": (_POINTER, _POINTER, _POINTER, ctypes.c_float, _POINTER, _INT, _INT),
+    "stemma_rotate_and_store": (*(_POINTER,) * 5, *(_INT,) * 5),
+    "stemma_attention": (_POINTER,),
+}
+SPIN_ENV = "STEMMA_SPIN_US"
+DEFAULT_SPIN_US = 100
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Raises BuildError.
+
+    NOTE: torch's own threads are switched off: what little is left to torch does not pay for a
+    second pool, whose threads would spin beside this one's.
+    """
+    try:
+        loaded = ctypes.CDLL(str(library_path()))
+    except OSError as error:
+        raise BuildError(f"the compiled kernels do not load: {error}") from error
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    num_threads = torch.get_num_threads()
+    loaded.stemma_start(num_threads, int(os.environ.get(SPIN_ENV, DEFAULT_SPIN_US)))
+    torch.set_num_threads(1)
+    return loaded
+
+
+@functools.cache
+def why_not_native(dtype: torch.dtype) -> str | None:
+    """None where the compiled kernels run for `dtype` on this machine, else the reason."""
+    if dtype is not torch.bfloat16:
+        return f"no compiled kernels for {dtype}"
+    try:
+        library()
+    except BuildError as error:
+        return str(error)
+    return None

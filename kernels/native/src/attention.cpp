@@ -1,0 +1,390 @@
+// Paged attention over a work list: the same kernel for decode, prefill chunks and shared segments.
+//
+// An item says that a run of query tokens attends to a run of KV slots, all of them or up to each
+// token's own place. A token that several items serve (the shared segments of a tree, parts of a
+// long context) gets one partial result an item: the largest score, the sum of the exponentials and
+// the weighted values, merged afterwards (Milakov and Gimelshein 2018; FlashAttention, Dao et al.
+// 2022; the split form is FlashDecoding's). So KV that many rows share is read and packed once for
+// all of them, and the products over it are dense.
+//
+// A unit of work is an item by a KV head; its rows are the item's tokens by the query heads of that
+// KV head. Keys are taken 64 at a time and packed for vdpbf16ps; scores stay in registers until
+// they are probabilities, rounded to bfloat16 for the product with the values; sums are float32.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "bf16.h"
+#include "native.h"
+
+namespace stemma {
+namespace {
+
+constexpr int kKeys = 64;     // keys of a block: 4 registers of scores
+constexpr int kTileRows = 6;  // 24 sums of the 32 registers
+constexpr float kLog2E = 1.44269504f;
+
+// Mirrored by numpy in paged_attention.py.
+struct Item {
+    int32_t token;        // first query token
+    int32_t num_tokens;   // >= 1
+    int32_t first_slot;   // index into the slots
+    int32_t num_keys;     // >= 1
+    int32_t num_visible;  // keys that the first token sees, >= 1; the next token sees one more
+    int32_t partial;      // index of the first token's partial, or -1: the result is final
+};
+
+struct Attention {
+    const bf16* q;
+    int64_t q_stride;  // elements from token to token
+    const bf16* kv;    // [2, num_kv_heads, num_slots, head_dim]
+    int64_t num_slots;
+    bf16* out;  // [T, num_heads, head_dim]
+    const Item* items;
+    const int32_t* slots;
+    int64_t num_items;
+    float* partials;  // [P, num_heads, head_dim + 2]: values, largest score, sum
+    // Partials of merged_tokens[i]: merged_partials[merged_first[i]] .. [merged_first[i + 1]].
+    const int32_t* merged_tokens;
+    const int32_t* merged_first;
+    const int32_t* merged_partials;
+    int64_t num_merged;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;
+    float scale;
+};
+
+// A thread's buffers, grown to the largest unit it has seen.
+struct Workspace {
+    std::vector<char> bytes;
+    char* at(size_t size) {
+        if (bytes.size() < size + 64) bytes.resize(size + 64);
+        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) & ~63ull);
+    }
+};
+
+inline void transpose_16x16(__m512i (&row)[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 8; ++i) {
+        t[2 * i] = _mm512_unpacklo_epi32(row[2 * i], row[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(row[2 * i], row[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        row[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        row[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        row[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        row[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        row[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        row[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+// keys -> packed [head_dim / 2, kKeys] pairs of dimensions; keys past the last repeat it.
+void pack_keys(const bf16* keys, const int32_t* slots, int num_keys, int head_dim,
+               uint32_t* packed) {
+    const int num_pairs = head_dim / 2;
+    for (int group = 0; group < num_keys; group += 16)
+        for (int pair = 0; pair < num_pairs; pair += 16) {
+            const int width = std::min(16, num_pairs - pair);
+            const __mmask16 lanes = static_cast<__mmask16>((1u << width) - 1);
+            __m512i rows[16];
+            for (int i = 0; i < 16; ++i) {
+                const int64_t slot = slots[std::min(group + i, num_keys - 1)];
+                const auto* from = reinterpret_cast<const uint32_t*>(keys + slot * head_dim);
+                rows[i] = _mm512_maskz_loadu_epi32(lanes, from + pair);
+            }
+            transpose_16x16(rows);
+            for (int i = 0; i < width; ++i)
+                _mm512_store_si512(packed + (pair + i) * kKeys + group, rows[i]);
+        }
+}
+
+// values -> packed [keys / 2, head_dim] pairs of keys; the missing half of an odd pair is zero.
+void pack_values(const bf16* values, const int32_t* slots, int num_keys, int head_dim,
+                 uint32_t* packed) {
+    for (int key = 0; key < num_keys; key += 2) {
+        const bf16* even = values + static_cast<int64_t>(slots[key]) * head_dim;
+        const bool has_odd = key + 1 < num_keys;
+        const bf16* odd = has_odd ? values + static_cast<int64_t>(slots[key + 1]) * head_dim : even;
+        for (int dim = 0; dim < head_dim; dim += 16) {
+            const __m512i low = _mm512_cvtepu16_epi32(
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + dim)));
+            const __m512i high = _mm512_cvtepu16_epi32(
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + dim)));
+            const __m512i both = _mm512_or_si512(
+                low, has_odd ? _mm512_slli_epi32(high, 16) : _mm512_setzero_si512());
+            _mm512_store_si512(packed + key / 2 * head_dim + dim, both);
+        }
+    }
+}
+
+// What a unit's rows have so far: row r is token r / group, query head r % group of its KV head.
+struct Rows {
+    int count;
+    bf16* q;         // [count, head_dim]
+    float* sums;     // [count, head_dim] weighted values
+    uint32_t* probs; // [count, kKeys / 2] pairs
+    float* largest;  // [count] score before scaling
+    float* totals;   // [count, 16] sums of exponentials, a lane for every 16th key
+    float* decay;    // [count] by which a block shrinks what was summed before
+};
+
+// All loops over a tile are unrolled: only so do its sums stay in registers.
+#define STEMMA_UNROLL _Pragma("GCC unroll 8")
+
+// Scores of kRows rows by kGroups * 16 keys, made probabilities of this block. `factor` turns a
+// score into an exponent of 2.
+template <int kRows, int kGroups>
+void score_tile(const Rows& rows, int first, const uint32_t* keys, int num_pairs,
+                const int* num_visible, float factor) {
+    __m512 s[kRows][kGroups];
+    STEMMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_setzero_ps();
+    }
+    const auto* q = reinterpret_cast<const int*>(rows.q) + first * num_pairs;
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        __m512bh k[kGroups];
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g)
+            k[g] = (__m512bh)_mm512_load_si512(keys + pair * kKeys + g * 16);
+        STEMMA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            const auto both = (__m512bh)_mm512_set1_epi32(q[r * num_pairs + pair]);
+            STEMMA_UNROLL
+            for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_dpbf16_ps(s[r][g], k[g], both);
+        }
+    }
+    const __m512 lowest = _mm512_set1_ps(-INFINITY), factors = _mm512_set1_ps(factor);
+    STEMMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        const int row = first + r, visible = num_visible[row];
+        if (visible < kGroups * 16) {
+            STEMMA_UNROLL
+            for (int g = 0; g < kGroups; ++g) {
+                const int seen = std::clamp(visible - g * 16, 0, 16);
+                s[r][g] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>((1u << seen) - 1),
+                                             s[r][g]);
+            }
+        }
+        __m512 top = s[r][0];
+        STEMMA_UNROLL
+        for (int g = 1; g < kGroups; ++g) top = _mm512_max_ps(top, s[r][g]);
+        const float before = rows.largest[row];
+        const float largest = std::max(before, _mm512_reduce_max_ps(top));
+        const __m512 shift = _mm512_set1_ps(largest * factor);
+        __m512 sum = _mm512_setzero_ps();
+        auto* out = reinterpret_cast<bf16*>(rows.probs + row * (kKeys / 2));
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+            const __m512 p = exp2_nonpositive(_mm512_fmsub_ps(s[r][g], factors, shift));
+            sum = _mm512_add_ps(sum, p);
+            store_bf16(out + g * 16, p);
+        }
+        float* total = rows.totals + row * 16;
+        __m512 so_far = _mm512_load_ps(total);
+        float decay = 1.0f;
+        if (largest != before) {
+            // NOTE: a call of the library's exp2 would push all sums out of their registers.
+            const __m512 shrink = _mm512_set1_ps((before - largest) * factor);
+            decay = _mm512_cvtss_f32(exp2_nonpositive(shrink));
+            rows.largest[row] = largest;
+            so_far = _mm512_mul_ps(so_far, _mm512_set1_ps(decay));
+        }
+        rows.decay[row] = decay;
+        _mm512_store_ps(total, _mm512_add_ps(so_far, sum));
+    }
+}
+
+// sums = sums * decay + probabilities x values, for kRows rows by kGroups * 16 dimensions.
+template <int kRows, int kGroups>
+void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pairs, int head_dim,
+                int dim) {
+    __m512 o[kRows][kGroups];
+    STEMMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        const __m512 decay = _mm512_set1_ps(rows.decay[first + r]);
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g)
+            o[r][g] = _mm512_mul_ps(
+                decay, _mm512_load_ps(rows.sums + (first + r) * head_dim + dim + g * 16));
+    }
+    const uint32_t* probs = rows.probs + first * (kKeys / 2);
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        __m512bh v[kGroups];
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g)
+            v[g] = (__m512bh)_mm512_load_si512(values + pair * head_dim + dim + g * 16);
+        STEMMA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            const auto both =
+                (__m512bh)_mm512_set1_epi32(static_cast<int>(probs[r * (kKeys / 2) + pair]));
+            STEMMA_UNROLL
+            for (int g = 0; g < kGroups; ++g) o[r][g] = _mm512_dpbf16_ps(o[r][g], v[g], both);
+        }
+    }
+    STEMMA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g)
+            _mm512_store_ps(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
+    }
+}
+
+using ScoreTile = void (*)(const Rows&, int, const uint32_t*, int, const int*, float);
+using ValueTile = void (*)(const Rows&, int, const uint32_t*, int, int, int);
+#define STEMMA_ROW(function, rows) \
+    {function<rows, 1>, function<rows, 2>, function<rows, 3>, function<rows, 4>}
+#define STEMMA_TILES(function)                                                     \
+    {STEMMA_ROW(function, 1), STEMMA_ROW(function, 2), STEMMA_ROW(function, 3),    \
+     STEMMA_ROW(function, 4), STEMMA_ROW(function, 5), STEMMA_ROW(function, 6)}
+constexpr ScoreTile kScoreTile[kTileRows][4] = STEMMA_TILES(score_tile);
+constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(value_tile);
+
+// One block of keys for all rows. num_visible [rows.count] counts from the block's first key.
+void attend_block(const Rows& rows, const uint32_t* keys, const uint32_t* values, int num_keys,
+                  const int* num_visible, int head_dim, float factor) {
+    const int groups = (num_keys + 15) / 16;
+    const int num_tiles = (rows.count + kTileRows - 1) / kTileRows;
+    for (int tile = 0; tile < num_tiles; ++tile) {
+        const int first = rows.count * tile / num_tiles;
+        const int count = rows.count * (tile + 1) / num_tiles - first;
+        kScoreTile[count - 1][groups - 1](rows, first, keys, head_dim / 2, num_visible, factor);
+        for (int dim = 0; dim < head_dim; dim += 64) {
+            const int width = std::min(4, (head_dim - dim) / 16);
+            kValueTile[count - 1][width - 1](rows, first, values, (num_keys + 1) / 2, head_dim,
+                                             dim);
+        }
+    }
+}
+
+void finish(const Attention& a, const Item& item, int kv_head, const Rows& rows) {
+    const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
+    for (int row = 0; row < rows.count; ++row) {
+        const int token = row / group, head = kv_head * group + row % group;
+        const float* sums = rows.sums + row * dims;
+        const float total = _mm512_reduce_add_ps(_mm512_load_ps(rows.totals + row * 16));
+        if (item.partial < 0) {
+            bf16* out = a.out + (static_cast<int64_t>(item.token + token) * a.num_heads + head) * dims;
+            const __m512 factor = _mm512_set1_ps(1.0f / total);
+            for (int dim = 0; dim < dims; dim += 16)
+                store_bf16(out + dim, _mm512_mul_ps(factor, _mm512_load_ps(sums + dim)));
+        } else {
+            float* to = a.partials +
+                        (static_cast<int64_t>(item.partial + token) * a.num_heads + head) * (dims + 2);
+            std::memcpy(to, sums, sizeof(float) * dims);
+            to[dims] = rows.largest[row];
+            to[dims + 1] = total;
+        }
+    }
+}
+
+void run_unit(const Attention& a, const Item& item, int kv_head) {
+    thread_local Workspace workspace;
+    const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
+    const int count = item.num_tokens * group;
+    const size_t row_bytes = dims * 2 + dims * 4 + kKeys * 2 + 19 * sizeof(float);
+    char* at = workspace.at(2 * kKeys * dims * 2 + count * (row_bytes + 64));
+    const auto take = [&at](size_t bytes) {
+        char* taken = at;
+        at += (bytes + 63) & ~63ull;
+        return taken;
+    };
+    auto* keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    auto* values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    Rows rows;
+    rows.count = count;
+    rows.sums = reinterpret_cast<float*>(take(count * dims * sizeof(float)));
+    rows.probs = reinterpret_cast<uint32_t*>(take(count * kKeys * 2));
+    rows.q = reinterpret_cast<bf16*>(take(count * dims * 2));
+    rows.largest = reinterpret_cast<float*>(take(count * sizeof(float)));
+    rows.totals = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
+    rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
+    auto* num_visible = reinterpret_cast<int*>(take(count * sizeof(int)));
+    for (int token = 0; token < item.num_tokens; ++token)
+        std::memcpy(rows.q + token * group * dims,
+                    a.q + (item.token + token) * a.q_stride + kv_head * group * dims,
+                    sizeof(bf16) * group * dims);
+    std::memset(rows.sums, 0, sizeof(float) * count * dims);
+    std::fill(rows.largest, rows.largest + count, -INFINITY);
+    std::memset(rows.totals, 0, sizeof(float) * count * 16);
+
+    const bf16* all_keys = a.kv + kv_head * a.num_slots * dims;
+    const bf16* all_values = a.kv + (a.num_kv_heads + kv_head) * a.num_slots * dims;
+    const int32_t* slots = a.slots + item.first_slot;
+    const int last_seen = std::min(item.num_keys, item.num_visible + item.num_tokens - 1);
+    for (int first = 0; first < last_seen; first += kKeys) {
+        const int num_keys = std::min(kKeys, last_seen - first);
+        // Rows that see none of this block's keys come first: leave them out.
+        const int hidden = std::clamp(first + 1 - item.num_visible, 0, item.num_tokens);
+        for (int row = hidden * group; row < count; ++row)
+            num_visible[row] = std::min(num_keys, item.num_visible + row / group - first);
+        pack_keys(all_keys, slots + first, num_keys, dims, keys);
+        pack_values(all_values, slots + first, num_keys, dims, values);
+        const int skip = hidden * group;
+        const Rows seeing{count - skip,          rows.q + skip * dims,   rows.sums + skip * dims,
+                          rows.probs + skip * (kKeys / 2), rows.largest + skip, rows.totals + skip * 16,
+                          rows.decay + skip};
+        attend_block(seeing, keys, values, num_keys, num_visible + skip, dims, a.scale * kLog2E);
+    }
+    finish(a, item, kv_head, rows);
+}
+
+// out = the weighted mean of the partials at[0] .. at[count - 1].
+void merge_token(const Attention& a, int token, const int32_t* at, int count) {
+    const int dims = a.head_dim;
+    for (int head = 0; head < a.num_heads; ++head) {
+        const auto part = [&](int i) {
+            return a.partials + (static_cast<int64_t>(at[i]) * a.num_heads + head) * (dims + 2);
+        };
+        float largest = -INFINITY;
+        for (int i = 0; i < count; ++i) largest = std::max(largest, part(i)[dims]);
+        float total = 0.0f;
+        for (int i = 0; i < count; ++i)
+            total += std::exp((part(i)[dims] - largest) * a.scale) * part(i)[dims + 1];
+        bf16* out = a.out + (static_cast<int64_t>(token) * a.num_heads + head) * dims;
+        for (int dim = 0; dim < dims; dim += 16) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int i = 0; i < count; ++i) {
+                const float weight = std::exp((part(i)[dims] - largest) * a.scale) / total;
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part(i) + dim), sum);
+            }
+            store_bf16(out + dim, sum);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace stemma
+
+using namespace stemma;
+
+extern "C" void stemma_attention(const Attention* attention) {
+    const Attention& a = *attention;
+    pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
+        run_unit(a, a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
+    });
+    if (a.num_merged == 0) return;
+    constexpr int kTokens = 16;
+    pool().for_each(static_cast<int>((a.num_merged + kTokens - 1) / kTokens), [&](int chunk) {
+        const int64_t last = std::min<int64_t>(a.num_merged, (chunk + 1) * kTokens);
+        for (int64_t i = chunk * kTokens; i < last; ++i) {
+            const int32_t first = a.merged_first[i];
+            merge_token(a, a.merged_tokens[i], a.merged_partials + first,
+                        a.merged_first[i + 1] - first);
+        }
+    });
+}

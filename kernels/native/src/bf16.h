@@ -1,0 +1,55 @@
+// Conversions between bfloat16 in memory and float32 in registers, 16 lanes at a time.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace stemma {
+
+using bf16 = uint16_t;
+
+inline __m512 widen(__m256i narrow) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+}
+
+inline __m512 load_bf16(const bf16* from) {
+    return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+inline __m512 load_bf16(const bf16* from, __mmask16 lanes) {
+    return widen(_mm256_maskz_loadu_epi16(lanes, from));
+}
+
+inline __m256i narrow(__m512 wide) { return (__m256i)_mm512_cvtneps_pbh(wide); }
+
+inline void store_bf16(bf16* to, __m512 wide) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(wide));
+}
+
+inline void store_bf16(bf16* to, __m512 wide, __mmask16 lanes) {
+    _mm256_mask_storeu_epi16(to, lanes, narrow(wide));
+}
+
+// 2^x within 3e-6 for x <= 0 (0 below 2^-126, and for -inf): the whole part by the exponent field, 2^fraction by a
+// polynomial (minimax on [-0.5, 0.5]).
+inline __m512 exp2_nonpositive(__m512 x) {
+    const __m512 shift = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
+    const __mmask16 is_normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
+    const __m512 shifted = _mm512_add_ps(x, shift);
+    const __m512 part = _mm512_sub_ps(x, _mm512_sub_ps(shifted, shift));
+    __m512 power = _mm512_set1_ps(9.58274e-3f);
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.590613e-2f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.4024099e-1f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.9312423e-1f));
+    power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f));
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(is_normal, _mm512_castps_si512(power), exponent));
+}
+
+inline __m512 exp_nonpositive(__m512 x) {
+    return exp2_nonpositive(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
+}
+
+}  // namespace stemma

@@ -1,0 +1,164 @@
+// Linear layers in bfloat16 with float32 sums over weights packed once at load (AVX512-BF16).
+//
+// A packed weight is a row of panels. A panel is 32 output columns: for each pair of inputs
+// (k, k + 1), 32 pairs of weights, in the order in which vdpbf16ps reads them, so that a panel is
+// one stream of memory. Each output is summed over k in ascending order in one register lane,
+// whatever the number of rows: a row's result does not depend on the rows beside it.
+//
+// A tile is up to 10 rows by one panel: 20 sums in registers, two loads of weights and one broadcast
+// a row for two multiply-adds each. While a panel's last tile runs, the next panel is fetched.
+#include <algorithm>
+
+#include "bf16.h"
+#include "native.h"
+
+namespace stemma {
+namespace {
+
+constexpr int kPanel = 32;     // columns
+constexpr int kTileRows = 10;  // 20 sums; with 12, 24 sums, the compiler spills and loses a tenth
+// Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
+constexpr int64_t kBlockBytes = 256 << 10;
+// A chunk of panels: long enough a stream, short enough to share out (bytes of weights).
+constexpr int64_t kChunkBytes = 192 << 10;
+
+struct Job {
+    const PackedLinear* weight;
+    const bf16* x;
+    void* y;
+    int64_t num_rows;
+};
+
+template <int kRows, bool kPrefetch>
+inline void multiply(const bf16* x, int64_t stride, const char* panel, int64_t num_pairs,
+                     __m512 (&sums)[kTileRows][2]) {
+    for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    const char* next = panel + num_pairs * (2 * 64);
+    for (int64_t pair = 0; pair < num_pairs; ++pair) {
+        const __m512bh left = (__m512bh)_mm512_load_si512(panel + pair * 128);
+        const __m512bh right = (__m512bh)_mm512_load_si512(panel + pair * 128 + 64);
+        if constexpr (kPrefetch) {
+            _mm_prefetch(next + pair * 128, _MM_HINT_T1);
+            _mm_prefetch(next + pair * 128 + 64, _MM_HINT_T1);
+        }
+#pragma GCC unroll 10
+        for (int r = 0; r < kRows; ++r) {
+            const auto both =
+                (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x + r * stride + 2 * pair));
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], left, both);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], right, both);
+        }
+    }
+}
+
+inline __m512 silu(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 size = _mm512_abs_ps(x);
+    const __m512 decay = exp_nonpositive(_mm512_sub_ps(_mm512_setzero_ps(), size));
+    // sigmoid(x) is 1 / (1 + decay) for x >= 0 and decay / (1 + decay) below
+    const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __m512 top = _mm512_mask_blend_ps(is_negative, one, decay);
+    return _mm512_mul_ps(x, _mm512_div_ps(top, _mm512_add_ps(one, decay)));
+}
+
+inline __mmask16 lanes_below(int64_t count) {
+    return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
+}
+
+inline void finish_row(const PackedLinear& weight, __m512 left, __m512 right, void* y, int64_t row,
+                       int64_t panel) {
+    if (weight.bias != nullptr) {
+        left = _mm512_add_ps(left, _mm512_loadu_ps(weight.bias + panel * kPanel));
+        right = _mm512_add_ps(right, _mm512_loadu_ps(weight.bias + panel * kPanel + 16));
+    }
+    if (weight.kind == kGated) {
+        const int64_t column = panel * (kPanel / 2);
+        auto* out = static_cast<bf16*>(y) + row * weight.num_outputs + column;
+        const __m512 gated = _mm512_mul_ps(silu(left), right);
+        store_bf16(out, gated, lanes_below(weight.num_outputs - column));
+        return;
+    }
+    const int64_t column = panel * kPanel;
+    const __mmask16 in_left = lanes_below(weight.num_outputs - column);
+    const __mmask16 in_right = lanes_below(weight.num_outputs - column - 16);
+    if (weight.kind == kFloatOutput) {
+        auto* out = static_cast<float*>(y) + row * weight.num_outputs + column;
+        _mm512_mask_storeu_ps(out, in_left, left);
+        _mm512_mask_storeu_ps(out + 16, in_right, right);
+    } else {
+        auto* out = static_cast<bf16*>(y) + row * weight.num_outputs + column;
+        store_bf16(out, left, in_left);
+        store_bf16(out + 16, right, in_right);
+    }
+}
+
+template <int kRows>
+void run_tile(const Job& job, int64_t row, int64_t panel, bool is_last) {
+    const PackedLinear& weight = *job.weight;
+    const int64_t stride = weight.num_inputs, num_pairs = weight.num_inputs / 2;
+    const bf16* x = job.x + row * stride;
+    const char* start = static_cast<const char*>(weight.panels) + panel * num_pairs * 128;
+    __m512 sums[kTileRows][2];
+    if (is_last) {
+        multiply<kRows, true>(x, stride, start, num_pairs, sums);
+    } else {
+        multiply<kRows, false>(x, stride, start, num_pairs, sums);
+    }
+    for (int r = 0; r < kRows; ++r)
+        finish_row(weight, sums[r][0], sums[r][1], job.y, row + r, panel);
+}
+
+using RunTile = void (*)(const Job&, int64_t, int64_t, bool);
+constexpr RunTile kRunTile[kTileRows + 1] = {
+    nullptr,     run_tile<1>, run_tile<2>, run_tile<3>, run_tile<4>,  run_tile<5>,
+    run_tile<6>, run_tile<7>, run_tile<8>, run_tile<9>, run_tile<10>,
+};
+
+// Rows [first, last) by one panel, in tiles of nearly equal size.
+void run_panel(const Job& job, int64_t first, int64_t last, int64_t panel) {
+    const int64_t num_tiles = (last - first + kTileRows - 1) / kTileRows;
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+        const int64_t from = first + (last - first) * tile / num_tiles;
+        const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
+        kRunTile[to - from](job, from, panel, tile + 1 == num_tiles);
+    }
+}
+
+}  // namespace
+}  // namespace stemma
+
+using namespace stemma;
+
+extern "C" void stemma_linear(const PackedLinear* weight, const void* x, void* y,
+                              int64_t num_rows) {
+    const Job job{weight, static_cast<const bf16*>(x), y, num_rows};
+    const int64_t row_bytes = weight->num_inputs * 2;
+    int64_t block = std::max<int64_t>(kBlockBytes / row_bytes / kTileRows, 1) * kTileRows;
+    const int64_t num_blocks = (num_rows + block - 1) / block;
+    if (num_blocks == 0) return;
+    block = (num_rows + num_blocks - 1) / num_blocks;
+    const int64_t panel_bytes = row_bytes * kPanel;
+    int64_t panels_each = std::max<int64_t>(kChunkBytes / panel_bytes, 1);
+    const int64_t chunks_each = (weight->num_panels + panels_each - 1) / panels_each;
+    pool().for_each(static_cast<int>(num_blocks * chunks_each), [&](int chunk) {
+        const int64_t first = chunk / chunks_each * block;
+        const int64_t last = std::min(first + block, num_rows);
+        const int64_t panel = chunk % chunks_each * panels_each;
+        const int64_t end = std::min(panel + panels_each, weight->num_panels);
+        for (int64_t p = panel; p < end; ++p) run_panel(job, first, last, p);
+    });
+}
+
+// weight [num_panels * 32, num_inputs] rows in the order of the panels' lanes.
+extern "C" void stemma_pack(const void* weight, int64_t num_rows, int64_t num_inputs, void* panels) {
+    const auto* from = static_cast<const uint32_t*>(weight);
+    auto* to = static_cast<uint32_t*>(panels);
+    const int64_t num_pairs = num_inputs / 2;
+    for (int64_t panel = 0; panel < (num_rows + kPanel - 1) / kPanel; ++panel)
+        for (int64_t lane = 0; lane < kPanel; ++lane) {
+            const int64_t row = panel * kPanel + lane;
+            for (int64_t pair = 0; pair < num_pairs; ++pair)
+                to[(panel * num_pairs + pair) * kPanel + lane] =
+                    row < num_rows ? from[row * num_pairs + pair] : 0;
+        }
+}

@@ -1,0 +1,50 @@
+"""Compiling the C++ kernels: where it cannot be done, torch calls run, with the reason shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from stemma.kernels.native import build, library
+from stemma.kernels.registry import select_kernels
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache on a CPU that has the instructions, and nothing loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_cpu_flags", lambda: build.NEEDED_CPU_FLAGS)
+    library.library.cache_clear()
+    library.why_not_native.cache_clear()
+    yield tmp_path
+    library.library.cache_clear()
+    library.why_not_native.cache_clear()
+
+
+def test_without_a_compiler_torch_calls_run_and_the_reason_is_shown(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    choices = select_kernels(torch.bfloat16).describe()
+    attention = next(c for c in choices if c.op == "paged_attention")
+    assert attention.implementation == "cpu" and "no-such-compiler" in attention.reason
+
+
+def test_a_cpu_without_the_instructions_is_refused_by_name(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_cpu_flags", lambda: frozenset({"avx512f"}))
+    reason = library.why_not_native(torch.bfloat16)
+    assert reason is not None and "avx512_bf16" in reason
+
+
+def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMPILE_FLAGS", ("--no-such-flag",))
+    reason = library.why_not_native(torch.bfloat16)
+    assert reason is not None and "failed" in reason and "\n" not in reason
+    assert not list((empty_cache / "stemma").iterdir())
