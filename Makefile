@@ -40,6 +40,8 @@ check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed pack
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
 
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
+	$(BIN)/stemma bench schedule
+	$(BIN)/stemma bench schedule --chunking
 	$(BIN)/stemma bench radix
 	$(BIN)/stemma bench startup
 	$(BIN)/stemma bench threads

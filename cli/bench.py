@@ -6,11 +6,11 @@ is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
-from ..bench import limits, model, radix, serving, startup, step, threads, workloads
+from ..bench import limits, model, radix, schedule, serving, startup, step, threads, workloads
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (serving, radix, step, startup, threads, limits)
+BENCHMARKS = (serving, radix, schedule, step, startup, threads, limits)
 MAKERS = (model, workloads)
 
 

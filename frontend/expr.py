@@ -118,6 +118,7 @@ def gen(
     ignore_eos: bool | None = None,
     seed: int | None = None,
     logprobs: int | None = None,
+    priority: int | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | None = None,
 ) -> Expr:
@@ -144,6 +145,8 @@ def gen(
         seed: makes this op's draws reproducible whatever the program's seed is.
         logprobs: n >= 0: `get_meta_info(name)["logprobs"]` has the log probability of each token
             and of the n likeliest at its place.
+        priority: in [-1000, 1000], default 0; where the engine schedules by priority, the highest
+            runs first.
         choices: the same as `select(name, choices)`.
         choices_method: see `select`.
     """
@@ -168,6 +171,7 @@ def gen(
         stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        priority=priority,
     )
     return GenExpr(_checked_name(name), params)
 

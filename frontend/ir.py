@@ -44,6 +44,7 @@ class GenParams:
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    priority: int | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidRequest
+from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -30,6 +31,7 @@ class EngineConfig:
     max_total_tokens: int | None = None  # tokens of KV; wins over mem_fraction
     chunked_prefill_size: int = 2048  # token budget of a step
     max_running_requests: int = 128
+    schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
     num_threads: int | None = None  # None: all cores, one for a small model
     spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
 
@@ -38,6 +40,7 @@ class EngineConfig:
         _require("device", self.device, self.device == "cpu", '"cpu"')
         kernels = ("auto", "cpu", "reference")
         _require("kernels", self.kernels, self.kernels in kernels, f"one of {kernels}")
+        policy_of(self.schedule_policy)
         _require_range("page_size", self.page_size, 1, 256)
         _require_range("chunked_prefill_size", self.chunked_prefill_size, 1, 1 << 20)
         _require_range("max_running_requests", self.max_running_requests, 1, 65_536)
@@ -105,6 +108,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=128,
         metavar="N",
         help="requests in a batch (default: %(default)s)",
+    )
+    add(
+        "--schedule-policy",
+        choices=POLICY_NAMES,
+        default=DEFAULT_POLICY,
+        help="which waiting request is admitted next (default: %(default)s)",
     )
     add(
         "--num-threads",

@@ -19,7 +19,9 @@ from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
 from .schedule.kv_cache import KVCacheManager
+from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
+from .schedule.waiting import MAX_OVERTAKES
 from .step import StepPlan, StepResult
 from .tokenizer import Tokenizer
 
@@ -51,6 +53,8 @@ class Engine:
         max_model_len: int,
         token_budget: int,
         max_running_requests: int,
+        schedule_policy: str = DEFAULT_POLICY,
+        max_overtakes: int | None = MAX_OVERTAKES,
     ) -> None:
         self._executor = executor
         self.max_model_len = min(max_model_len, num_pages * page_size)
@@ -58,6 +62,8 @@ class Engine:
             KVCacheManager(num_pages, page_size),
             token_budget=token_budget,
             max_running_requests=max_running_requests,
+            policy=schedule_policy,
+            max_overtakes=max_overtakes,
             segment_cost_tokens=executor.segment_cost_tokens,
         )
         self._ids = itertools.count(1)
@@ -84,8 +90,13 @@ class Engine:
                 f"{self.max_model_len - 1} (max_model_len or the KV pool, whichever is less)",
                 "prompt",
             )
-        request.max_output_tokens = min(request.sampling.max_tokens, room)
+        if request.scoring is None:
+            request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)
+
+    def set_schedule_policy(self, name: str) -> None:
+        """Admit by another policy from the next step on. Raises InvalidRequest with the names."""
+        self.scheduler.policy = name
 
     def abort(self, request: Request) -> None:
         """End a request now; its pages are free when this returns."""
@@ -119,6 +130,7 @@ class Engine:
             "free_tokens": kv_cache.allocator.num_free * page_size,
             "cached_tokens": kv_cache.tree.num_pages * page_size,
             "evictable_tokens": kv_cache.tree.evictable_pages * page_size,
+            "schedule_policy": self.scheduler.policy,
             "num_waiting": len(self.scheduler.waiting),
             "num_running": len(self.scheduler.running),
             "uptime_s": time.monotonic() - self.started_s,
@@ -157,6 +169,7 @@ class LoadedModel:
             max_model_len=self.runner.max_model_len,
             token_budget=config.chunked_prefill_size,
             max_running_requests=config.max_running_requests,
+            schedule_policy=config.schedule_policy,
         )
 
     def defaults(self) -> Defaults:

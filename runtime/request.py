@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ..radix.tree import Node
 
 
+MAX_PRIORITY = 1000
+
+
 class RequestState(Enum):
     """waiting -> running -> finished; a preempted request waits again."""
 
@@ -65,10 +68,12 @@ class Request:
     sampling: SamplingParams
     listener: Listener
     namespace: Hashable = ""
+    client: Hashable = ""  # whose habits tell what it will generate (schedule/policy.py)
+    priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
     scoring: Scoring | None = None
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
 
-    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits the context
+    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 when scoring
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -111,6 +116,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - len(self.prompt)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that may still be sampled."""
+        return max(0, self.max_output_tokens - self.num_output_tokens)
 
     @property
     def output_ids(self) -> Sequence[int]:

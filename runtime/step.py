@@ -7,6 +7,9 @@ other, and every tensor-parallel rank can be sent the same plan.
     one row's tokens:   0 ........ start ................ start + len(input_ids)
                         |  KV is there  |  computed in this step  |
 
+Rows are named tuples: one is made for each token that is decoded, in a third of the time that a
+frozen dataclass takes.
+
 A row's KV is stored before attention within each layer, and a row may read pages that another row
 of the same plan writes (a shared prompt computed once): rows therefore must all store first.
 """
@@ -15,12 +18,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class PageUpdate:
+class PageUpdate(NamedTuple):
     """New entries of a row's page table: `pages[i]` becomes entry `first + i`."""
 
     first: int
@@ -41,8 +44,7 @@ class Adjustment:
     masked_ids: tuple[int, ...] = ()  # not to be sampled in this step
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request's share of a step.
 
     `table_row` names the row of the executor's page table [max_running_requests, max_pages]; it

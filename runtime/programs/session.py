@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend import ir, wire
-from ..request import Request, Scoring
+from ..request import MAX_PRIORITY, Request, Scoring
 from ..sampling_params import SamplingParams, seed_of_sample
 from .calls import Call, GenCall, SamplesCall, SelectCall
 from .transcript import Marked, Transcript
@@ -72,6 +72,7 @@ class ProgramSession:
         seed: int,
         instance: int,
         is_streaming: bool,
+        client: Hashable = "",
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon."""
         self._world = world
@@ -80,6 +81,7 @@ class ProgramSession:
         self._seed = seed
         self._instance = instance
         self._is_streaming = is_streaming
+        self._client = client
         self._branches: dict[int, Branch] = {}
         self._values: dict[tuple[int, int], _Value] = {}
         self._waiters: dict[tuple[int, int], list[Branch]] = {}  # (branch, seq or _END)
@@ -224,6 +226,8 @@ class ProgramSession:
                 prompt=prompt,
                 sampling=sampling,
                 listener=sample,
+                client=self._client,
+                priority=_priority(op.params),
                 stop_ids=world.defaults.stop_ids(sampling),
             )
         self._submit(call, [sample.request for sample in samples if sample.request])
@@ -433,6 +437,16 @@ class ProgramSession:
 
 
 _END = -1  # in a waiter's key: the branch's End, where else a seq stands
+
+
+def _priority(params: ir.GenParams) -> int:
+    """Raises InvalidRequest."""
+    priority = 0 if params.priority is None else params.priority
+    is_int = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_int or abs(priority) > MAX_PRIORITY:
+        allowed = f"an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+        raise InvalidRequest.of("priority", params.priority, allowed)
+    return priority
 
 
 def _transcript(branch: Branch) -> Transcript:

@@ -32,6 +32,7 @@ class Defaults:
     def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
         """Of the first sample. Raises InvalidRequest naming the field at fault."""
         values = given.to_wire()
+        values.pop("priority", None)
         values.pop("n", None)
         values.setdefault("max_tokens", self.max_tokens)
         values.setdefault("temperature", self.temperature)

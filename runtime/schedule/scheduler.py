@@ -2,23 +2,31 @@
 
 There is no prefill phase and no decode phase: every request has tokens and computed tokens that
 catch up with them (as in vLLM's v1 scheduler). A step has a token budget; running requests take
-theirs first, so that decoding never stalls behind a long prompt, and the rest goes to chunks of
-waiting prompts, first come first served. When pages run out, the request admitted last is
-preempted: what it computed stays cached while there is room, and it waits at the head of the queue.
+theirs first, those that decode before those with a prompt to compute, so that decoding never stalls
+behind a long prompt. The rest goes to chunks of waiting prompts, in the order of the policy
+(`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
+generate (`admission.py`). When pages run out all the same, the policy's victim is preempted: what
+it computed stays cached while there is room, and it waits at the head of the queue.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from ...errors import OutOfPages
-from ..request import FinishReason, Request, RequestState
+from ..request import FinishReason, Request, RequestState, Scoring
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
+from .admission import NewTokenEstimate
 from .kv_cache import KVCacheManager, Publication
+from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .tree_order import depth_first, shared_segments
+from .waiting import MAX_OVERTAKES, WaitingQueue
+
+MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
 
 
 @dataclass(slots=True)
@@ -48,7 +56,8 @@ class Scheduler:
     """Owns all requests that have not finished, and the order in which they run.
 
     Invariant: at most `max_running_requests` run; each has a table row of its own; at most one plan
-    is in flight (overlap comes later, the plan's shape already allows it).
+    is in flight (overlap comes later, the plan's shape already allows it). `running` is in the
+    policy's order: the last is the next to be preempted.
     """
 
     def __init__(
@@ -57,6 +66,8 @@ class Scheduler:
         *,
         token_budget: int,
         max_running_requests: int,
+        policy: str = DEFAULT_POLICY,
+        max_overtakes: int | None = MAX_OVERTAKES,
         segment_cost_tokens: int = 32,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it."""
@@ -64,8 +75,12 @@ class Scheduler:
         self.token_budget = token_budget
         self.segment_cost_tokens = segment_cost_tokens
         self.stats = SchedulerStats()
-        self.waiting: deque[Request] = deque()
+        self.output_share = OutputShare()
+        around = Surroundings(kv_cache.tree, self.output_share)
+        self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes)
         self.running: list[Request] = []
+        self.new_tokens = NewTokenEstimate(self.output_share)
+        self._num_new_tokens = 0  # that the running requests may still generate
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._in_flight: _Planned | None = None
         self._step_id = 0
@@ -75,9 +90,23 @@ class Scheduler:
         """Whether a plan would have rows."""
         return bool(self.waiting or self.running)
 
+    @property
+    def policy(self) -> str:
+        """The policy's name; setting it takes effect at the next plan.
+
+        Raises InvalidRequest with the names there are.
+        """
+        return self.waiting.policy.name
+
+    @policy.setter
+    def policy(self, name: str) -> None:
+        policy = policy_of(name)
+        self.waiting.policy = policy
+        self.running.sort(key=policy.keep)
+
     def add(self, request: Request) -> None:
         """Queue a request. The caller has checked that alone it fits the pool."""
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever its state; nothing happens if it has already ended."""
@@ -95,7 +124,10 @@ class Scheduler:
         for request, num_tokens in self._share_out():
             rows.append(self._row(request, num_tokens))
             requests.append(request)
-            publications.append(self._publish(request, num_tokens))
+            # A decoded token enters the tree with its whole run, when the request ends.
+            is_decode = num_tokens == 1 and request.num_computed_tokens >= len(request.prompt)
+            end = request.num_computed_tokens + num_tokens
+            publications.append(None if is_decode else self.kv_cache.publish(request, end))
         if not rows:
             return None
         self._step_id += 1
@@ -113,42 +145,63 @@ class Scheduler:
         )
         return plan
 
-    def _publish(self, request: Request, num_tokens: int) -> Publication | None:
-        """Publish what is computed of a prompt, or again after a preemption; no single decode
-        step, whose token enters with its whole run when the request ends."""
-        is_decode = num_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens
-        end = request.num_computed_tokens + num_tokens
-        return None if is_decode else self.kv_cache.publish(request, end)
-
     def _share_out(self) -> Iterator[tuple[Request, int]]:
-        """Requests with the number of tokens each computes; pages are reserved when yielded.
-
-        Nothing is admitted behind a chunk that was cut: with what is left of the budget it would
-        begin to compute for itself what it may share with that prompt.
-        """
+        """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
         num_preemptions = self.stats.num_preemptions
-        is_cut = False
-        index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            self.kv_cache.catch_up(request)
-            num_tokens = self._chunk(request, budget)
-            if self._reserve_or_preempt(request, num_tokens):
-                is_cut = is_cut or request.num_computed_tokens + num_tokens < request.num_tokens
+        planned: list[Request] = []
+        cut: list[tuple[Request, int]] = []  # with where their chunks end
+        for request in self._decoding_first():
+            if budget <= 0:
+                return
+            if request.state is not RequestState.RUNNING:
+                continue  # preempted a moment ago
+            num_tokens = 1
+            if request.num_tokens - request.num_computed_tokens > 1:
+                self.kv_cache.catch_up(request)
+                num_tokens = self._chunk(request, budget)
+            end = request.num_computed_tokens + num_tokens
+            if self._reserve_or_preempt(request, end, planned):
+                if end < request.num_tokens:
+                    cut.append((request, end))
+                planned.append(request)
                 yield request, num_tokens
                 budget -= num_tokens
-            index += 1
-        if self.stats.num_preemptions > num_preemptions:
-            return  # pages are short: admitting now would only preempt again
-        while self.waiting and self._free_rows and budget > 0 and not is_cut:
-            request = self.waiting[0]
-            num_tokens = self._admit(request, budget)
-            if num_tokens == 0:
-                return
-            is_cut = request.num_computed_tokens + num_tokens < request.num_tokens
-            yield request, num_tokens
-            budget -= num_tokens
+        # When pages are short, admitting now would only preempt again.
+        if self.waiting and budget > 0 and self.stats.num_preemptions == num_preemptions:
+            yield from self._admissions(budget, cut)
+
+    def _decoding_first(self) -> list[Request]:
+        """The running requests, those with one token to compute before all others."""
+        filling = [r for r in self.running if r.num_tokens - r.num_computed_tokens > 1]
+        if not filling:
+            return self.running[:]
+        return [r for r in self.running if r.num_tokens - r.num_computed_tokens == 1] + filling
+
+    def _admissions(
+        self, budget: int, cut: list[tuple[Request, int]]
+    ) -> Iterator[tuple[Request, int]]:
+        """Admit waiting requests by policy while there are budget, table rows and pages.
+
+        One that shares with a prompt whose chunk was cut waits for it, unless it is due.
+        """
+        num_held_back = 0
+        with closing(self.waiting.candidates()) as candidates:
+            while budget > 0 and self._free_rows and num_held_back < MAX_HELD_BACK:
+                request = next(candidates, None)
+                if request is None:
+                    return
+                if _shares_with(request, cut) and not self.waiting.is_due(request):
+                    num_held_back += 1
+                    continue
+                num_tokens = self._admit(request, budget, cut)
+                if num_tokens == 0:
+                    return
+                end = request.num_computed_tokens + num_tokens
+                if end < request.num_tokens:
+                    cut.append((request, end))
+                yield request, num_tokens
+                budget -= num_tokens
 
     def _chunk(self, request: Request, budget: int) -> int:
         """All that is missing, or what the budget allows, then in whole pages if it can."""
@@ -163,33 +216,53 @@ class Scheduler:
             else budget
         )
 
-    def _reserve_or_preempt(self, request: Request, num_tokens: int) -> bool:
-        """Reserve pages for a running request; False when it had to be preempted itself."""
+    def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
+        """Reserve pages for `end` tokens; False when the request had to be preempted itself.
+
+        Victims are those that this step has not planned yet.
+        """
         while True:
             try:
-                self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
+                self.kv_cache.reserve(request, end)
                 return True
             except OutOfPages:
-                victim = self.running[-1]
+                victim = next(r for r in reversed(self.running) if r not in planned)
                 self._preempt(victim)
                 if victim is request:
                     return False
 
-    def _admit(self, request: Request, budget: int) -> int:
-        """Admit the head of the queue if its first chunk has pages; the chunk's size, or 0."""
+    def _admit(self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]) -> int:
+        """Admit a request if there are pages for it; its first chunk's size, or 0."""
         self.kv_cache.attach(request)
         num_tokens = self._chunk(request, budget)
         try:
+            self._require_room(request, cut)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)
             return 0
-        self.waiting.popleft()
-        self.running.append(request)
+        self.waiting.remove(request)
+        insort(self.running, request, key=self.waiting.policy.keep)
+        self._num_new_tokens += request.num_new_tokens
         request.state = RequestState.RUNNING
         request.table_row = self._free_rows.pop()
         self._note_admission(request)
         return num_tokens
+
+    def _require_room(self, request: Request, cut: Sequence[tuple[Request, int]]) -> None:
+        """Raises OutOfPages unless the request's tokens, and all that it and the running ones are
+        expected to need, fit what is free; alone it may have whatever fits."""
+        if not self.running:
+            return
+        page_size = self.kv_cache.page_size
+        missing = request.num_tokens - len(request.pages) * page_size
+        missing += sum(other.num_tokens - end for other, end in cut)
+        missing += (len(self.running) + 1) * (page_size - 1)  # last pages that are not full
+        room = self.kv_cache.num_free_pages * page_size - missing
+        if self._num_new_tokens + request.num_new_tokens <= room:
+            return
+        if self.new_tokens.peak((*self.running, request)) > room:
+            raise OutOfPages(f"admitting request {request.id} would soon preempt")
 
     def _note_admission(self, request: Request) -> None:
         if request.is_admitted:
@@ -202,28 +275,37 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         self.stats.num_preemptions += 1
+        self.new_tokens.note_preemption()
         self._leave(victim)
-        victim.state = RequestState.WAITING
-        self.waiting.appendleft(victim)
+        self.waiting.put_back(victim)
 
     def _row(self, request: Request, num_tokens: int) -> Row:
+        token_ids, pages = request.token_ids, request.pages
         start = request.num_computed_tokens
         end = start + num_tokens
-        fresh = request.pages[request.num_sent_pages :]
-        update = PageUpdate(request.num_sent_pages, tuple(fresh)) if fresh else None
-        request.num_sent_pages = len(request.pages)
-        targets, target_start = _targets(request, start, end)
-        is_sampled = request.scoring is None and end == request.num_tokens
+        update = None
+        first = request.num_sent_pages
+        if first < len(pages):
+            update = PageUpdate(first, tuple(pages[first:]))
+            request.num_sent_pages = len(pages)
+        if request.scoring is None:
+            sampling = request.sampling if end == len(token_ids) else None
+            targets: tuple[int, ...] = ()
+            target_start = 0
+        else:
+            sampling = None
+            targets, target_start = _targets(request, request.scoring, start, end)
         return Row(
-            request_id=request.id,
-            table_row=request.table_row,
-            start=start,
-            input_ids=tuple(request.token_ids[start:end]),
-            page_update=update,
-            sampling=request.sampling if is_sampled else None,
-            adjustment=request.adjustment if is_sampled else None,
-            target_ids=targets,
-            target_start=target_start,
+            request.id,
+            request.table_row,
+            start,
+            tuple(token_ids[start:end]),
+            update,
+            None,
+            sampling,
+            None if sampling is None else request.adjustment,
+            targets,
+            target_start,
         )
 
     # --- results --------------------------------------------------------------------------------
@@ -233,6 +315,7 @@ class Scheduler:
         planned, self._in_flight = self._in_flight, None
         assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
         self.stats.num_steps += 1
+        self.new_tokens.note_step()
         self.stats.num_computed_tokens += planned.plan.num_tokens
         for row, request, outcome in zip(
             planned.plan.rows, planned.requests, result.rows, strict=True
@@ -285,6 +368,7 @@ class Scheduler:
             request.note_first_token()
             return FinishReason.STOP
         request.append_token(token_id)
+        self._num_new_tokens -= 1
         reason = request.listener.on_token(request, outcome)
         if reason is None and request.num_output_tokens >= request.max_output_tokens:
             return FinishReason.LENGTH
@@ -296,6 +380,8 @@ class Scheduler:
             self._leave(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.output_share.note(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
@@ -306,6 +392,7 @@ class Scheduler:
         """Give back pages and table row."""
         self.kv_cache.release(request, keep=keep)
         self.running.remove(request)
+        self._num_new_tokens -= request.num_new_tokens
         self._free_rows.append(request.table_row)
         request.table_row = -1
         request.state = RequestState.WAITING
@@ -315,15 +402,27 @@ class Scheduler:
     def check(self) -> None:
         """Raises when pages, locks or table rows do not add up (tests call it after each step)."""
         self.kv_cache.check(self.running)
+        num_new_tokens = sum(request.num_new_tokens for request in self.running)
+        assert self._num_new_tokens == num_new_tokens, f"{self._num_new_tokens} {num_new_tokens}"
         rows = [request.table_row for request in self.running] + self._free_rows
         assert len(rows) == len(set(rows)), f"a table row is owned twice: {sorted(rows)}"
 
 
-def _targets(request: Request, start: int, end: int) -> tuple[tuple[int, ...], int]:
+def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
+    """Whether the request's tokens begin with all that a cut prompt has so far, and one more."""
+    return any(
+        request.namespace == other.namespace
+        and request.num_tokens > end
+        and request.token_ids[end] == other.token_ids[end]
+        and request.token_ids[:end] == other.token_ids[:end]
+        for other, end in cut
+    )
+
+
+def _targets(
+    request: Request, scoring: Scoring, start: int, end: int
+) -> tuple[tuple[int, ...], int]:
     """Which scored positions fall into the inputs [start, end), and where the first one is."""
-    scoring = request.scoring
-    if scoring is None:
-        return (), 0
     first = max(start, scoring.start + len(request.scores))  # a preempted one has some already
     last = min(end, scoring.start + len(scoring.targets))
     wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]

@@ -193,6 +193,7 @@ class Gateway:
             seed=_int(values, "seed", 0),
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
+            client=client.session,
         )
         return session
 

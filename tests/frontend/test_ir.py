@@ -28,6 +28,7 @@ PARAMS = st.builds(
     stop_token_ids=st.none() | st.lists(INT, max_size=3).map(tuple),
     ignore_eos=st.none() | st.booleans(),
     logprobs=st.none() | INT,
+    priority=st.none() | st.integers(-1000, 1000),
     logit_bias=st.none() | st.lists(st.tuples(INT, st.floats(-9, 9)), max_size=3).map(tuple),
     n=st.none() | INT,
 )

@@ -450,6 +450,7 @@ def test_a_failed_op_names_itself_and_its_source_line(stage: Stage) -> None:
         {"top_p": []}, {"top_k": 0}, {"seed": -1}, {"seed": 1.5}, {"stop": "abc"}, {"stop": ("",)},
         {"stop": (1,)}, {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": "ab"},
         {"logprobs": 1000}, {"logprobs": True}, {"ignore_eos": "no"}, {"ignore_eos": []},
+        {"priority": 1001}, {"priority": 0.5}, {"priority": True},
         {"min_p": 2}, {"frequency_penalty": -3}, {"presence_penalty": "x"}, {"min_tokens": 10**6},
         {"repetition_penalty": 0}, {"logit_bias": 5}, {"logit_bias": ((1, 2, 3),)},
         {"logit_bias": ((1, 500.0),)}, {"n": 0}, {"n": 65}, {"n": "2"}, {"n": True}, {"n": 2.0},
@@ -462,6 +463,15 @@ def test_senseless_parameters_fail_the_op_and_nothing_else(
     stage.on(0, text("q"), lambda b, s: ir.Gen(b, s, None, "x", ir.GenParams(**params)), end=True)
     (name,) = params
     assert f"{name}=" in stage.failures[0] and stage.is_done
+
+
+def test_a_priority_reaches_the_request(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", priority=-7))
+    assert isinstance(stage.queue, FakeQueue)
+    assert [request.priority for request in stage.queue.open] == [-7]
+    stage.generate("a")
+    stage.on(0, gen("y"), end=True)
+    assert [request.priority for request in stage.queue.open] == [0]
 
 
 def test_a_failed_branch_fails_its_join_and_spares_its_siblings(stage: Stage) -> None:

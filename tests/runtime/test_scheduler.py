@@ -2,126 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-
 import pytest
-from fakes import (
-    STOP_ID,
-    VOCAB_SIZE,
-    FakeListener,
-    ScriptedExecutor,
-    chain_of,
-    expected_output,
-    make_request,
-    score_of,
-)
+from fakes import STOP_ID, VOCAB_SIZE, FakeListener, expected_output
+from house import FAMILIES, House, assert_right, listener_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.errors import PromptTooLong
-from stemma.runtime.engine import Engine
 from stemma.runtime.request import FinishReason, Request, Scoring
+from stemma.runtime.schedule.policy import POLICY_NAMES
 
 STOP_IDS = frozenset({STOP_ID})
 
 
-@dataclass
-class House:
-    """An engine on a scripted device; every step is followed by a full check."""
-
-    num_pages: int = 64
-    page_size: int = 1
-    token_budget: int = 32
-    max_running: int = 8
-    max_model_len: int = 4096
-    requests: list[Request] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.executor = ScriptedExecutor(self.page_size)
-        self.engine = Engine(
-            self.executor,
-            num_pages=self.num_pages,
-            page_size=self.page_size,
-            max_model_len=self.max_model_len,
-            token_budget=self.token_budget,
-            max_running_requests=self.max_running,
-        )
-
-    def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
-        request = make_request(
-            self.engine.next_request_id(), prompt, max_tokens=max_tokens, **fields
-        )
-        self.engine.submit(request)
-        self.executor.requests[request.id] = request
-        self.requests.append(request)
-        return request
-
-    def step(self) -> None:
-        num_before = len(self.executor.plans)
-        self.engine.step()
-        self.engine.scheduler.check()
-        for plan in self.executor.plans[num_before:]:
-            assert 0 < plan.num_tokens <= self.token_budget
-            assert len(plan.rows) <= self.max_running
-
-    def run(self, max_steps: int = 5000) -> None:
-        for _ in range(max_steps):
-            if not self.engine.has_work:
-                return
-            num_before = len(self.executor.plans)
-            self.step()
-            assert len(self.executor.plans) > num_before, "work is left but nothing was planned"
-        raise AssertionError(f"still busy after {max_steps} steps: {self.engine.describe()}")
-
-    def assert_nothing_held(self) -> None:
-        """All pages are free or cached and unlocked; flushing frees every one."""
-        cache = self.engine.scheduler.kv_cache
-        self.engine.scheduler.check()
-        assert cache.num_free_pages == self.num_pages
-        self.engine.flush_cache()
-        self.engine.scheduler.check()
-        assert cache.allocator.num_free == self.num_pages
-        assert not cache.tree.roots
-
-
-def listener_of(request: Request) -> FakeListener:
-    assert isinstance(request.listener, FakeListener)
-    return request.listener
-
-
-def assert_right(request: Request) -> None:
-    """Ended once, with the output of a run that has the machine for itself."""
-    listener = listener_of(request)
-    assert listener.num_finishes == 1
-    output = list(request.output_ids)
-    assert listener.tokens == output
-    if request.scoring is not None:
-        return assert_scored_right(request)
-    expected, reason = expected_output(request.prompt, request.max_output_tokens, request.stop_ids)
-    if listener.stop_after is not None and len(expected) >= listener.stop_after:
-        expected, reason = expected[: listener.stop_after], FinishReason.STOP
-    if request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-        assert output == expected[: len(output)]
-    else:
-        assert (output, request.finish_reason) == (expected, reason)
-
-
-def assert_scored_right(request: Request) -> None:
-    scoring = request.scoring
-    assert scoring is not None
-    if request.finish_reason is FinishReason.STOP:
-        expected = [
-            score_of(chain_of(request.prompt[: scoring.start + i + 1]), target)
-            for i, target in enumerate(scoring.targets)
-        ]
-        assert request.scores == expected
-
-
 # --- random workloads -----------------------------------------------------------------------------
-
-_RANDOM = random.Random(7)
-FAMILIES = [[_RANDOM.randrange(1, VOCAB_SIZE) for _ in range(80)] for _ in range(3)]
 
 
 @st.composite
@@ -145,6 +39,7 @@ def submissions(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
         "max_tokens": draw(st.integers(1, 20)),
         "listener": FakeListener(stop_after=stop_after),
         "stop_ids": draw(st.sampled_from([frozenset(), STOP_IDS])),
+        "priority": draw(st.integers(-2, 2)),
     }
 
 
@@ -154,6 +49,7 @@ EVENTS = st.lists(
         st.tuples(st.just("abort"), st.integers(0, 20)),
         st.tuples(st.just("step"), st.integers(1, 4)),
         st.tuples(st.just("flush"), st.just(0)),
+        st.tuples(st.just("policy"), st.sampled_from(POLICY_NAMES)),
     ),
     max_size=24,
 )
@@ -163,12 +59,16 @@ HOUSES = st.builds(
     page_size=st.just(1),
     token_budget=st.sampled_from([1, 3, 16, 64]),
     max_running=st.sampled_from([1, 2, 8]),
+    policy=st.sampled_from(POLICY_NAMES),
+    is_hopeful=st.booleans(),
 ) | st.builds(
     House,
     num_pages=st.sampled_from([4, 6, 20]),
     page_size=st.just(16),
     token_budget=st.sampled_from([16, 17, 64]),
     max_running=st.sampled_from([1, 3, 8]),
+    policy=st.sampled_from(POLICY_NAMES),
+    is_hopeful=st.booleans(),
 )
 
 
@@ -191,6 +91,9 @@ def play(house: House, events: list[tuple[str, object]]) -> None:
             assert isinstance(what, int)
             for _ in range(what):
                 house.step()
+        elif kind == "policy":
+            assert isinstance(what, str)
+            house.engine.set_schedule_policy(what)
         elif kind == "flush":
             house.engine.flush_cache()
             house.engine.scheduler.check()
@@ -232,7 +135,7 @@ def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_pool_too_small_for_all_preempts_and_changes_no_output(page_size: int) -> None:
-    house = House(num_pages=96 // page_size, page_size=page_size, token_budget=64)
+    house = House(num_pages=96 // page_size, page_size=page_size, token_budget=64, is_hopeful=True)
     for index in range(8):
         house.submit([*FAMILIES[0][:8], index % 7 + 1, index + 1], max_tokens=40)
     house.run()
@@ -368,7 +271,7 @@ def test_requests_are_admitted_first_come_first_served() -> None:
 
 
 def test_a_preempted_request_comes_before_those_that_never_ran() -> None:
-    house = House(num_pages=40, max_running=2)
+    house = House(num_pages=40, max_running=2, is_hopeful=True)
     for own, max_tokens in ((1, 30), (2, 25), (3, 1)):
         house.submit([own] * 8, max_tokens=max_tokens)
     while not house.engine.scheduler.stats.num_preemptions:
@@ -383,8 +286,8 @@ def test_a_preempted_request_comes_before_those_that_never_ran() -> None:
 
 
 def test_scores_of_a_preempted_request_are_neither_lost_nor_taken_twice() -> None:
-    house = House(num_pages=64, token_budget=16)
-    house.submit(FAMILIES[0][:30], max_tokens=34)  # in the end it needs the whole pool
+    house = House(num_pages=64, token_budget=3, is_hopeful=True)
+    house.submit(FAMILIES[0][:14], max_tokens=50)  # in the end it needs the whole pool
     prompt = FAMILIES[1][:40]
     request = house.submit(prompt, scoring=Scoring(5, (*prompt[6:], 2)))
     house.run()
@@ -395,7 +298,7 @@ def test_scores_of_a_preempted_request_are_neither_lost_nor_taken_twice() -> Non
 
 
 def test_a_prompt_uses_all_that_decoding_leaves_of_the_budget() -> None:
-    house = House(num_pages=40, page_size=16, token_budget=16, max_running=16)
+    house = House(num_pages=80, page_size=16, token_budget=16, max_running=16)
     for own in range(1, 8):
         house.submit([own, own], max_tokens=100)
     house.step()

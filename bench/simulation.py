@@ -1,0 +1,266 @@
+"""The real scheduler and radix tree over a modelled device: what a policy does to a workload.
+
+The clock is simulated: a step lasts as long as the model of the device says, planning lasts no
+time. So all figures but the host's microseconds depend on the seed alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ..radix.tree import RadixTree
+from ..runtime.engine import Engine
+from ..runtime.request import FinishReason, Request
+from ..runtime.sampling_params import SamplingParams
+from ..runtime.step import Row, RowResult, StepPlan, StepResult
+from .traces import Call, Job, Start
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many requests a trace has, and how many arrive a second."""
+
+    num_requests: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Milliseconds of a step: `fixed_ms`, and for each row what follows.
+
+    A prompt's token costs `prefill_token_ms`, a decode row `decode_row_ms`, and each pair of a
+    token and one that it attends to `prefill_pair_ms` or, for a decode row, `decode_pair_ms`.
+    """
+
+    name: str
+    fixed_ms: float
+    prefill_token_ms: float
+    decode_row_ms: float
+    prefill_pair_ms: float
+    decode_pair_ms: float
+    num_tokens: int  # of KV; less than such a machine has, so that short traces fill it
+    max_running_requests: int
+    slo_ttft_s: float  # a call is good when its first token took no longer than this
+    slo_tpot_s: float  # and each further one on average no longer than this
+    loads: Mapping[str, Load]  # by trace: about as much as the device can do
+
+    def step_s(self, plan: StepPlan) -> float:
+        """How long a step takes."""
+        return (self.fixed_ms + sum(map(self._row_ms, plan.rows))) / 1000
+
+    def _row_ms(self, row: Row) -> float:
+        num_tokens = len(row.input_ids)
+        if num_tokens == 1:
+            return self.decode_row_ms + row.start * self.decode_pair_ms
+        pairs = num_tokens * (row.start + num_tokens / 2)
+        return num_tokens * self.prefill_token_ms + pairs * self.prefill_pair_ms
+
+
+# Step and token times: measured on 2 cores of an AMD EPYC (Zen 4). A pair is 12 KB of KV at 50 GB/s
+# for a decode row, 37 kFLOP at 600 GFLOP/s in a prompt.
+CPU = Device(
+    name="2-core CPU, llama-160m",
+    fixed_ms=4.5,
+    prefill_token_ms=0.27,
+    decode_row_ms=0.4,
+    prefill_pair_ms=6.1e-5,
+    decode_pair_ms=2.5e-4,
+    num_tokens=32_768,
+    max_running_requests=128,
+    slo_ttft_s=2.0,
+    slo_tpot_s=0.1,
+    loads={
+        "programs": Load(700, 15.0),
+        "chats": Load(500, 10.0),
+        "documents": Load(500, 100.0),
+        "flood": Load(4000, 220.0),
+        "full": Load(150, 2.5),
+    },
+)
+# From data sheets, not measured: 16 GB of weights at 4 TB/s, 16 GFLOP a token at 500 TFLOP/s; a
+# pair is 131 KB or 524 kFLOP. 20 us a decode row is a guess.
+H200 = Device(
+    name="H200, 8B",
+    fixed_ms=4.5,
+    prefill_token_ms=0.032,
+    decode_row_ms=0.02,
+    prefill_pair_ms=1.3e-6,
+    decode_pair_ms=3.3e-5,
+    num_tokens=100_000,
+    max_running_requests=512,
+    slo_ttft_s=1.0,
+    slo_tpot_s=0.1,
+    loads={
+        "programs": Load(2500, 400.0),
+        "chats": Load(1500, 200.0),
+        "documents": Load(3000, 1000.0),
+        "flood": Load(15_000, 2200.0),
+        "full": Load(600, 40.0),
+    },
+)
+DEVICES = {"cpu": CPU, "h200": H200}
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What became of a call, in simulated seconds; its listener."""
+
+    call: Call
+    run: Simulation
+    job: RunningJob
+    output: array[int]
+    arrived_s: float
+    token_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_times_s[0] - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds a token after the first; 0 for a single one."""
+        times = self.token_times_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        self.token_times_s.append(self.run.now_s)
+        is_last = len(self.token_times_s) == len(self.output)
+        return FinishReason.STOP if is_last else None
+
+    def on_finish(self, request: Request) -> None:
+        self.run.note_finish(self, request)
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A job and the calls that it waits for."""
+
+    job: Job
+    records: list[CallRecord] = field(default_factory=list)
+    num_open: int = 0
+
+
+class Simulation:
+    """One run of a trace; `records` are the calls that have ended."""
+
+    segment_cost_tokens = 32  # see runtime/schedule/tree_order.py
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        policy: str = "lpm",
+        max_overtakes: int | None = 128,
+        page_size: int = 1,
+        token_budget: int = 2048,
+        seed: int = 0,
+    ) -> None:
+        self.device = device
+        self.now_s = 0.0
+        self.host_s = 0.0  # CPU seconds spent in the scheduler
+        self.records: list[CallRecord] = []
+        self.num_optimal_tokens = 0  # prompt tokens that an infinite cache would have had
+        self.engine = Engine(
+            self,
+            num_pages=device.num_tokens // page_size,
+            page_size=page_size,
+            max_model_len=device.num_tokens,
+            token_budget=token_budget,
+            max_running_requests=device.max_running_requests,
+            schedule_policy=policy,
+            max_overtakes=max_overtakes,
+        )
+        self._rng = random.Random(seed)
+        self._infinite = RadixTree()
+        self._open: dict[int, CallRecord] = {}
+        self._numbers = itertools.count()  # so that records are never compared
+        self._coming: list[tuple[float, int, CallRecord]] = []
+
+    def run(self, starts: Sequence[Start]) -> None:
+        """Play a trace to its end."""
+        waiting = list(reversed(starts))
+        while waiting or self._coming or self.engine.has_work:
+            if not self.engine.has_work:
+                times = [start.at_s for start in waiting[-1:]] + [c[0] for c in self._coming[:1]]
+                self.now_s = max(self.now_s, min(times))
+            while waiting and waiting[-1].at_s <= self.now_s:
+                start = waiting.pop()
+                self._advance(RunningJob(start.job), start.at_s)
+            while self._coming and self._coming[0][0] <= self.now_s:
+                self._submit(heappop(self._coming)[2])
+            self._step()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """The modelled device."""
+        self.now_s += self.device.step_s(plan)
+        return StepResult(plan.step_id, tuple([self._answer(row) for row in plan.rows]))
+
+    def note_finish(self, record: CallRecord, request: Request) -> None:
+        """A call has ended; with the last of its siblings its job goes on."""
+        del self._open[request.id]
+        self.records.append(record)
+        self._remember(request.token_ids)
+        record.job.num_open -= 1
+        if not record.job.num_open:
+            self._advance(record.job, self.now_s)
+
+    def _answer(self, row: Row) -> RowResult:
+        if row.sampling is None:
+            return RowResult()
+        record = self._open[row.request_id]
+        return RowResult(token_id=record.output[len(record.token_times_s)])
+
+    def _step(self) -> None:
+        scheduler = self.engine.scheduler
+        started = time.thread_time()
+        plan = scheduler.plan()
+        self.host_s += time.thread_time() - started
+        if plan is None:
+            return
+        result = self.execute(plan)
+        started = time.thread_time()
+        scheduler.apply(result)
+        self.host_s += time.thread_time() - started
+
+    def _advance(self, job: RunningJob, at_s: float) -> None:
+        try:
+            outputs = [record.output for record in job.records]
+            calls = job.job.send(outputs) if outputs else next(job.job)
+        except StopIteration:
+            return
+        job.records = [
+            CallRecord(call, self, job, self._output(call), at_s + call.delay_s) for call in calls
+        ]
+        job.num_open = len(calls)
+        for record in job.records:
+            heappush(self._coming, (record.arrived_s, next(self._numbers), record))
+
+    def _output(self, call: Call) -> array[int]:
+        return array("i", self._rng.randbytes(4 * call.num_output))
+
+    def _submit(self, record: CallRecord) -> None:
+        call = record.call
+        request = Request(
+            id=self.engine.next_request_id(),
+            prompt=call.prompt,
+            sampling=SamplingParams(max_tokens=call.max_tokens),
+            listener=record,
+            client=call.client,
+            priority=int(call.is_cold),
+        )
+        self._open[request.id] = record
+        limit = request.match_limit
+        self.num_optimal_tokens += self._infinite.match_length("", call.prompt, limit)
+        self._remember(call.prompt)
+        started = time.thread_time()
+        self.engine.submit(request)
+        self.host_s += time.thread_time() - started
+
+    def _remember(self, token_ids: array[int]) -> None:
+        self._infinite.insert("", token_ids, token_ids)
