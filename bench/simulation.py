@@ -198,8 +198,10 @@ class Simulation:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The modelled device."""
-        self.now_s += self.device.step_s(plan)
-        return StepResult(plan.step_id, tuple([self._answer(row) for row in plan.rows]))
+        duration_s = self.device.step_s(plan)
+        self.now_s += duration_s
+        results = tuple([self._answer(row) for row in plan.rows])
+        return StepResult(plan.step_id, results, duration_s)
 
     def note_finish(self, record: CallRecord, request: Request) -> None:
         """A call has ended; with the last of its siblings its job goes on."""

@@ -6,11 +6,22 @@ is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
-from ..bench import limits, model, radix, schedule, serving, startup, step, threads, workloads
+from ..bench import (
+    limits,
+    model,
+    radix,
+    schedule,
+    serving,
+    stall,
+    startup,
+    step,
+    threads,
+    workloads,
+)
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (serving, radix, schedule, step, startup, threads, limits)
+BENCHMARKS = (serving, radix, schedule, step, stall, startup, threads, limits)
 MAKERS = (model, workloads)
 
 

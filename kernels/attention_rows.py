@@ -40,7 +40,8 @@ class AttentionRows:
 
     query_start: IntArray  # [num_rows + 1], ascending from 0
     seq_lens: IntArray  # [num_rows], tokens with KV once this step has stored its own
-    page_table: IntArray  # [num_rows, >= max pages of a row]; page ids, garbage past a row's last
+    page_table: IntArray  # [any, >= max pages of a row] page ids, garbage past a row's last
+    table_rows: IntArray  # [num_rows], where each row's pages stand in the table
     page_size: int  # token slots a page
     segments: IntArray = field(default_factory=_no_segments)  # [S, 4], see above
 
@@ -62,10 +63,11 @@ class AttentionRows:
 
     def slots(self, row: int, first: int, last: int) -> IntArray:
         """The KV slots of one row's tokens [first, last); slot = page * page_size + offset."""
+        pages_of_row: IntArray = self.page_table[self.table_rows[row]]
         if self.page_size == 1:
-            return self.page_table[row, first:last]
+            return pages_of_row[first:last]
         places = np.arange(first, last, dtype=np.int32)
-        pages: IntArray = self.page_table[row, places // self.page_size]
+        pages: IntArray = pages_of_row[places // self.page_size]
         slots: IntArray = pages * np.int32(self.page_size) + places % self.page_size
         return slots
 
@@ -78,7 +80,8 @@ class AttentionRows:
         lens = self.seq_lens[rows] - first
         places = np.arange(int(lens.max()), dtype=np.int32)
         tokens = first[:, None] + np.where(places < lens[:, None], places, 0)
+        table_rows = self.table_rows[rows][:, None]
         if self.page_size == 1:
-            return self.page_table[rows[:, None], tokens]
+            return self.page_table[table_rows, tokens]
         pages, offsets = np.divmod(tokens, np.int32(self.page_size))
-        return self.page_table[rows[:, None], pages] * np.int32(self.page_size) + offsets
+        return self.page_table[table_rows, pages] * np.int32(self.page_size) + offsets

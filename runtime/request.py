@@ -108,6 +108,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_missing(self) -> int:
+        """Tokens without KV: 1 while it decodes."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens that came with the request."""
         return len(self.prompt)

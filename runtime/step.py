@@ -129,3 +129,4 @@ class StepResult:
 
     step_id: int
     rows: tuple[RowResult, ...]
+    duration_s: float | None = None  # how long the step took on the device, where that is known

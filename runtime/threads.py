@@ -34,4 +34,5 @@ def configure_threads(num_threads: int, spin_us: int | None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE" if spin == 0 else "ACTIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin * SPINS_PER_US))
-    os.environ.setdefault("STEMMA_SPIN_US", str(spin))  # read by kernels/native/library.py
+    if spin_us is not None:
+        os.environ.setdefault("STEMMA_SPIN_US", str(spin_us))  # for the compiled kernels' own pool

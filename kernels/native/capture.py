@@ -53,11 +53,11 @@ class Recording:
         library().stemma_replay(self._calls.ctypes.data, len(self._calls), plan.address)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what torch allocates and notes what it computes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.results: list[Any] = []
         self.has_computed = False
 

@@ -22,7 +22,9 @@ _SIGNATURES = {
     "stemma_replay": (_POINTER, _INT, _POINTER),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
-DEFAULT_SPIN_US = 100
+# Longer than what the host half needs between two steps; a late thread delays nobody here, so that
+# spinning costs a neighbour a little and this process nothing.
+DEFAULT_SPIN_US = 200
 
 
 @functools.cache

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from ..ops import Linear
 from ..reference import dense as reference
+from .arena import Arena
 from .calls import kernel
 from .library import library
 
 _PANEL = 32  # output columns, src/linear.cpp
-_ALIGNMENT = 64
 _PLAIN, _FLOAT_OUTPUT, _GATED = 0, 1, 2
+
+
+_arena = Arena()
 
 
 class _PackedLinear(ctypes.Structure):
@@ -66,7 +69,7 @@ class _Packed:
     ) -> None:
         num_rows, num_inputs = weight.shape
         num_panels = -(-num_rows // _PANEL)
-        self._panels = _aligned(num_panels * _PANEL * num_inputs)
+        self._panels = _arena.take(num_panels * _PANEL * num_inputs)
         self._bias: Tensor | None = None
         if bias is not None:
             self._bias = torch.zeros(num_panels * _PANEL, dtype=torch.float32)
@@ -104,11 +107,3 @@ def _interleaved(stacked: Tensor) -> Tensor:
         padded[:size] = part
         panels[:, index] = padded.view(num_panels, half, *stacked.shape[1:])
     return panels.reshape(num_panels * _PANEL, *stacked.shape[1:])
-
-
-def _aligned(num_elements: int) -> Tensor:
-    """Uninitialised bfloat16 memory at the start of a cache line."""
-    spare = _ALIGNMENT // 2
-    memory = torch.empty(num_elements + spare, dtype=torch.bfloat16)
-    skip = -memory.data_ptr() % _ALIGNMENT // 2
-    return memory[skip : skip + num_elements]

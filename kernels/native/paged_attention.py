@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -53,20 +52,54 @@ class _Plan(ctypes.Structure):
     )
 
 
-@dataclass(slots=True)
 class _Items:
-    """Columns of the items: token, num_tokens, first_slot, num_keys, num_visible."""
+    """Collects items: columns token, num_tokens, first_slot, num_keys, num_visible (src/).
 
-    parts: list[IntArray]
-    slots: list[IntArray]
-    num_slots: int = 0
+    With one slot a page the page table is the list of slots itself and nothing is copied.
+    """
 
-    def add(self, table: IntArray, slots: IntArray) -> None:
-        """Items whose first_slot counts from the beginning of `slots`."""
-        table[:, 2] += self.num_slots
+    def __init__(self, rows: AttentionRows) -> None:
+        self.rows = rows
+        self.parts: list[IntArray] = []
+        self._slots: list[IntArray] = []
+        self._num_slots = 0
+
+    def add(self, table: IntArray, row: int, first: int, last: int) -> None:
+        """Items that all begin at token `first` of a row; `last`: after the last token seen."""
+        rows = self.rows
+        if rows.page_size == 1:
+            table[:, 2] = int(rows.table_rows[row]) * rows.page_table.shape[1] + first
+        else:
+            table[:, 2] = self._append(rows.slots(row, first, last))
         self.parts.append(table)
-        self.slots.append(slots)
-        self.num_slots += len(slots)
+
+    def add_decode(self, table: IntArray, decode: IntArray, first: IntArray) -> None:
+        """An item for each of the rows `decode`, from its token `first` on; num_keys is set."""
+        rows = self.rows
+        table_rows = rows.table_rows[decode]
+        if rows.page_size == 1:
+            table[:, 2] = table_rows * rows.page_table.shape[1] + first
+        else:
+            lens = table[:, 3]
+            starts = np.cumsum(lens, dtype=np.int32) - lens
+            row_of_key = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
+            places = np.arange(int(lens.sum()), dtype=np.int32) + (first - starts)[row_of_key]
+            pages, offsets = np.divmod(places, np.int32(rows.page_size))
+            entries = rows.page_table[table_rows[row_of_key], pages]
+            table[:, 2] = self._append(entries * np.int32(rows.page_size) + offsets) + starts
+        self.parts.append(table)
+
+    def slots(self) -> IntArray:
+        """What first_slot counts in."""
+        if self.rows.page_size == 1:
+            return self.rows.page_table.reshape(-1)
+        return np.concatenate(self._slots)
+
+    def _append(self, slots: IntArray) -> int:
+        begin = self._num_slots
+        self._slots.append(slots)
+        self._num_slots += len(slots)
+        return begin
 
 
 class NativeAttentionPlan:
@@ -87,7 +120,7 @@ class NativeAttentionPlan:
         merged_partials: IntArray,
     ) -> None:
         self.items = np.ascontiguousarray(items)
-        self.slots = np.ascontiguousarray(slots)
+        self.slots = slots
         self.merged = (merged_tokens, merged_first, merged_partials)
         self._record = _Plan(
             items=self.items.ctypes.data,
@@ -116,19 +149,17 @@ def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> obj
     _, num_kv_heads, _, head_dim = kv_layer.shape
     if head_dim % 16:
         return cpu.plan_attention(rows, kv_layer, num_heads)
-    items = _Items([], [])
+    items = _Items(rows)
     own_start = rows.own_start()
     for segment in rows.segments.tolist():
-        _add_segment(items, rows, *segment)
+        _add_segment(items, *segment)
     num_queries = rows.num_queries
     for row in np.flatnonzero(num_queries > 1).tolist():
-        _add_prefill(items, rows, row, int(own_start[row]))
+        _add_prefill(items, row, int(own_start[row]))
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     if len(decode):
-        _add_decode(items, rows, decode, own_start[decode], num_kv_heads)
-    plan = _with_partials(
-        np.concatenate(items.parts), np.concatenate(items.slots), int(rows.query_start[-1])
-    )
+        _add_decode(items, decode, own_start[decode], num_kv_heads)
+    plan = _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
     plan.set_shape(num_heads, kv_layer)
     return plan
 
@@ -149,52 +180,40 @@ def _attention() -> Callable[..., None]:
     return kernel("stemma_attention")
 
 
-def _add_segment(
-    items: _Items, rows: AttentionRows, first: int, last: int, row_start: int, row_end: int
-) -> None:
-    token, token_end = int(rows.query_start[row_start]), int(rows.query_start[row_end])
-    table = _token_tiles(token, token_end)
+def _add_segment(items: _Items, first: int, last: int, row_start: int, row_end: int) -> None:
+    query_start = items.rows.query_start
+    table = _token_tiles(int(query_start[row_start]), int(query_start[row_end]))
     table[:, 3] = table[:, 4] = last - first
-    items.add(table, rows.slots(row_start, first, last))
+    items.add(table, row_start, first, last)
 
 
-def _add_prefill(items: _Items, rows: AttentionRows, row: int, own_start: int) -> None:
+def _add_prefill(items: _Items, row: int, own_start: int) -> None:
+    rows = items.rows
     token, token_end = int(rows.query_start[row]), int(rows.query_start[row + 1])
     seq_len = int(rows.seq_lens[row])
     table = _token_tiles(token, token_end)
-    # Later tiles see more: they come first, so that no thread ends with a long one.
     num_seen = table[:, 0] - token + (seq_len - (token_end - token) - own_start) + 1
     table[:, 3] = num_seen + table[:, 1] - 1
     table[:, 4] = num_seen
-    items.add(table[::-1].copy(), rows.slots(row, own_start, seq_len))
+    # Later tiles see more: they come first, so that no thread ends with a long one.
+    items.add(table[::-1].copy(), row, own_start, seq_len)
 
 
-def _add_decode(
-    items: _Items, rows: AttentionRows, decode: IntArray, own_start: IntArray, num_kv_heads: int
-) -> None:
-    lens = rows.seq_lens[decode] - own_start
-    starts = np.zeros(len(lens), dtype=np.int32)
-    np.cumsum(lens[:-1], out=starts[1:])
-    row_of_key = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
-    places = np.arange(int(lens.sum()), dtype=np.int32) + (own_start - starts)[row_of_key]
-    table_rows = decode[row_of_key]
-    if rows.page_size == 1:
-        slots = rows.page_table[table_rows, places]
-    else:
-        pages, offsets = np.divmod(places, np.int32(rows.page_size))
-        slots = rows.page_table[table_rows, pages] * np.int32(rows.page_size) + offsets
-    table = np.empty((len(lens), 6), dtype=np.int32)
+def _add_decode(items: _Items, decode: IntArray, own_start: IntArray, num_kv_heads: int) -> None:
+    rows = items.rows
+    table = np.empty((len(decode), 6), dtype=np.int32)
     table[:, 0] = rows.query_start[decode]
     table[:, 1] = 1
-    table[:, 2] = starts
-    table[:, 3] = table[:, 4] = lens
-    if len(lens) * num_kv_heads < _FEW_UNITS:
-        table = _split_keys(table, -(-_FEW_UNITS // num_kv_heads))
-    items.add(table, slots)
+    table[:, 3] = table[:, 4] = rows.seq_lens[decode] - own_start
+    items.add_decode(table, decode, own_start)
+    if len(decode) * num_kv_heads < _FEW_UNITS:
+        items.parts[-1] = _split_keys(table, -(-_FEW_UNITS // num_kv_heads))
 
 
 def _split_keys(table: IntArray, num_parts: int) -> IntArray:
     """Each item as up to `num_parts` items of parts of its keys."""
+    if int(table[:, 3].max()) < 2 * _MIN_PART_KEYS:
+        return table
     parts = []
     for item in table:
         count = max(1, min(num_parts, int(item[3]) // _MIN_PART_KEYS))

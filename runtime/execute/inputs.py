@@ -102,7 +102,6 @@ class InputBuilder:
         rows = plan.rows
         self.page_table.apply(rows)
         layout = _Layout.of(rows)
-        table = self.page_table.entries[layout.table_rows]
         positions = layout.positions()
         input_ids = np.fromiter(
             chain.from_iterable([row.input_ids for row in rows]), np.int64, layout.num_tokens
@@ -111,14 +110,15 @@ class InputBuilder:
         attention_rows = AttentionRows(
             query_start=layout.query_start.astype(np.int32),
             seq_lens=(layout.starts + layout.lengths).astype(np.int32),
-            page_table=table,
+            page_table=self.page_table.entries,
+            table_rows=layout.table_rows.astype(np.int32),
             page_size=self._page_size,
             segments=_segments(plan),
         )
         batch = ForwardBatch(
             input_ids=torch.from_numpy(input_ids),
             positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(self._slots(table, layout, positions)),
+            slot_mapping=torch.from_numpy(self._slots(layout, positions)),
             kv_layers=self._kv_layers,
             attention=self._kernels.plan_attention(
                 attention_rows, self._kv_layers[0], self._num_heads
@@ -126,11 +126,11 @@ class InputBuilder:
         )
         return batch, layout
 
-    def _slots(
-        self, table: npt.NDArray[np.int32], layout: _Layout, positions: Int64Array
-    ) -> Int64Array:
+    def _slots(self, layout: _Layout, positions: Int64Array) -> Int64Array:
+        table_rows = layout.table_rows[layout.row_of_token()]
         pages, offsets = np.divmod(positions, self._page_size)
-        return table[layout.row_of_token(), pages].astype(np.int64) * self._page_size + offsets
+        entries = self.page_table.entries[table_rows, pages].astype(np.int64)
+        return entries * self._page_size + offsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Decides nothing: which rows run, with which pages, comes in with the plan.
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -129,6 +130,7 @@ class ModelRunner:
 
         A row whose logits are not finite gets `error`; the others are not affected.
         """
+        started = time.perf_counter()
         batch, layout = self._inputs.build(plan, self._previous_tokens)
         wanted = wanted_logits(plan, layout)
         hidden = self._forward(batch)
@@ -139,7 +141,7 @@ class ModelRunner:
         if wanted.scored_tokens is not None:
             self._score(plan, wanted, wanted.scored_tokens, hidden, results)
         self._previous_tokens = previous
-        return StepResult(plan.step_id, tuple(results))
+        return StepResult(plan.step_id, tuple(results), time.perf_counter() - started)
 
     def warm_up(self) -> None:
         """Run a short prompt and two decode steps, so that the first request pays no set-up.

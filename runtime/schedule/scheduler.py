@@ -23,6 +23,7 @@ from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenEstimate
 from .kv_cache import KVCacheManager, Publication
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
+from .stall import DEFAULT_SLOWDOWN, StallLimit
 from .tree_order import depth_first, shared_segments
 from .waiting import MAX_OVERTAKES, WaitingQueue
 
@@ -69,11 +70,15 @@ class Scheduler:
         policy: str = DEFAULT_POLICY,
         max_overtakes: int | None = MAX_OVERTAKES,
         segment_cost_tokens: int = 32,
+        decode_slowdown: float = DEFAULT_SLOWDOWN,
     ) -> None:
-        """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it."""
+        """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
+        `decode_slowdown`: see `stall`."""
         self.kv_cache = kv_cache
         self.token_budget = token_budget
         self.segment_cost_tokens = segment_cost_tokens
+        self.stall = StallLimit(decode_slowdown)
+        self._long_budget: int | None = None  # tokens of long prompts that this plan may still take
         self.stats = SchedulerStats()
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
@@ -151,15 +156,20 @@ class Scheduler:
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
-        for request in self._decoding_first():
+        in_order = self._decoding_first()
+        is_decoding = bool(in_order) and in_order[0].num_missing == 1
+        self._long_budget = self.stall.max_chunk() if is_decoding else None
+        for request in in_order:
             if budget <= 0:
                 return
             if request.state is not RequestState.RUNNING:
                 continue  # preempted a moment ago
             num_tokens = 1
-            if request.num_tokens - request.num_computed_tokens > 1:
+            if request.num_missing > 1:
                 self.kv_cache.catch_up(request)
                 num_tokens = self._chunk(request, budget)
+                if num_tokens == 0:
+                    continue
             end = request.num_computed_tokens + num_tokens
             if self._reserve_or_preempt(request, end, planned):
                 if end < request.num_tokens:
@@ -173,10 +183,10 @@ class Scheduler:
 
     def _decoding_first(self) -> list[Request]:
         """The running requests, those with one token to compute before all others."""
-        filling = [r for r in self.running if r.num_tokens - r.num_computed_tokens > 1]
+        filling = [r for r in self.running if r.num_missing > 1]
         if not filling:
             return self.running[:]
-        return [r for r in self.running if r.num_tokens - r.num_computed_tokens == 1] + filling
+        return [r for r in self.running if r.num_missing == 1] + filling
 
     def _admissions(
         self, budget: int, cut: list[tuple[Request, int]]
@@ -191,7 +201,8 @@ class Scheduler:
                 request = next(candidates, None)
                 if request is None:
                     return
-                if _shares_with(request, cut) and not self.waiting.is_due(request):
+                must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
+                if must_wait or (self._long_budget == 0 and self._is_long(request)):
                     num_held_back += 1
                     continue
                 num_tokens = self._admit(request, budget, cut)
@@ -204,17 +215,28 @@ class Scheduler:
                 budget -= num_tokens
 
     def _chunk(self, request: Request, budget: int) -> int:
-        """All that is missing, or what the budget allows, then in whole pages if it can."""
-        missing = request.num_tokens - request.num_computed_tokens
-        if missing <= budget:
-            return missing
-        end = request.num_computed_tokens + budget
-        aligned = end - end % self.kv_cache.page_size
-        return (
-            aligned - request.num_computed_tokens
-            if aligned > request.num_computed_tokens
-            else budget
-        )
+        """All that is missing, or what the budget allows, then in whole pages if it can; 0 where
+        other long prompts have taken what there is for such beside decode rows."""
+        is_limited = self._long_budget is not None and self._is_long(request)
+        if is_limited:
+            budget = min(budget, self._long_budget or 0)
+        num_tokens = min(request.num_missing, budget)
+        if num_tokens < request.num_missing:
+            end = request.num_computed_tokens + num_tokens
+            aligned = end - end % self.kv_cache.page_size
+            if aligned > request.num_computed_tokens:
+                num_tokens = aligned - request.num_computed_tokens
+        if is_limited:
+            self._long_budget = (self._long_budget or 0) - num_tokens
+        return num_tokens
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether a request's prompt, but for what was cached, fills more than half a step."""
+        if request.is_admitted:
+            num_uncached = request.num_tokens - request.num_cached_tokens
+        else:
+            num_uncached = request.num_missing
+        return num_uncached > self.token_budget // 2
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
         """Reserve pages for `end` tokens; False when the request had to be preempted itself.
@@ -316,6 +338,8 @@ class Scheduler:
         assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
         self.stats.num_steps += 1
         self.new_tokens.note_step()
+        if result.duration_s is not None:
+            self.stall.note(planned.plan, result.duration_s)
         self.stats.num_computed_tokens += planned.plan.num_tokens
         for row, request, outcome in zip(
             planned.plan.rows, planned.requests, result.rows, strict=True

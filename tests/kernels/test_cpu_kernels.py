@@ -244,7 +244,9 @@ def _paged_rows(
         dense.append(kv)
     query_start = np.cumsum([0] + [queries for queries, _ in sizes]).astype(np.int32)
     seq_lens = np.array([keys for _, keys in sizes], dtype=np.int32)
-    return AttentionRows(query_start, seq_lens, table, page_size), kv_layer, dense
+    table_rows = np.arange(len(sizes), dtype=np.int32)
+    rows = AttentionRows(query_start, seq_lens, table, table_rows, page_size)
+    return rows, kv_layer, dense
 
 
 def _dense_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

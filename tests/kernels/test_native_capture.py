@@ -42,7 +42,11 @@ class Block:
         self.slots.copy_(torch.tensor(slots))
         table = np.arange(64, dtype=np.int32).reshape(2, 32)
         rows = AttentionRows(
-            np.array([0, 1, 2], dtype=np.int32), np.array(lens, dtype=np.int32), table, 1
+            np.array([0, 1, 2], dtype=np.int32),
+            np.array(lens, dtype=np.int32),
+            table,
+            np.arange(2, dtype=np.int32),
+            1,
         )
         self.plan = self.kernels.plan_attention(rows, self.kv_layer, HEADS)
 

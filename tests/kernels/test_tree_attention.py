@@ -134,14 +134,15 @@ def _rows_of(forest: list[Branch], page_size: int, min_rows: int) -> AttentionRo
 
     for tree in forest:
         visit(tree, [], 0)
+    order = np.random.default_rng(1).permutation(len(tables)).astype(np.int32)
     shuffled = np.random.default_rng(num_pages).permutation(num_pages).astype(np.int32)
     table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for row, pages in enumerate(tables):
+    for row, pages in zip(order, tables, strict=True):
         table[row, : len(pages)] = shuffled[pages]
     query_start = np.cumsum([0] + [queries for queries, _ in shapes]).astype(np.int32)
     seq_lens = np.array([keys for _, keys in shapes], dtype=np.int32)
     found = np.array(segments, dtype=np.int32).reshape(-1, 4)
-    return AttentionRows(query_start, seq_lens, table, page_size, found)
+    return AttentionRows(query_start, seq_lens, table, order, page_size, found)
 
 
 def _num_rows(branch: Branch) -> int:

@@ -6,7 +6,7 @@ identical to those of the request alone on an empty cache, whatever there is of
     cache hits, also of generated turns    chunked prefill (1, 7, 64, all)    page sizes 1 and 16
     batch composition                      order and time of arrival          aborted neighbours
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
-    tree attention on and off
+    tree attention on and off              every scheduling policy            all of it at random
 
 and whatever the request asks for: greedy, drawn with a seed, or with penalties, bias, min_tokens.
 
@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies
 import pytest
 import torch
 import zmq
@@ -41,6 +43,7 @@ from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.request import FinishReason, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.schedule.policy import DEFAULT_POLICY, POLICY_NAMES
 from stemma.runtime.server.gateway import Gateway
 
 Load = Callable[..., LoadedModel]
@@ -315,6 +318,81 @@ def test_tokens_are_identical_under_everything_at_once(
     # Some aborts come after the end; what matters here is those that stay.
     requests = serve(loaded, [*staying, *leaving])
     assert outputs_of(requests[: len(staying)]) == alone * 2
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_tokens_are_identical_under_every_policy(
+    load: Load, jobs: list[Job], alone: list[list[int]], policy: str
+) -> None:
+    loaded = load(max_running_requests=3, chunked_prefill_size=24)
+    loaded.engine.set_schedule_policy(policy)
+    late = [replace(job, arrives=2 * i) for i, job in enumerate(jobs)]
+    try:
+        assert outputs_of(serve(loaded, late)) == alone
+    finally:
+        loaded.engine.set_schedule_policy(DEFAULT_POLICY)
+
+
+@hypothesis.strategies.composite
+def _circumstances(draw: hypothesis.strategies.DrawFn) -> dict[str, Any]:
+    """A configuration, and when each job arrives and, as a copy of itself, is aborted."""
+    pick = hypothesis.strategies.sampled_from
+    steps = hypothesis.strategies.integers(0, 25)
+    page_size = draw(pick([1, 16]))
+    return {
+        "options": {
+            "kernels": draw(pick(["cpu", "reference"])),
+            "page_size": page_size,
+            "chunked_prefill_size": draw(pick([16, 40, 2048])),
+            "max_running_requests": draw(pick([1, 3, 8])),
+            "max_total_tokens": draw(pick([144, 2048])),
+        },
+        "policy": draw(pick(POLICY_NAMES)),
+        "cost": draw(pick([0, 16, 1_000_000])),
+        "arrivals": draw(hypothesis.strategies.lists(steps, min_size=8, max_size=8)),
+        "aborts": draw(
+            hypothesis.strategies.lists(
+                steps | hypothesis.strategies.none(), min_size=8, max_size=8
+            )
+        ),
+    }
+
+
+def _check_circumstances(
+    load: Load, jobs: list[Job], alone: list[list[int]], circumstances: dict[str, Any]
+) -> None:
+    loaded = load(**circumstances["options"])
+    scheduler = loaded.engine.scheduler
+    scheduler.segment_cost_tokens, before = circumstances["cost"], scheduler.segment_cost_tokens
+    loaded.engine.set_schedule_policy(circumstances["policy"])
+    staying = [replace(job, arrives=step) for job, step in zip(jobs, circumstances["arrivals"])]
+    leaving = [
+        replace(job, arrives=max(step - 3, 0), leaves=step)
+        for job, step in zip(jobs, circumstances["aborts"])
+        if step is not None
+    ]
+    try:
+        assert outputs_of(serve(loaded, [*staying, *leaving]))[: len(jobs)] == alone
+    finally:
+        scheduler.segment_cost_tokens = before
+        loaded.engine.set_schedule_policy(DEFAULT_POLICY)
+
+
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
+@hypothesis.given(circumstances=_circumstances())
+def test_tokens_are_identical_in_random_circumstances(
+    load: Load, jobs: list[Job], alone: list[list[int]], circumstances: dict[str, Any]
+) -> None:
+    _check_circumstances(load, jobs, alone, circumstances)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(circumstances=_circumstances())
+def test_tokens_are_identical_in_many_random_circumstances(
+    load: Load, jobs: list[Job], alone: list[list[int]], circumstances: dict[str, Any]
+) -> None:
+    _check_circumstances(load, jobs, alone, circumstances)
 
 
 def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -> None:

@@ -21,6 +21,10 @@ constexpr int kTileRows = 10;  // 20 sums; with 12, 24 sums, the compiler spills
 constexpr int64_t kBlockBytes = 256 << 10;
 // A chunk of panels: long enough a stream, short enough to share out (bytes of weights).
 constexpr int64_t kChunkBytes = 192 << 10;
+// Up to so many rows the weights are all that takes time, and the processor's own prefetching of a
+// long stream is better than ours (1 row: 6%, 4 rows: 15%, 32 rows: the other way round).
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRowsChunkBytes = 512 << 10;
 
 struct Job {
     const PackedLinear* weight;
@@ -93,13 +97,13 @@ inline void finish_row(const PackedLinear& weight, __m512 left, __m512 right, vo
 }
 
 template <int kRows>
-void run_tile(const Job& job, int64_t row, int64_t panel, bool is_last) {
+void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
     const PackedLinear& weight = *job.weight;
     const int64_t stride = weight.num_inputs, num_pairs = weight.num_inputs / 2;
     const bf16* x = job.x + row * stride;
     const char* start = static_cast<const char*>(weight.panels) + panel * num_pairs * 128;
     __m512 sums[kTileRows][2];
-    if (is_last) {
+    if (fetches_next) {
         multiply<kRows, true>(x, stride, start, num_pairs, sums);
     } else {
         multiply<kRows, false>(x, stride, start, num_pairs, sums);
@@ -120,7 +124,7 @@ void run_panel(const Job& job, int64_t first, int64_t last, int64_t panel) {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        kRunTile[to - from](job, from, panel, tile + 1 == num_tiles);
+        kRunTile[to - from](job, from, panel, job.num_rows > kFewRows && tile + 1 == num_tiles);
     }
 }
 
@@ -138,7 +142,8 @@ extern "C" void stemma_linear(const PackedLinear* weight, const void* x, void* y
     if (num_blocks == 0) return;
     block = (num_rows + num_blocks - 1) / num_blocks;
     const int64_t panel_bytes = row_bytes * kPanel;
-    int64_t panels_each = std::max<int64_t>(kChunkBytes / panel_bytes, 1);
+    const int64_t chunk_bytes = num_rows <= kFewRows ? kFewRowsChunkBytes : kChunkBytes;
+    const int64_t panels_each = std::max<int64_t>(chunk_bytes / panel_bytes, 1);
     const int64_t chunks_each = (weight->num_panels + panels_each - 1) / panels_each;
     pool().for_each(static_cast<int>(num_blocks * chunks_each), [&](int chunk) {
         const int64_t first = chunk / chunks_each * block;
