@@ -35,8 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=1536, metavar="N")
     parser.add_argument("--steps", type=int, default=256, metavar="N", help="tokens of a decoder")
     parser.add_argument(
-        "--budgets", type=int, nargs="+", default=[0, 2048, 512, 128, 32], metavar="N",
-        help="token budgets of a step; 0: no chunking (default: %(default)s)",
+        "--budgets", type=int, nargs="+", default=[2048], metavar="N",
+        help="token budgets of a step, with and without the limit for long prompts",
     )  # fmt: skip
 
 
@@ -54,11 +54,15 @@ def run(args: argparse.Namespace) -> int:
     engine = LoadedModel(config).engine
     _steps(engine, args, has_prompt=True)  # warm-up
     rows = []
+    scheduler, slowdown = engine.scheduler, config.decode_slowdown
+    settings = [("off", unlimited, 0.0)]
     for budget in args.budgets:
-        engine.scheduler.token_budget = budget or unlimited
+        settings.append((f"{budget} tokens", budget, 0.0))
+        settings.append((f"{budget} tokens, slowdown {slowdown:g}", budget, slowdown))
+    for name, scheduler.token_budget, scheduler.stall.slowdown in settings:
         alone, _ = _steps(engine, args, has_prompt=False)
         steps, during = _steps(engine, args, has_prompt=True)
-        rows.append(_row(f"{budget} tokens" if budget else "off", alone, steps, during))
+        rows.append(_row(name, alone, steps, during))
     write_report("stall", rows, args)
     return 0
 
@@ -90,7 +94,8 @@ def _steps(
     decoders = [submit(_DECODER_PROMPT_TOKENS, args.steps) for _ in range(args.decoders)]
     while any(request.num_output_tokens < 1 for request in decoders):
         engine.step()
-    steps, during = [], []
+    steps: list[float] = []
+    during: list[float] = []
     late: Request | None = None
     while not decoders[0].is_finished:
         if has_prompt and len(steps) == _STEPS_BEFORE:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..errors import InvalidRequest
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
+from .schedule.stall import DEFAULT_SLOWDOWN
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -22,9 +23,7 @@ class EngineConfig:
     served_model_name: str | None = None  # None: the folder's name
     dtype: str = "auto"  # auto: bfloat16 where the CPU computes in it, else float32
     device: str = "cpu"
-    kernels: Literal["auto", "cpu", "reference"] = (
-        "auto"  # "cpu": nothing compiled; "reference": plain torch, the truth
-    )
+    kernels: Literal["auto", "cpu", "reference"] = "auto"  # auto: the fastest that runs here
     max_model_len: int | None = None  # None: what the model was made for
     page_size: int = 1  # tokens
     mem_fraction: float | None = None  # of the memory available, for KV; None: the device's default
@@ -32,6 +31,7 @@ class EngineConfig:
     chunked_prefill_size: int = 2048  # token budget of a step
     max_running_requests: int = 128
     schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
+    decode_slowdown: float = DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/stall.py
     num_threads: int | None = None  # None: all cores, one for a small model
     spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
 
@@ -48,6 +48,9 @@ class EngineConfig:
         _require_range("max_total_tokens", self.max_total_tokens, 2, 1 << 31)
         _require_range("num_threads", self.num_threads, 1, 1024)
         _require_range("spin_us", self.spin_us, 0, 10_000_000)
+        slowdown = self.decode_slowdown
+        fits = slowdown == 0 or 1.0 <= slowdown <= 1000.0
+        _require("decode_slowdown", slowdown, fits, "0 or a number in [1, 1000]")
         fraction = self.mem_fraction
         fits = fraction is None or 0.0 < fraction <= 0.95
         _require("mem_fraction", fraction, fits, "a number in (0, 0.95]")
@@ -108,6 +111,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=128,
         metavar="N",
         help="requests in a batch (default: %(default)s)",
+    )
+    add(
+        "--decode-slowdown",
+        type=float,
+        default=DEFAULT_SLOWDOWN,
+        metavar="F",
+        help="while a long prompt is computed, steps of requests that decode may take F times as "
+        "long; 0: no limit (default: %(default)s)",
     )
     add(
         "--schedule-policy",

@@ -21,6 +21,7 @@ from .sampling_params import SamplingParams
 from .schedule.kv_cache import KVCacheManager
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
+from .schedule.stall import DEFAULT_SLOWDOWN
 from .schedule.waiting import MAX_OVERTAKES
 from .step import StepPlan, StepResult
 from .tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class Engine:
         token_budget: int,
         max_running_requests: int,
         schedule_policy: str = DEFAULT_POLICY,
+        decode_slowdown: float = DEFAULT_SLOWDOWN,
         max_overtakes: int | None = MAX_OVERTAKES,
     ) -> None:
         self._executor = executor
@@ -63,6 +65,7 @@ class Engine:
             token_budget=token_budget,
             max_running_requests=max_running_requests,
             policy=schedule_policy,
+            decode_slowdown=decode_slowdown,
             max_overtakes=max_overtakes,
             segment_cost_tokens=executor.segment_cost_tokens,
         )
@@ -170,6 +173,7 @@ class LoadedModel:
             token_budget=config.chunked_prefill_size,
             max_running_requests=config.max_running_requests,
             schedule_policy=config.schedule_policy,
+            decode_slowdown=config.decode_slowdown,
         )
 
     def defaults(self) -> Defaults:

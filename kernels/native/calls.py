@@ -41,7 +41,8 @@ def recorded() -> Iterator[list[Call]]:
     """The calls made inside the block."""
     global _recording
     assert _recording is None, "recordings do not nest"
-    _recording = calls = []
+    calls: list[Call] = []
+    _recording = calls
     try:
         yield calls
     finally:

@@ -47,10 +47,10 @@ def test_aging_bounds_the_wait_of_cold_requests_under_a_flood() -> None:
     assert cold["lpm without aging"] > 1.5 * cold["lpm"]  # type: ignore[operator]
 
 
-def test_smaller_chunks_shorten_the_longest_pause_between_tokens() -> None:
-    longest = [row["itl max ms"] for row in chunking_rows(H200)]
-    assert longest == sorted(longest, reverse=True)  # type: ignore[type-var]
-    assert longest[0] > 10 * longest[-1]  # type: ignore[operator]
+def test_a_long_prompt_in_chunks_slows_decoding_by_less_than_twice() -> None:
+    off, *chunked = [float(str(row["ratio while it runs"])) for row in chunking_rows(H200)]
+    assert off > 10
+    assert chunked and max(chunked) < 2
 
 
 def test_the_command_writes_a_row_a_policy(
