@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.config import EMBEDDED_MODEL, EngineConfig
-from ..runtime.request import FinishReason, Request
+from ..runtime.request import Request
 from ..runtime.sampling_params import SamplingParams
-from ..runtime.step import RowResult
 from ..runtime.threads import configure_threads, default_num_threads
 from .report import write_report
+from .step import Ignore
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
@@ -67,16 +67,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Ignore:
-    """A listener that wants nothing."""
-
-    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
-        return None
-
-    def on_finish(self, request: Request) -> None:
-        pass
-
-
 def _steps(
     engine: Engine, args: argparse.Namespace, has_prompt: bool
 ) -> tuple[list[float], list[float]]:
@@ -87,7 +77,7 @@ def _steps(
     def submit(num_tokens: int, max_tokens: int) -> Request:
         prompt = array("i", (rng.randrange(300, 4000) for _ in range(num_tokens)))
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        request = Request(engine.next_request_id(), prompt, sampling, _Ignore())
+        request = Request(engine.next_request_id(), prompt, sampling, Ignore())
         engine.submit(request)
         return request
 

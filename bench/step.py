@@ -102,7 +102,7 @@ class _Clocks:
         )
 
 
-class _Ignore:
+class Ignore:
     """A listener that wants nothing."""
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
@@ -155,7 +155,7 @@ def _steps(
     sampling = SamplingParams(max_tokens=args.steps, temperature=0.0, ignore_eos=True)
     for _ in range(batch):
         prompt = array("i", (rng.randrange(300, 4000) for _ in range(args.prompt_tokens)))
-        engine.submit(Request(engine.next_request_id(), prompt, sampling, _Ignore()))
+        engine.submit(Request(engine.next_request_id(), prompt, sampling, Ignore()))
     found = []
     while engine.has_work:
         clocks.reset()

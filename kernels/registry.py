@@ -18,8 +18,8 @@ from .cpu import paged_attention as cpu_attention
 from .native import dense as native_dense
 from .native import linear as native_linear
 from .native import paged_attention as native_attention
+from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
-from .native.library import why_not_native
 from .reference import dense as reference_dense
 from .reference import paged_attention as reference_attention
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .library import library
+from .bindings import library
 
 # Mirrored by src/capture.cpp.
 _KINDS = {

@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .bindings import library
 from .calls import Call, recorded
-from .library import library
 from .paged_attention import NativeAttentionPlan
 
 _NUM_ARGS = 10  # src/capture.cpp

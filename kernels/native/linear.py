@@ -13,8 +13,8 @@ from torch import Tensor
 from ..ops import Linear
 from ..reference import dense as reference
 from .arena import Arena
+from .bindings import library
 from .calls import kernel
-from .library import library
 
 _PANEL = 32  # output columns, src/linear.cpp
 _PLAIN, _FLOAT_OUTPUT, _GATED = 0, 1, 2

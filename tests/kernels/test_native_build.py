@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stemma.kernels.native import build, library
+from stemma.kernels.native import bindings, build
 from stemma.kernels.registry import select_kernels
 
 
@@ -17,11 +17,11 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     """An empty cache on a CPU that has the instructions, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "_cpu_flags", lambda: build.NEEDED_CPU_FLAGS)
-    library.library.cache_clear()
-    library.why_not_native.cache_clear()
+    bindings.library.cache_clear()
+    bindings.why_not_native.cache_clear()
     yield tmp_path
-    library.library.cache_clear()
-    library.why_not_native.cache_clear()
+    bindings.library.cache_clear()
+    bindings.why_not_native.cache_clear()
 
 
 def test_without_a_compiler_torch_calls_run_and_the_reason_is_shown(
@@ -37,7 +37,7 @@ def test_a_cpu_without_the_instructions_is_refused_by_name(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "_cpu_flags", lambda: frozenset({"avx512f"}))
-    reason = library.why_not_native(torch.bfloat16)
+    reason = bindings.why_not_native(torch.bfloat16)
     assert reason is not None and "avx512_bf16" in reason
 
 
@@ -45,6 +45,6 @@ def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "COMPILE_FLAGS", ("--no-such-flag",))
-    reason = library.why_not_native(torch.bfloat16)
+    reason = bindings.why_not_native(torch.bfloat16)
     assert reason is not None and "failed" in reason and "\n" not in reason
     assert not list((empty_cache / "stemma").iterdir())

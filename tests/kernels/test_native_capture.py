@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stemma.kernels.attention_rows import AttentionRows
-from stemma.kernels.native.library import why_not_native
+from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.registry import Kernels, select_kernels
 
 pytestmark = pytest.mark.skipif(
