@@ -12,21 +12,23 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from .bindings import library
 from .calls import Call, recorded
 from .paged_attention import NativeAttentionPlan
 
 _NUM_ARGS = 10  # src/capture.cpp
-# What torch may do during a recording: allocate and look at memory in another shape. A result that
-# torch computes would be missing from the replay.
-_ALLOWED = frozenset(
-    f"aten::{name}"
-    for name in (
-        "alias", "as_strided", "detach", "empty", "empty_like", "expand", "permute", "reshape",
-        "select", "slice", "squeeze", "transpose", "unbind", "unsqueeze", "_unsafe_view", "view",
-    )
+# What torch may do during a recording: allocate, look at memory in another shape, and answer. A
+# result that torch computes would be missing from the replay.
+_ALLOCATING = frozenset({"empty", "empty_like"})
+_VIEWING = frozenset(
+    {"__getitem__", "contiguous", "expand", "permute", "reshape", "squeeze", "transpose", "unbind",
+     "unsqueeze", "view"}
+)  # fmt: skip
+_ANSWERING = frozenset(
+    {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size",
+     "stride"}
 )  # fmt: skip
 
 
@@ -53,19 +55,33 @@ class Recording:
         library().stemma_replay(self._calls.ctypes.data, len(self._calls), plan.address)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what torch allocates and notes what it computes."""
+class _Watch(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Keeps what torch allocates and notes whether it computes.
+
+    (A TorchDispatchMode would see more, and imports sympy when first used: 1.2 s of every start.)
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.results: list[Any] = []
         self.has_computed = False
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._schema.name not in _ALLOWED:
+        name = getattr(func, "__name__", "")
+        if name in _ALLOCATING:
+            self.results.append(result)
+        elif name in _VIEWING:
+            self.has_computed |= not _is_view(result, args[0])
+        elif name not in _ANSWERING:
             self.has_computed = True
-        self.results.append(result)
         return result
+
+
+def _is_view(result: Tensor | tuple[Tensor, ...], of: Tensor) -> bool:
+    """Whether no memory but that of `of` was used."""
+    storage = of.untyped_storage().data_ptr()
+    results = result if isinstance(result, tuple) else (result,)
+    return all(each.untyped_storage().data_ptr() == storage for each in results)

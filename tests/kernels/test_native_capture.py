@@ -88,7 +88,12 @@ def test_a_replay_gives_what_the_calls_give_for_every_later_step(kernels: Kernel
 def test_what_torch_computes_cannot_be_recorded(kernels: Kernels) -> None:
     block = Block(kernels)
     block.set_step([1, 2], [0, 32], [1, 1])
+    index = torch.tensor([1, 0])
     assert capture_of(kernels, lambda: block.forward() * 2) is None
+    assert capture_of(kernels, lambda: block.forward().add_(1)) is None
+    assert capture_of(kernels, lambda: block.forward()[index]) is None
+    assert capture_of(kernels, lambda: block.forward().transpose(0, 1).reshape(-1)) is None
+    assert capture_of(kernels, lambda: torch.nn.functional.silu(block.forward())) is None
     assert capture_of(kernels, block.forward) is not None
 
 
