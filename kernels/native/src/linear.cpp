@@ -159,11 +159,13 @@ extern "C" void stemma_pack(const void* weight, int64_t num_rows, int64_t num_in
     const auto* from = static_cast<const uint32_t*>(weight);
     auto* to = static_cast<uint32_t*>(panels);
     const int64_t num_pairs = num_inputs / 2;
-    for (int64_t panel = 0; panel < (num_rows + kPanel - 1) / kPanel; ++panel)
+    const int num_panels = static_cast<int>((num_rows + kPanel - 1) / kPanel);
+    pool().for_each(num_panels, [=](int panel) {
         for (int64_t lane = 0; lane < kPanel; ++lane) {
-            const int64_t row = panel * kPanel + lane;
+            const int64_t row = static_cast<int64_t>(panel) * kPanel + lane;
             for (int64_t pair = 0; pair < num_pairs; ++pair)
                 to[(panel * num_pairs + pair) * kPanel + lane] =
                     row < num_rows ? from[row * num_pairs + pair] : 0;
         }
+    });
 }
