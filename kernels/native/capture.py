@@ -55,14 +55,14 @@ class Recording:
         library().stemma_replay(self._calls.ctypes.data, len(self._calls), plan.address)
 
 
-class _Watch(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchFunctionMode):
     """Keeps what torch allocates and notes whether it computes.
 
     (A TorchDispatchMode would see more, and imports sympy when first used: 1.2 s of every start.)
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.results: list[Any] = []
         self.has_computed = False
 
