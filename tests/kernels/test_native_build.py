@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stemma.kernels.native import bindings, build
+from stemma.kernels.native import build
+from stemma.kernels.native.bindings import library, why_not_native
 from stemma.kernels.registry import select_kernels
 
 
@@ -17,11 +18,11 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     """An empty cache on a CPU that has the instructions, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "_cpu_flags", lambda: build.NEEDED_CPU_FLAGS)
-    bindings.library.cache_clear()
-    bindings.why_not_native.cache_clear()
+    library.cache_clear()
+    why_not_native.cache_clear()
     yield tmp_path
-    bindings.library.cache_clear()
-    bindings.why_not_native.cache_clear()
+    library.cache_clear()
+    why_not_native.cache_clear()
 
 
 def test_without_a_compiler_torch_calls_run_and_the_reason_is_shown(
@@ -37,7 +38,7 @@ def test_a_cpu_without_the_instructions_is_refused_by_name(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "_cpu_flags", lambda: frozenset({"avx512f"}))
-    reason = bindings.why_not_native(torch.bfloat16)
+    reason = why_not_native(torch.bfloat16)
     assert reason is not None and "avx512_bf16" in reason
 
 
@@ -45,6 +46,6 @@ def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "COMPILE_FLAGS", ("--no-such-flag",))
-    reason = bindings.why_not_native(torch.bfloat16)
+    reason = why_not_native(torch.bfloat16)
     assert reason is not None and "failed" in reason and "\n" not in reason
     assert not list((empty_cache / "stemma").iterdir())
