@@ -3,7 +3,9 @@
 StemmaError
 |-- InvalidRequest        the caller's input: field, value and allowed values are in the message
 |   |-- InvalidProgram    an op or an argument of a program that cannot be carried out
-|   `-- PromptTooLong     more tokens than the model or the pool can hold
+|   |-- PromptTooLong     more tokens than the model or the pool can hold
+|   `-- InvalidGrammar    a regex, schema or grammar: malformed, matching nothing, too big
+|       `-- UnsupportedSchema   a JSON Schema keyword that cannot be enforced, and where it is
 |-- ModelLoadError        a checkpoint folder that cannot be loaded (file, field, expected, found)
 |-- ProtocolError         a frame that breaks the wire protocol
 |-- EngineError           the engine is gone, did not start, or failed in a step
@@ -20,6 +22,7 @@ from collections.abc import Mapping
 __all__ = [
     "BatchError",
     "EngineError",
+    "InvalidGrammar",
     "InvalidProgram",
     "InvalidRequest",
     "MissingDependency",
@@ -29,6 +32,7 @@ __all__ = [
     "PromptTooLong",
     "ProtocolError",
     "StemmaError",
+    "UnsupportedSchema",
 ]
 
 
@@ -61,6 +65,22 @@ class InvalidProgram(InvalidRequest):
 
 class PromptTooLong(InvalidRequest):
     """The prompt does not fit the model's context or the KV pool."""
+
+
+class InvalidGrammar(InvalidRequest):
+    """A regex, JSON Schema or grammar cannot be used; the message says what and where."""
+
+
+class UnsupportedSchema(InvalidGrammar):
+    """A JSON Schema asks for what cannot be enforced.
+
+    `pointer` is the JSON pointer of the subschema ("" is the root), `keyword` the one at fault.
+    """
+
+    def __init__(self, pointer: str, keyword: str, reason: str) -> None:
+        super().__init__(f"{pointer or '/'}: {keyword} cannot be enforced: {reason}", "json_schema")
+        self.pointer = pointer
+        self.keyword = keyword
 
 
 class ModelLoadError(StemmaError):

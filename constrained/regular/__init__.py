@@ -1,0 +1,1 @@
+"""Regular languages: expressions and regex texts to minimal byte automata."""

@@ -1,0 +1,25 @@
+"""What a caller asks for: a language, as regex, choices, JSON Schema, grammar or tags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GrammarKind = Literal["regex", "choices", "json_schema", "json_object", "ebnf", "structural_tag"]
+Whitespace = Literal["compact", "flexible"]
+PropertyOrder = Literal["schema", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A language in the caller's words; hashable, so that equal ones are compiled once.
+
+    `source` is, by kind: the regex; a JSON array of texts; the schema as JSON text; nothing; a
+    grammar in Lark's or GBNF's syntax; a structural tag as JSON text.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+    whitespace: Whitespace = "compact"  # between JSON's tokens
+    property_order: PropertyOrder = "schema"
+    is_lenient: bool = False  # enforce what can be, validate the rest afterwards
