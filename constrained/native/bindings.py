@@ -21,7 +21,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
     """None where it cannot be built: `why_not_native` says why."""
     loaded = _load()
