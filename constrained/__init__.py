@@ -6,7 +6,7 @@ Knows nothing of models and requests. The life of a grammar:
     (hashable)   (a bounded worker)  (plain data)     (in the engine)      (shared)      (1 output)
 """
 
-from .compiler import BoundGrammar, CompiledGrammar, Limits, compile_grammar
+from .compiler import BoundGrammar, CompiledGrammar, Limits, compile_grammar, prepare
 from .matcher import Mask, Matcher
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
@@ -20,4 +20,5 @@ __all__ = [
     "Matcher",
     "Vocabulary",
     "compile_grammar",
+    "prepare",
 ]

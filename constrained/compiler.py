@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import numpy as np
+
 from ..errors import InvalidGrammar, UnsupportedSchema
 from .fsm import FsmGrammar
 from .grammar import Grammar, alt
@@ -94,6 +96,13 @@ def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGra
         raise InvalidGrammar(f"{spec.kind}: {error}", spec.kind) from error
     except RecursionError:
         raise InvalidGrammar(f"{spec.kind}: nested too deeply", spec.kind) from None
+
+
+def prepare(vocabulary: Vocabulary) -> None:
+    """Build now what the first grammar of each path would else wait for."""
+    out = np.empty(vocabulary.num_words, np.uint32)
+    for spec in (GrammarSpec("regex", "a?"), GrammarSpec("ebnf", 'start: "a"?')):
+        compile_grammar(spec).bind(vocabulary).matcher().mask(out)
 
 
 def _regex(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:

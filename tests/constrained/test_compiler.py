@@ -7,9 +7,9 @@ import pickle
 import time
 
 import pytest
-from grammars import SINGLE_BYTES
+from grammars import SINGLE_BYTES, vocabulary_of
 
-from stemma.constrained import BoundGrammar, GrammarSpec, Limits, compile_grammar
+from stemma.constrained import BoundGrammar, GrammarSpec, Limits, compile_grammar, prepare
 from stemma.errors import InvalidGrammar, UnsupportedSchema
 
 TREE = {
@@ -109,6 +109,12 @@ def test_a_grammar_past_its_limits_goes_to_the_parser() -> None:
     grammar = bound(spec_of("regex", "(a|b)*a(a|b){9}"), Limits(max_states=100))
     assert grammar.path == "pushdown" and "100 states" in grammar.reason
     assert matches(grammar, "b" * 5 + "a" + "b" * 9) and not matches(grammar, "b" * 20)
+
+
+def test_a_prepared_vocabulary_has_what_masks_are_made_of() -> None:
+    vocabulary = vocabulary_of([b"a", b"b", b"bb"])
+    prepare(vocabulary)
+    assert "trie" in vars(vocabulary) and len(vocabulary.masks) == 1
 
 
 def test_a_lenient_grammar_keeps_its_schema_for_validation() -> None:
