@@ -7,7 +7,9 @@ is its help. Modules keep heavy imports inside `run`.
 from __future__ import annotations
 
 from ..bench import (
+    conformance,
     limits,
+    masks,
     model,
     radix,
     schedule,
@@ -16,13 +18,14 @@ from ..bench import (
     startup,
     step,
     threads,
+    vocabularies,
     workloads,
 )
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (serving, radix, schedule, step, stall, startup, threads, limits)
-MAKERS = (model, workloads)
+BENCHMARKS = (serving, masks, conformance, radix, schedule, step, stall, startup, threads, limits)
+MAKERS = (model, vocabularies, workloads)
 
 
 def add_parser(commands: Commands) -> None:
