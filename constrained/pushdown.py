@@ -1,0 +1,196 @@
+"""Grammars that no finite automaton holds: llguidance's Earley parser behind the same five verbs.
+
+The only importer of llguidance. Its lexer is greedy: a terminal takes as many bytes as it can, so
+adjacent terminals that could swallow each other match less than the grammar says (`lark.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidGrammar, MissingDependency
+from .jump_forward import ForcedTokens
+from .matcher import Mask, Matcher
+from .vocabulary import MASK_BITS, Vocabulary
+
+# Forcing would leave only the canonical token wherever bytes are forced: a mask that is less than
+# what the grammar allows.
+HEADER = '%llguidance { "no_forcing": true }\n'
+# Small enough that the worst grammar ends in an error within a second (llguidance's speeds: 50k
+# units of initial fuel, 14k of a step's fuel and 20k items a millisecond).
+LIMITS = {
+    "initial_lexer_fuel": 10_000_000,
+    "step_lexer_fuel": 1_000_000,
+    "step_max_items": 500_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 1_000_000,
+    "verbose_errors": False,
+}
+
+
+def check_lark(lark: str, field: str) -> tuple[str, ...]:
+    """Warnings about a grammar; needs no vocabulary. Raises InvalidGrammar."""
+    llguidance = _llguidance()
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+        _source(lark), None, limits=_limits(llguidance)
+    )
+    if is_error:
+        raise InvalidGrammar(f"{field}: {' '.join(messages)}", field)
+    return tuple(messages)
+
+
+def gbnf_to_lark(text: str, field: str) -> str:
+    """llama.cpp's notation in Lark's. Raises InvalidGrammar."""
+    _llguidance()
+    try:
+        converted: str = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidGrammar(f"{field}: {error}", field) from error
+    return converted
+
+
+class PushdownGrammar:
+    """A grammar in Lark's syntax bound to a vocabulary. Raises InvalidGrammar."""
+
+    path = "pushdown"
+
+    def __init__(
+        self, lark: str, vocabulary: Vocabulary, reason: str = "", warnings: tuple[str, ...] = ()
+    ) -> None:
+        self.reason = reason
+        self.warnings = warnings
+        self.vocabulary = vocabulary
+        self.forced = ForcedTokens(vocabulary)
+        self._usable = vocabulary.mask_of(vocabulary.written_ids)
+        self._compiled = _new_matcher(lark, vocabulary)
+        self._require_something()
+
+    def matcher(self) -> Matcher:
+        """At the grammar's beginning; a copy of the compiled one, which costs microseconds."""
+        return PushdownMatcher(self, self._compiled.deep_copy())
+
+    def _require_something(self) -> None:
+        first = self.matcher()
+        mask = np.empty(self.vocabulary.num_words, np.uint32)
+        first.mask(mask)
+        if not mask.any() and not first.is_accepting():
+            raise InvalidGrammar(f"the grammar matches nothing: {first.error()}")
+
+    def read_mask(self, parser: Any, out: Mask) -> None:
+        """A parser's mask without what writes nothing, such as llguidance's end of sequence."""
+        padded = np.zeros(len(out) + 1, np.uint32)
+        parser.unsafe_compute_mask_ptr(
+            padded.ctypes.data, 4 * (self.vocabulary.vocab_size // MASK_BITS + 1)
+        )
+        np.bitwise_and(padded[: len(out)], self._usable, out=out)
+
+
+class PushdownMatcher:
+    """One output's place in a pushdown grammar."""
+
+    def __init__(self, grammar: PushdownGrammar, parser: Any) -> None:
+        self._grammar = grammar
+        self._parser = parser
+        self._tokens: list[int] = []
+        self._num_words = grammar.vocabulary.num_words
+
+    def mask(self, out: Mask) -> None:
+        if self._parser.is_error():
+            out[:] = 0
+            return
+        self._grammar.read_mask(self._parser, out)
+
+    def consume(self, token_id: int) -> bool:
+        # NOTE: never consume_token, which makes a refused token an error that nothing undoes.
+        if not self._grammar.vocabulary.token_bytes[token_id] or self._parser.is_error():
+            return False
+        if self._parser.try_consume_tokens([token_id]) != 1:
+            return False
+        self._tokens.append(token_id)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        assert num_tokens <= len(self._tokens), (num_tokens, len(self._tokens))
+        if num_tokens:
+            self._parser.rollback(num_tokens)
+            del self._tokens[-num_tokens:]
+
+    def is_accepting(self) -> bool:
+        return not self._parser.is_error() and bool(self._parser.is_accepting())
+
+    def forced_tokens(self) -> Sequence[int]:
+        if self._parser.is_error() or self._parser.is_accepting():
+            return ()
+        forced: bytes = self._parser.compute_ff_bytes()
+        if not forced:
+            return ()
+        return self._grammar.forced.after(self._tokens, forced, forced, self._can_extend)
+
+    def _can_extend(self, rest: bytes) -> bool:
+        """What follows forced bytes is not known here: whatever the vocabulary can write."""
+        trie = self._grammar.vocabulary.trie
+        node = trie.find(rest)
+        return node is not None and int(trie.end[node]) > node + 1
+
+    def is_finished(self) -> bool:
+        return self.is_accepting() and bool(self._parser.is_stopped())
+
+    def error(self) -> str | None:
+        if not self._parser.is_error():
+            return None
+        return str(self._parser.get_error())
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(vocabulary: Vocabulary) -> Any:
+    """llguidance's view of a vocabulary, with an end of sequence of its own behind the last id."""
+    llguidance = _llguidance()
+    wrapper = importlib.import_module("llguidance._tokenizer").TokenizerWrapper
+    return llguidance.LLTokenizer(
+        wrapper(_Tokens(vocabulary)), slices=llguidance.LLTokenizer.json_slices()
+    )
+
+
+class _Tokens:
+    """What llguidance's TokenizerWrapper reads."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.vocab_size
+        self.tokens = [*vocabulary.token_bytes, b"<end>"]
+        self.special_token_ids = [self.eos_token_id]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(self._encode(text.decode("utf-8", errors="replace")))
+
+
+def _new_matcher(lark: str, vocabulary: Vocabulary) -> Any:
+    llguidance = _llguidance()
+    return llguidance.LLMatcher(
+        _tokenizer(vocabulary), _source(lark), log_level=0, limits=_limits(llguidance)
+    )
+
+
+def _source(lark: str) -> str:
+    source: str = _llguidance().LLMatcher.grammar_from_lark(HEADER + lark)
+    return source
+
+
+def _limits(llguidance: ModuleType) -> Any:
+    return llguidance.LLParserLimits(**LIMITS)
+
+
+@functools.cache
+def _llguidance() -> ModuleType:
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        raise MissingDependency("llguidance", "constrained", "a recursive grammar") from error
