@@ -57,7 +57,9 @@ class Engine:
         schedule_policy: str = DEFAULT_POLICY,
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         max_overtakes: int | None = MAX_OVERTAKES,
+        vocab_size: int = 0,
     ) -> None:
+        """`vocab_size`: needed where requests have grammars."""
         self._executor = executor
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
@@ -68,6 +70,7 @@ class Engine:
             decode_slowdown=decode_slowdown,
             max_overtakes=max_overtakes,
             segment_cost_tokens=executor.segment_cost_tokens,
+            vocab_size=vocab_size,
         )
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
