@@ -16,15 +16,22 @@ class TokenizerFile:
         self.tokenizer = Tokenizer.from_file(str(path))
         self.tokenizer.encode_special_tokens = True
         self.size: int = self.tokenizer.get_vocab_size()
-        special = self.tokenizer.get_added_tokens_decoder()
+        added = self.tokenizer.get_added_tokens_decoder()
         self.texts = [self.tokenizer.id_to_token(i) or "" for i in range(self.size)]
         byte_of = _bytes_by_character()
         self.token_bytes: list[bytes | None] = [
-            None if i in special else bytes(map(byte_of.__getitem__, text))
+            bytes(map(byte_of.__getitem__, text)) if i not in added else None
             for i, text in enumerate(self.texts)
         ]
+        for i, token in added.items():
+            if not token.special:
+                self.token_bytes[i] = token.content.encode()
+
+    @property
+    def eos_id(self) -> int:
+        """Which special token ends an output."""
         ends = (self.tokenizer.token_to_id(text) for text in END_OF_SEQUENCE)
-        self.eos_id: int = next(i for i in ends if i is not None)
+        return next(i for i in ends if i is not None)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. Raises UnicodeEncodeError for lone surrogates."""
@@ -33,7 +40,7 @@ class TokenizerFile:
         return ids
 
     def bytes_of(self, token_ids: list[int]) -> list[bytes]:
-        """Of each of the tokens, none of them special."""
+        """Of each of the tokens; of special ones none."""
         return [self.token_bytes[i] or b"" for i in token_ids]
 
 
