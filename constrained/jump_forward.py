@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from .vocabulary import Vocabulary
 
 MAX_CONTEXT_TOKENS = 4  # a guess: pre-tokenizers look no further back than a word
+MAX_FORCED_BYTES = 1024  # what is forced beyond follows in a run of its own
 MAX_CACHED_RUNS = 4096  # of one grammar
 
 
