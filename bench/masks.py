@@ -20,7 +20,7 @@ from ..errors import InvalidRequest
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer
 from .grammars import FLAT, GrammarCase, grammar_cases
 from .matchers.measure import Figures
-from .report import console_progress, write_report
+from .report import console_progress, shown_value, write_report
 from .vocabularies import SIZES, trained_vocabulary
 
 TIMES = ("cold_us", "warm_us", "consume_us", "forced_us")
@@ -183,7 +183,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell(row: dict[str, Any], *names: str) -> str:
-    return " / ".join("-" if row[name] is None else f"{row[name]:.3g}" for name in names)
+    return " / ".join("-" if row[name] is None else shown_value(row[name]) for name in names)
 
 
 def _details(size: int, engine: str, found: Found) -> dict[str, Any]:

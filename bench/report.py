@@ -63,7 +63,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for key in first:
         table.add_column(key, justify="left" if isinstance(first[key], str) else "right")
     for row in rows:
-        table.add_row(*(escape(_shown(value)) for value in row.values()))
+        table.add_row(*(escape(shown_value(value)) for value in row.values()))
     Console().print(table)
 
 
@@ -101,7 +101,8 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
+    """A cell of a table: three digits, or whole numbers from 100 on."""
     if value is None:
         return ""
     if isinstance(value, float):
