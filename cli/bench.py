@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..bench import (
     conformance,
+    grammar_load,
     limits,
     masks,
     model,
@@ -24,7 +25,10 @@ from ..bench import (
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (serving, masks, conformance, radix, schedule, step, stall, startup, threads, limits)
+BENCHMARKS = (
+    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
+    limits,
+)  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 
 
@@ -33,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("bench", help="measure: a table, and JSON with the machine")
     names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for module in (*BENCHMARKS, *MAKERS):
-        name = module.__name__.rpartition(".")[2]
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
         text = (module.__doc__ or "").partition("\n")[0]
         command = names.add_parser(name, help=text, description=module.__doc__)
         module.add_flags(command)
