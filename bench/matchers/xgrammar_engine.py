@@ -77,5 +77,8 @@ class XgrammarWalk:
         return bool(self._matcher.is_completed())
 
     def forced_tokens(self) -> Sequence[int]:
-        text = self._matcher.find_jump_forward_string()
+        try:
+            text = self._matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # it ends within a character
+            return ()
         return self._file.encode(text) if text else ()
