@@ -3,22 +3,29 @@
 Runs in a worker process: what it makes is plain data, and what it cannot make in time is an error
 of that grammar alone.
 
-    regex, choices, JSON Schema --> Grammar --regular--> Dfa                    path "fsm"
-                                       |---recursive or too large--> Lark text  path "pushdown"
-    json_object, EBNF, structural tags ------------------^
+    regex, choices, JSON Schema --> Grammar --regular-----------------> Dfa        path "fsm"
+                                       |------recursive or too large--> Lark text  path "pushdown"
+    EBNF, structural tags ----------------------------------------------^
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..errors import InvalidGrammar
+from ..errors import InvalidGrammar, UnsupportedSchema
+from .fsm import FsmGrammar
+from .grammar import NOTHING, Grammar, alt
+from .grammar import Literal as Text
+from .lark import regular_to_lark
 from .matcher import Matcher
+from .productive import productive
 from .pushdown import PushdownGrammar, check_lark, gbnf_to_lark
+from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.dfa import Dfa
+from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 
@@ -27,17 +34,17 @@ Path = Literal["fsm", "pushdown"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one compilation may cost."""
+    """What one compilation may cost before it goes to the parser instead."""
 
-    max_states: int = 50_000  # of an automaton; past it, the grammar goes to the parser
-    max_seconds: float = 2.0  # for the automaton
+    max_states: int = 50_000
+    max_seconds: float = 1.0
 
 
 class BoundGrammar(Protocol):
     """A grammar over a vocabulary: shared by all outputs under it."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> Path: ...
 
     @property
     def reason(self) -> str: ...
@@ -51,7 +58,7 @@ class BoundGrammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar before it meets a vocabulary; may be cached and may cross processes."""
+    """A grammar before it meets a vocabulary: one of `dfa` and `lark`. May cross processes."""
 
     path: Path
     reason: str  # why this path
@@ -59,28 +66,84 @@ class CompiledGrammar:
     lark: str | None = None
     warnings: tuple[str, ...] = ()
     schema: str | None = None  # lenient: outputs are to be validated against it
-    needs_unique_keys: bool = False
 
     def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
-        """Raises InvalidGrammar where no sequence of tokens writes a text of the language."""
+        """Raises InvalidGrammar where no token begins a text of the language."""
+        if self.dfa is not None:
+            return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
         assert self.lark is not None
         return PushdownGrammar(self.lark, vocabulary, self.reason, self.warnings)
 
 
 def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGrammar:
-    """Raises InvalidGrammar or UnsupportedSchema; the message begins with the spec's kind."""
-    if spec.kind == "regex":
-        return _of_lark(f"start: /{spec.source.replace('/', chr(92) + '/')}/", "regex", "")
-    if spec.kind == "choices":
-        choices = json.loads(spec.source)
-        pattern = "|".join(re.escape(choice) for choice in choices)
-        return _of_lark(f"start: /{pattern.replace('/', chr(92) + '/')}/", "choices", "")
-    if spec.kind == "ebnf":
-        is_gbnf = "::=" in spec.source
-        lark = gbnf_to_lark(spec.source, "ebnf") if is_gbnf else spec.source
-        return _of_lark(lark, "ebnf", "a grammar in its author's rules")
-    raise InvalidGrammar(f"{spec.kind}: not built yet", spec.kind)
+    """Raises InvalidGrammar or UnsupportedSchema; `field` is the spec's kind."""
+    try:
+        return _COMPILERS[spec.kind](spec, limits)
+    except UnsupportedSchema:
+        raise
+    except InvalidGrammar as error:
+        if error.field is not None:
+            raise
+        raise InvalidGrammar(f"{spec.kind}: {error}", spec.kind) from error
+    except RecursionError:
+        raise InvalidGrammar(f"{spec.kind}: nested too deeply", spec.kind) from None
 
 
-def _of_lark(lark: str, field: str, reason: str) -> CompiledGrammar:
-    return CompiledGrammar("pushdown", reason, lark=lark, warnings=check_lark(lark, field))
+def _regex(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    expression = parse_regex(spec.source, dialect="python", anchored=True)
+    return _of_grammar(Grammar.of(expression), limits, regular_to_lark)
+
+
+def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    choices = _json(spec)
+    if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
+        raise InvalidGrammar("a JSON array of texts is expected")
+    if any(not _is_text(choice) for choice in choices):
+        raise InvalidGrammar("lone surrogates are no text")
+    return _of_grammar(Grammar.of(alt(*map(Text, choices))), limits, regular_to_lark)
+
+
+def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    lark = gbnf_to_lark(spec.source) if "::=" in spec.source else spec.source
+    return CompiledGrammar(
+        "pushdown", "a grammar of the caller's own rules", lark=lark, warnings=check_lark(lark)
+    )
+
+
+_COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
+    "regex": _regex,
+    "choices": _choices,
+    "ebnf": _ebnf,
+}
+
+
+def _of_grammar(
+    grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
+) -> CompiledGrammar:
+    """An automaton where there is one within the limits, else a grammar for the parser."""
+    grammar = productive(grammar)
+    if grammar.rules[grammar.start] == NOTHING:
+        raise InvalidGrammar("it matches nothing")
+    try:
+        dfa = build_dfa(grammar, max_states=limits.max_states, deadline_s=limits.max_seconds)
+    except NotRegular as error:
+        reason = f"recursive: {error}"
+    except TooManyStates as error:
+        reason = f"too large for an automaton: {error}"
+    else:
+        if dfa.is_empty:
+            raise InvalidGrammar("it matches nothing")
+        return CompiledGrammar("fsm", f"regular, {dfa.num_states} states", dfa=dfa)
+    lark = to_lark(grammar)
+    return CompiledGrammar("pushdown", reason, lark=lark, warnings=check_lark(lark))
+
+
+def _json(spec: GrammarSpec) -> object:
+    try:
+        return json.loads(spec.source)
+    except ValueError as error:
+        raise InvalidGrammar(f"not JSON: {error}") from error
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -10,12 +10,12 @@ import functools
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import InvalidGrammar, MissingDependency
-from .jump_forward import ForcedTokens
+from .jump_forward import MAX_FORCED_BYTES, ForcedTokens
 from .matcher import Mask, Matcher
 from .vocabulary import MASK_BITS, Vocabulary
 
@@ -34,53 +34,57 @@ LIMITS = {
 }
 
 
-def check_lark(lark: str, field: str) -> tuple[str, ...]:
-    """Warnings about a grammar; needs no vocabulary. Raises InvalidGrammar."""
-    llguidance = _llguidance()
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        _source(lark), None, limits=_limits(llguidance)
-    )
-    if is_error:
-        raise InvalidGrammar(f"{field}: {' '.join(messages)}", field)
-    return tuple(messages)
+def check_lark(lark: str) -> tuple[str, ...]:
+    """Warnings about a grammar, tried with single bytes as tokens. Raises InvalidGrammar."""
+    grammar = PushdownGrammar(lark, _single_bytes())
+    return grammar.warnings
 
 
-def gbnf_to_lark(text: str, field: str) -> str:
+def gbnf_to_lark(text: str) -> str:
     """llama.cpp's notation in Lark's. Raises InvalidGrammar."""
     _llguidance()
     try:
         converted: str = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
     except Exception as error:  # the library raises bare Exception
-        raise InvalidGrammar(f"{field}: {error}", field) from error
+        raise InvalidGrammar(str(error)) from error
     return converted
 
 
 class PushdownGrammar:
     """A grammar in Lark's syntax bound to a vocabulary. Raises InvalidGrammar."""
 
-    path = "pushdown"
+    path: Literal["pushdown"] = "pushdown"
 
     def __init__(
         self, lark: str, vocabulary: Vocabulary, reason: str = "", warnings: tuple[str, ...] = ()
     ) -> None:
         self.reason = reason
-        self.warnings = warnings
         self.vocabulary = vocabulary
         self.forced = ForcedTokens(vocabulary)
         self._usable = vocabulary.mask_of(vocabulary.written_ids)
+        self._lark = lark
         self._compiled = _new_matcher(lark, vocabulary)
-        self._require_something()
+        self.warnings = warnings or tuple(self._compiled.get_grammar_warnings())
+        self.is_empty_word = not self._has_tokens()
 
     def matcher(self) -> Matcher:
         """At the grammar's beginning; a copy of the compiled one, which costs microseconds."""
         return PushdownMatcher(self, self._compiled.deep_copy())
 
-    def _require_something(self) -> None:
+    def renew(self) -> None:
+        """Compile again: copies share a lexer, whose states all count against one limit."""
+        self._compiled = _new_matcher(self._lark, self.vocabulary)
+
+    def _has_tokens(self) -> bool:
+        """Whether any token begins a text. Raises InvalidGrammar where there is no text at all."""
         first = self.matcher()
+        if first.error() is not None:
+            raise InvalidGrammar(str(first.error()))
         mask = np.empty(self.vocabulary.num_words, np.uint32)
         first.mask(mask)
         if not mask.any() and not first.is_accepting():
-            raise InvalidGrammar(f"the grammar matches nothing: {first.error()}")
+            raise InvalidGrammar("it matches nothing")
+        return bool(mask.any())
 
     def read_mask(self, parser: Any, out: Mask) -> None:
         """A parser's mask without what writes nothing, such as llguidance's end of sequence."""
@@ -98,17 +102,17 @@ class PushdownMatcher:
         self._grammar = grammar
         self._parser = parser
         self._tokens: list[int] = []
-        self._num_words = grammar.vocabulary.num_words
+        self._failed = False
 
     def mask(self, out: Mask) -> None:
-        if self._parser.is_error():
+        if self._has_failed():
             out[:] = 0
             return
         self._grammar.read_mask(self._parser, out)
 
     def consume(self, token_id: int) -> bool:
         # NOTE: never consume_token, which makes a refused token an error that nothing undoes.
-        if not self._grammar.vocabulary.token_bytes[token_id] or self._parser.is_error():
+        if not self._grammar.vocabulary.token_bytes[token_id] or self._has_failed():
             return False
         if self._parser.try_consume_tokens([token_id]) != 1:
             return False
@@ -122,15 +126,21 @@ class PushdownMatcher:
             del self._tokens[-num_tokens:]
 
     def is_accepting(self) -> bool:
-        return not self._parser.is_error() and bool(self._parser.is_accepting())
+        return not self._has_failed() and bool(self._parser.is_accepting())
 
     def forced_tokens(self) -> Sequence[int]:
-        if self._parser.is_error() or self._parser.is_accepting():
+        if self._has_failed() or self._parser.is_accepting():
             return ()
-        forced: bytes = self._parser.compute_ff_bytes()
+        forced: bytes = self._parser.compute_ff_bytes()[:MAX_FORCED_BYTES]
         if not forced:
             return ()
         return self._grammar.forced.after(self._tokens, forced, forced, self._can_extend)
+
+    def _has_failed(self) -> bool:
+        if not self._failed and self._parser.is_error():
+            self._failed = True
+            self._grammar.renew()  # for the outputs that come after this one
+        return self._failed
 
     def _can_extend(self, rest: bytes) -> bool:
         """What follows forced bytes is not known here: whatever the vocabulary can write."""
@@ -139,12 +149,19 @@ class PushdownMatcher:
         return node is not None and int(trie.end[node]) > node + 1
 
     def is_finished(self) -> bool:
-        return self.is_accepting() and bool(self._parser.is_stopped())
+        # Before the first token the parser does not know yet that it may stop.
+        return self.is_accepting() and (self._parser.is_stopped() or self._grammar.is_empty_word)
 
     def error(self) -> str | None:
-        if not self._parser.is_error():
+        if not self._has_failed():
             return None
-        return str(self._parser.get_error())
+        message: str = self._parser.get_error()
+        return message.partition("\n<")[0]  # what follows is the parser's inner state
+
+
+@functools.cache
+def _single_bytes() -> Vocabulary:
+    return Vocabulary([bytes([i]) for i in range(256)], lambda text: tuple(text.encode()), 256)
 
 
 @functools.lru_cache(maxsize=8)

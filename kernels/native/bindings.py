@@ -8,7 +8,8 @@ import os
 
 import torch
 
-from .build import BuildError, library_path
+from ...native_library import BuildError
+from .build import kernels_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
@@ -36,7 +37,7 @@ def library() -> ctypes.CDLL:
     second pool, whose threads would spin beside this one's.
     """
     try:
-        loaded = ctypes.CDLL(str(library_path()))
+        loaded = ctypes.CDLL(str(kernels_library().path()))
     except OSError as error:
         raise BuildError(f"the compiled kernels do not load: {error}") from error
     for name, arguments in _SIGNATURES.items():

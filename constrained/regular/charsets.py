@@ -1,0 +1,139 @@
+"""Sets of code points, and their UTF-8 encodings as sequences of byte ranges.
+
+A set is ascending, disjoint, inclusive ranges over the Unicode scalar values: surrogates are in no
+set, so that no automaton ever lets an invalid UTF-8 text through.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from ..grammar import MAX_CODE_POINT, SURROGATES
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+ByteRanges: TypeAlias = tuple[tuple[int, int], ...]
+
+EMPTY: Ranges = ()
+ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, MAX_CODE_POINT))
+
+
+def normalized(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Ascending, disjoint, merged where they touch, without surrogates."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(_without_surrogates(ranges)):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def of_text(characters: str) -> Ranges:
+    """The set of these characters."""
+    return normalized((ord(character), ord(character)) for character in characters)
+
+
+def union(*sets: Ranges) -> Ranges:
+    """What is in any of the sets."""
+    return normalized(one for ranges in sets for one in ranges)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """Every scalar value that is not in the set."""
+    gaps, low = [], 0
+    for first, last in ranges:
+        gaps.append((low, first - 1))
+        low = last + 1
+    return normalized((*gaps, (low, MAX_CODE_POINT)))
+
+
+def intersection(a: Ranges, b: Ranges) -> Ranges:
+    """What is in both sets."""
+    return complement(union(complement(a), complement(b)))
+
+
+def difference(a: Ranges, b: Ranges) -> Ranges:
+    """What is in `a` and not in `b`."""
+    return intersection(a, complement(b))
+
+
+def contains(ranges: Ranges, code_point: int) -> bool:
+    """Whether the code point is in the set."""
+    return any(low <= code_point <= high for low, high in ranges)
+
+
+@functools.lru_cache(maxsize=1024)
+def ignoring_case(ranges: Ranges) -> Ranges:
+    """With every code point whose simple case folding equals that of one in the set."""
+    variants = _case_variants().items()
+    found = (others for code, others in variants if contains(ranges, code))
+    return union(ranges, normalized((other, other) for others in found for other in others))
+
+
+def utf8_sequences(ranges: Ranges) -> Iterator[ByteRanges]:
+    """Sequences of byte ranges that together accept exactly the encodings of the set.
+
+    Each sequence is a product: any byte of the first range, then any of the second, .. (R. Cox,
+    "Regular Expression Matching in the Wild", 2010, section on UTF-8).
+    """
+    pending = list(reversed(ranges))
+    while pending:
+        low, high = pending.pop()
+        last = _end_of_first_product(low, high)
+        if last < high:
+            pending.append((last + 1, high))
+        if last < high and _end_of_first_product(low, last) < last:
+            pending.append((low, last))
+        else:
+            yield tuple(zip(chr(low).encode(), chr(last).encode()))
+
+
+def _end_of_first_product(low: int, high: int) -> int:
+    """Where to cut [low, high] so that equal lengths and whole continuation ranges remain."""
+    for last in (0x7F, 0x7FF, 0xFFFF):
+        if low <= last < high:
+            return last
+    if high <= 0x7F:
+        return high
+    for bits in (6, 12, 18):
+        tail = (1 << bits) - 1
+        if low >> bits != high >> bits:
+            if low & tail:
+                return low | tail
+            if high & tail != tail:
+                return (high & ~tail) - 1
+    return high
+
+
+def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for low, high in ranges:
+        for first, last in ALL:
+            if max(low, first) <= min(high, last):
+                yield max(low, first), min(high, last)
+
+
+@functools.cache
+def _case_variants() -> dict[int, tuple[int, ...]]:
+    """Of each code point that has any: all others of equal simple case folding."""
+    folded: dict[str, list[int]] = {}
+    for low, high in ALL:
+        for code in range(low, high + 1):
+            character = chr(code)
+            if unicodedata.category(character)[0] in "LMNS":
+                folded.setdefault(_simple_folding(character), []).append(code)
+    return {
+        code: tuple(other for other in codes if other != code)
+        for codes in folded.values()
+        if len(codes) > 1
+        for code in codes
+    }
+
+
+def _simple_folding(character: str) -> str:
+    for folding in (character.casefold(), character.lower()):
+        if len(folding) == 1:
+            return folding
+    return character

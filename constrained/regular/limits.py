@@ -1,0 +1,54 @@
+"""What the making of an automaton may cost, and what is raised where it cannot be made."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+MAX_STATES = 50_000
+NFA_STATES_PER_STATE = 20  # a multi-byte class needs many NFA states for the few of its DFA
+MAX_OPERAND_DEPTH = 100  # And and Not within each other; also in native/src/thompson.cpp
+
+
+class NotRegular(Exception):
+    """A rule refers to itself other than at its very end: no automaton matches it."""
+
+
+class TooManyStates(Exception):
+    """The automaton, or the work of making it, exceeds a limit; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of one build."""
+
+    max_states: int
+    ends_at: float  # of time.monotonic
+
+    @classmethod
+    def of(cls, max_states: int, deadline_s: float | None) -> Budget:
+        seconds = float("inf") if deadline_s is None else deadline_s
+        return cls(max_states, time.monotonic() + seconds)
+
+    @property
+    def max_nfa_states(self) -> int:
+        return self.max_states * NFA_STATES_PER_STATE
+
+    def check_nfa(self, num_states: int) -> None:
+        """Raises TooManyStates."""
+        if num_states > self.max_nfa_states:
+            raise TooManyStates(f"more than {self.max_nfa_states} nondeterministic states")
+        if num_states % 256 == 0:
+            self.check_time()
+
+    def check_dfa(self, num_states: int) -> None:
+        """Raises TooManyStates."""
+        if num_states > self.max_states:
+            raise TooManyStates(f"more than {self.max_states} states")
+        if num_states % 64 == 0:
+            self.check_time()
+
+    def check_time(self) -> None:
+        """Raises TooManyStates."""
+        if time.monotonic() > self.ends_at:
+            raise TooManyStates("out of time")

@@ -1,0 +1,127 @@
+"""Named sets of code points: what \\d, \\w, \\s and \\p{..} mean.
+
+General categories and derived properties come from `unicodedata`, computed when first asked for.
+Scripts are not in it: `scripts.py` has the common ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+
+from ..grammar import MAX_CODE_POINT
+from .charsets import ALL, Ranges, complement, normalized, of_text, union
+from .scripts import SCRIPTS
+
+ASCII_DIGITS: Ranges = ((0x30, 0x39),)
+ASCII_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+ASCII_SPACE: Ranges = ((0x09, 0x0D), (0x20, 0x20))
+LINE_TERMINATORS: Ranges = of_text("\n\r\u2028\u2029")  # ECMA-262, section 12.3
+# ECMA-262, sections 12.2 and 12.3: white space and line terminators.
+ECMA_SPACE: Ranges = union(
+    ((0x09, 0x0D), (0x2000, 0x200A)), of_text(" \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff")
+)
+WHITE_SPACE: Ranges = union(
+    ((0x09, 0x0D), (0x2000, 0x200A)), of_text(" \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000")
+)
+
+_CATEGORY_NAMES = {
+    "Letter": "L", "Cased_Letter": "LC", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll",
+    "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M",
+    "Combining_Mark": "M", "Nonspacing_Mark": "Mn", "Spacing_Mark": "Mc", "Enclosing_Mark": "Me",
+    "Number": "N", "Decimal_Number": "Nd", "digit": "Nd", "Letter_Number": "Nl",
+    "Other_Number": "No", "Punctuation": "P", "punct": "P", "Connector_Punctuation": "Pc",
+    "Dash_Punctuation": "Pd", "Open_Punctuation": "Ps", "Close_Punctuation": "Pe",
+    "Initial_Punctuation": "Pi", "Final_Punctuation": "Pf", "Other_Punctuation": "Po",
+    "Symbol": "S", "Math_Symbol": "Sm", "Currency_Symbol": "Sc", "Modifier_Symbol": "Sk",
+    "Other_Symbol": "So", "Separator": "Z", "Space_Separator": "Zs", "Line_Separator": "Zl",
+    "Paragraph_Separator": "Zp", "Other": "C", "Control": "Cc", "cntrl": "Cc", "Format": "Cf",
+    "Private_Use": "Co", "Unassigned": "Cn",
+}  # fmt: skip
+_CASED = ("Lu", "Ll", "Lt")
+
+
+def python_digits() -> Ranges:
+    """What \\d means in Python's `re`."""
+    return _of_category("Nd")
+
+
+@functools.cache
+def python_word() -> Ranges:
+    """What \\w means in Python's `re`."""
+    return _matching(r"\w+")
+
+
+@functools.cache
+def python_space() -> Ranges:
+    """What \\s means in Python's `re`."""
+    return _matching(r"\s+")
+
+
+@functools.cache
+def property_set(text: str) -> Ranges | None:
+    """The set of a \\p{text}, as ECMA-262 names properties; None where it is not known."""
+    name, _, value = text.partition("=")
+    if value:
+        if name in ("Script", "sc"):
+            return SCRIPTS.get(value)
+        return _category(value) if name in ("General_Category", "gc") else None
+    found = _category(name)
+    if found is None and name in _BINARY_PROPERTIES:
+        found = _BINARY_PROPERTIES[name]()
+    return found
+
+
+def _category(name: str) -> Ranges | None:
+    short = _CATEGORY_NAMES.get(name, name)
+    if short == "LC":
+        return union(*map(_of_category, _CASED))
+    return _of_category(short) if short in _CATEGORY_NAMES.values() else None
+
+
+@functools.cache
+def _of_category(prefix: str) -> Ranges:
+    found = [ranges for name, ranges in _categories().items() if name.startswith(prefix)]
+    return union(*found)
+
+
+@functools.cache
+def _categories() -> Mapping[str, Ranges]:
+    """Every two-letter general category; one pass over all code points (about 0.1 s)."""
+    names = map(unicodedata.category, map(chr, range(MAX_CODE_POINT + 1)))
+    found: dict[str, list[tuple[int, int]]] = {}
+    first = 0
+    for name, run in itertools.groupby(names):
+        end = first + sum(1 for _ in run)
+        found.setdefault(name, []).append((first, end - 1))
+        first = end
+    return {name: normalized(ranges) for name, ranges in found.items()}
+
+
+def _matching(pattern: str) -> Ranges:
+    everything = "".join(map(chr, range(MAX_CODE_POINT + 1)))
+    spans = (found.span() for found in re.finditer(pattern, everything))
+    return normalized((first, last - 1) for first, last in spans)
+
+
+def _where(predicate: Callable[[str], bool]) -> Ranges:
+    codes = range(MAX_CODE_POINT + 1)
+    return normalized((code, code) for code in codes if predicate(chr(code)))
+
+
+_BINARY_PROPERTIES: Mapping[str, Callable[[], Ranges]] = {
+    "Any": lambda: ALL,
+    "Assigned": lambda: complement(_of_category("Cn")),
+    "ASCII": lambda: ((0, 0x7F),),
+    "ASCII_Hex_Digit": lambda: of_text("0123456789abcdefABCDEF"),
+    "AHex": lambda: of_text("0123456789abcdefABCDEF"),
+    "White_Space": lambda: WHITE_SPACE,
+    "space": lambda: WHITE_SPACE,
+    "Lowercase": lambda: _where(str.islower),
+    "Lower": lambda: _where(str.islower),
+    "Uppercase": lambda: _where(str.isupper),
+    "Upper": lambda: _where(str.isupper),
+}
