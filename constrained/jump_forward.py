@@ -5,11 +5,13 @@ Zheng et al. 2024, section 4). Tokens are cut from bytes here so that the whole 
 canonical, as far as this can be known before the rest is written:
 
     consumed ... "city"  :  "         forced bytes          unknown
-                 [left context] + F = ","country":"        P...
-                                      kept tokens  | held back: `":"` may become `":"P`
+                 [left context] + F = ","country":"        ...
+                                      kept tokens  | held back: `":"` may become `":` `""`
 
-The left context is re-encoded with the forced text and must come out unchanged; tokens at the end
-are held back as long as a token of the vocabulary that the grammar allows could extend them.
+The left context is re-encoded with the forced text and must come out unchanged. Tokens at the end
+are held back from the first byte on from which a token of the vocabulary, allowed by the grammar,
+would reach into what is not yet known. (Holding back only whole tokens that a longer one extends
+was not enough: `":"` before an empty string is written `":` `""`; 15% of the runs were wrong.)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from .vocabulary import Vocabulary
 
-MAX_CONTEXT_TOKENS = 4  # a guess: pre-tokenizers look no further back than a word
+MAX_CONTEXT_TOKENS = 3  # a guess: pre-tokenizers look back no further than a word
 MAX_FORCED_BYTES = 1024  # what is forced beyond follows in a run of its own
 MAX_CACHED_RUNS = 4096  # of one grammar
 
@@ -30,6 +32,7 @@ class ForcedTokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._runs: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
+        self._settled: OrderedDict[Hashable, int] = OrderedDict()
 
     def after(
         self,
@@ -48,27 +51,35 @@ class ForcedTokens:
         key = (place, context)
         run = self._runs.get(key)
         if run is None:
-            run = self._tokenized(context, forced, can_extend)
+            run = self._tokenized(context, forced, self._settled_bytes(place, forced, can_extend))
             self._runs[key] = run
             if len(self._runs) > MAX_CACHED_RUNS:
                 self._runs.popitem(last=False)
         return run
 
-    def _tokenized(
-        self, context: tuple[int, ...], forced: bytes, can_extend: Callable[[bytes], bool]
-    ) -> tuple[int, ...]:
-        tokens = self._encoded(context, forced)
+    def _tokenized(self, context: tuple[int, ...], forced: bytes, settled: int) -> tuple[int, ...]:
         kept: list[int] = []
         position = 0
-        for token in tokens:
-            if can_extend(forced[position:]):
-                break
+        for token in self._encoded(context, forced) if settled else ():
             data = self._vocabulary.token_bytes[token]
-            if not data or not forced.startswith(data, position):
+            position += len(data)
+            if position > settled or not data or not forced.endswith(data, 0, position):
                 break
             kept.append(token)
-            position += len(data)
         return tuple(kept)
+
+    def _settled_bytes(
+        self, place: Hashable, forced: bytes, can_extend: Callable[[bytes], bool]
+    ) -> int:
+        """How many of the forced bytes no token reaches that goes on beyond them."""
+        settled = self._settled.get(place)
+        if settled is None:
+            first = max(0, len(forced) - self._vocabulary.max_token_bytes + 1)
+            reached = (p for p in range(first, len(forced)) if can_extend(forced[p:]))
+            settled = self._settled[place] = next(reached, len(forced))
+            if len(self._settled) > MAX_CACHED_RUNS:
+                self._settled.popitem(last=False)
+        return settled
 
     def _encoded(self, context: tuple[int, ...], forced: bytes) -> Sequence[int]:
         """The forced bytes' tokens after as much of the context as keeps its own tokens."""

@@ -65,7 +65,7 @@ class PushdownGrammar:
         self._lark = lark
         self._compiled = _new_matcher(lark, vocabulary)
         self.warnings = warnings or tuple(self._compiled.get_grammar_warnings())
-        self._require_something()
+        self.is_empty_word = not self._has_tokens()
 
     def matcher(self) -> Matcher:
         """At the grammar's beginning; a copy of the compiled one, which costs microseconds."""
@@ -75,7 +75,8 @@ class PushdownGrammar:
         """Compile again: copies share a lexer, whose states all count against one limit."""
         self._compiled = _new_matcher(self._lark, self.vocabulary)
 
-    def _require_something(self) -> None:
+    def _has_tokens(self) -> bool:
+        """Whether any token begins a text. Raises InvalidGrammar where there is no text at all."""
         first = self.matcher()
         if first.error() is not None:
             raise InvalidGrammar(str(first.error()))
@@ -83,6 +84,7 @@ class PushdownGrammar:
         first.mask(mask)
         if not mask.any() and not first.is_accepting():
             raise InvalidGrammar("it matches nothing")
+        return bool(mask.any())
 
     def read_mask(self, parser: Any, out: Mask) -> None:
         """A parser's mask without what writes nothing, such as llguidance's end of sequence."""
@@ -147,7 +149,8 @@ class PushdownMatcher:
         return node is not None and int(trie.end[node]) > node + 1
 
     def is_finished(self) -> bool:
-        return self.is_accepting() and bool(self._parser.is_stopped())
+        # Before the first token the parser does not know yet that it may stop.
+        return self.is_accepting() and (self._parser.is_stopped() or self._grammar.is_empty_word)
 
     def error(self) -> str | None:
         if not self._has_failed():

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .matcher import Mask
+from .native.bindings import library
 from .regular.dfa import Dfa
 from .vocabulary import Ints, Trie, Vocabulary
 
@@ -26,7 +27,10 @@ Walk = Callable[[int, Mask], None]
 
 def walk_of(dfa: Dfa, vocabulary: Vocabulary) -> Walk:
     """`walk(state, out)` sets `out` [num_words] to the tokens that may follow in a state."""
-    return numpy_walk(dfa, vocabulary)
+    native = library()
+    if native is None:
+        return numpy_walk(dfa, vocabulary)
+    return native_walk(native, dfa, vocabulary)
 
 
 def numpy_walk(dfa: Dfa, vocabulary: Vocabulary) -> Walk:

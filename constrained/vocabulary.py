@@ -7,6 +7,7 @@ makes a walk one forward scan in which a dead branch is one jump.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import re
@@ -59,6 +60,11 @@ class Vocabulary:
         return tuple(i for i, data in enumerate(self.token_bytes) if data)
 
     @functools.cached_property
+    def max_token_bytes(self) -> int:
+        """Length of the longest token."""
+        return max(map(len, self.token_bytes), default=0)
+
+    @functools.cached_property
     def trie(self) -> Trie:
         """Of all tokens that write something."""
         return build_trie(self.token_bytes, self.written_ids)
@@ -108,29 +114,21 @@ class Trie:
     end: Ints  # [num_nodes]
     first: Ints  # [num_nodes + 1]
     token_ids: Ints  # [num_tokens]
+    keys: list[bytes]  # of token_ids, ascending
 
     @property
     def num_nodes(self) -> int:
         """The root included."""
         return len(self.byte)
 
-    def child(self, node: int, byte: int) -> int | None:
-        """The node one byte further."""
-        at, end = node + 1, int(self.end[node])
-        while at < end:
-            if self.byte[at] == byte:
-                return at
-            at = int(self.end[at])
-        return None
-
     def find(self, prefix: bytes) -> int | None:
         """The node at which tokens with this prefix begin; None: there are none."""
-        node: int | None = 0
-        for byte in prefix:
-            if node is None:
-                break
-            node = self.child(node, byte)
-        return node
+        token = bisect.bisect_left(self.keys, prefix)
+        if token == len(self.keys) or not self.keys[token].startswith(prefix):
+            return None
+        node = int(np.searchsorted(self.first, token, side="right")) - 1
+        # The token before has not this prefix, so the nodes from there on follow one another.
+        return node - (len(self.keys[token]) - len(prefix))
 
     def tokens_below(self, node: int) -> Ints:
         """Of the node and its subtree."""
@@ -144,8 +142,9 @@ def build_trie(token_bytes: Sequence[bytes], ids: Sequence[int]) -> Trie:
     A node ends where the first later token shares less than the node's depth.
     """
     ids = sorted(ids, key=token_bytes.__getitem__)
-    lengths = np.array([len(token_bytes[i]) for i in ids], np.int64)
-    data = np.frombuffer(b"".join([token_bytes[i] for i in ids]), np.uint8)
+    keys = [token_bytes[i] for i in ids]
+    lengths = np.array([len(key) for key in keys], np.int64)
+    data = np.frombuffer(b"".join(keys), np.uint8)
     starts = np.cumsum(lengths) - lengths
     shared = _shared_prefixes(data, starts, lengths)
     token_of = np.repeat(np.arange(len(ids)), lengths)
@@ -161,6 +160,7 @@ def build_trie(token_bytes: Sequence[bytes], ids: Sequence[int]) -> Trie:
         end=_ints(np.concatenate([[num_nodes], _ends(depth, token_of, shared, first_node)])),
         first=_ints(np.concatenate([[0], np.cumsum(tokens_at)])),
         token_ids=_ints(np.array(ids, np.int64)),
+        keys=keys,
     )
 
 

@@ -35,7 +35,7 @@ from .charsets import ALL
 
 ANYTHING = Repeat(Chars(ALL), 0, None)
 SOMETHING = Repeat(Chars(ALL), 1, None)
-MAX_ASSERTIONS = 100  # counted once for each turn of a repetition; nesting grows with them
+MAX_ASSERTIONS = 50  # counted once for each turn of a repetition; nesting grows with them
 MAX_TREE_SIZE = 200_000  # nodes, counting shared ones as often as they are used
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..grammar import Grammar
+from ..native.bindings import library
+from .compiled import compiled_dfa
 from .dfa import Dfa
 from .limits import MAX_STATES, Budget, NotRegular, TooManyStates
 from .reference import reference_dfa
@@ -13,9 +15,13 @@ __all__ = ["NotRegular", "TooManyStates", "build_dfa"]
 def build_dfa(
     grammar: Grammar, *, max_states: int = MAX_STATES, deadline_s: float | None = None
 ) -> Dfa:
-    """The grammar's automaton, the same whatever path makes it.
+    """The grammar's automaton, the same whether compiled code or Python makes it.
 
     `max_states` bounds every automaton on the way, also before it is minimal. Raises NotRegular;
     TooManyStates where a limit or the deadline is hit; InvalidGrammar for an unknown rule.
     """
-    return reference_dfa(grammar, Budget.of(max_states, deadline_s))
+    budget = Budget.of(max_states, deadline_s)
+    native = library()
+    if native is None:
+        return reference_dfa(grammar, budget)
+    return compiled_dfa(grammar, budget, native)

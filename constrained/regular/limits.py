@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 MAX_STATES = 50_000
 NFA_STATES_PER_STATE = 20  # a multi-byte class needs many NFA states for the few of its DFA
+MAX_OPERAND_DEPTH = 100  # And and Not within each other; also in native/src/thompson.cpp
 
 
 class NotRegular(Exception):

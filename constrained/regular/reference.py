@@ -18,14 +18,14 @@ from ...errors import InvalidGrammar
 from ..grammar import Alt, And, Chars, Concat, Expression, Grammar, Literal, Not, Ref, Repeat
 from .charsets import ALL, utf8_sequences
 from .dfa import Dfa
-from .limits import Budget, NotRegular
+from .limits import MAX_OPERAND_DEPTH, Budget, NotRegular, TooManyStates
 
 _ANY_TEXT = Repeat(Chars(ALL), 0, None)
 
 
 def reference_dfa(grammar: Grammar, budget: Budget) -> Dfa:
     """The minimal automaton. Raises NotRegular, TooManyStates, InvalidGrammar (unknown rule)."""
-    return _determinised(Ref(grammar.start), grammar.rules, budget, None)
+    return _determinised(Ref(grammar.start), grammar.rules, budget, None, depth=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,28 @@ _Work: TypeAlias = tuple[Expression, int, int, _Rules | None]
 
 
 def _determinised(
-    expression: Expression, rules: Mapping[str, Expression], budget: Budget, outer: _Rules | None
+    expression: Expression,
+    rules: Mapping[str, Expression],
+    budget: Budget,
+    outer: _Rules | None,
+    depth: int,
 ) -> Dfa:
+    if depth > MAX_OPERAND_DEPTH:
+        raise TooManyStates(f"And and Not are nested deeper than {MAX_OPERAND_DEPTH}")
     nfa = _Nfa()
     start, accept = nfa.new(budget), nfa.new(budget)
-    _Construction(nfa, rules, budget).run(expression, start, accept, outer)
+    _Construction(nfa, rules, budget, depth).run(expression, start, accept, outer)
     return _minimal(_subsets(nfa, start, accept, budget))
 
 
 class _Construction:
     """Adds expressions between two states of an NFA; a list of work instead of recursion."""
 
-    def __init__(self, nfa: _Nfa, rules: Mapping[str, Expression], budget: Budget) -> None:
-        self.nfa, self.rules, self.budget = nfa, rules, budget
+    def __init__(
+        self, nfa: _Nfa, rules: Mapping[str, Expression], budget: Budget, depth: int
+    ) -> None:
+        self.nfa, self.rules, self.budget, self.depth = nfa, rules, budget, depth
         self.of_rule: dict[tuple[str, int], int] = {}
-        self.tails: dict[tuple[tuple[int, int], ...], int] = {}
         self.pending: list[_Work] = []
 
     def run(self, expression: Expression, entry: int, exit: int, outer: _Rules | None) -> None:
@@ -146,14 +153,13 @@ class _Construction:
         self.nfa.moves[entry].append(known)
 
     def _operation(self, node: And | Not, within: _Rules | None) -> Dfa:
-        operands = node.parts if isinstance(node, And) else (_ANY_TEXT, node.part)
-        outer = _as_operands(within)
-        found = [_determinised(part, self.rules, self.budget, outer) for part in operands or ()]
+        operands = (node.part,) if isinstance(node, Not) else node.parts
+        outer, depth = _as_operands(within), self.depth + 1
+        found = [_determinised(one, self.rules, self.budget, outer, depth) for one in operands]
+        anything = _determinised(_ANY_TEXT, {}, self.budget, None, 0)
         if isinstance(node, Not):
-            return _product(found[0], found[1], lambda a, b: a and not b, self.budget)
-        if not found:
-            return _determinised(_ANY_TEXT, self.rules, self.budget, None)
-        result = found[0]
+            return _product(anything, found[0], lambda a, b: a and not b, self.budget)
+        result = found[0] if found else anything
         for other in found[1:]:
             result = _product(result, other, lambda a, b: a and b, self.budget)
         return result

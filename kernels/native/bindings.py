@@ -8,7 +8,8 @@ import os
 
 import torch
 
-from .build import BuildError, library_path
+from ...native_library import BuildError
+from .build import kernels_library
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
@@ -19,6 +20,7 @@ _SIGNATURES = {
     "stemma_rotate_and_store": (*(_POINTER,) * 5, *(_INT,) * 5),
     "stemma_attention": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
     "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),
+    "stemma_apply_token_mask": (*(_POINTER,) * 3, *(_INT,) * 4),
     "stemma_replay": (_POINTER, _INT, _POINTER),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
@@ -35,7 +37,7 @@ def library() -> ctypes.CDLL:
     second pool, whose threads would spin beside this one's.
     """
     try:
-        loaded = ctypes.CDLL(str(library_path()))
+        loaded = ctypes.CDLL(str(kernels_library().path()))
     except OSError as error:
         raise BuildError(f"the compiled kernels do not load: {error}") from error
     for name, arguments in _SIGNATURES.items():

@@ -93,7 +93,7 @@ class GenCall:
             return
         if request.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = request.error or "the call was aborted"
-            self._report.failed(reason, "EngineError")
+            self._report.failed(reason, request.error_kind)
             return
         if self._hit is None:
             self._detokenizer.flush()
@@ -117,6 +117,9 @@ class GenCall:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
             meta["logprobs"] = self._logprobs
+        if request.grammar is not None and request.grammar.bound is not None:
+            meta["grammar_path"] = request.grammar.bound.path
+            meta["warnings"] = list(request.grammar.bound.warnings)
         return {"value": text, "text": text, "meta": meta}
 
     def _logprob_of(self, result: RowResult) -> dict[str, Any]:

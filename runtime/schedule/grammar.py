@@ -12,22 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...constrained.matcher import Mask, Matcher
 
-
-class BoundGrammar(Protocol):
-    """A compiled grammar over the engine's vocabulary."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What of a schema is not enforced."""
-
-    def matcher(self) -> Matcher:
-        """A matcher at the start."""
+if TYPE_CHECKING:
+    from ...constrained.compiler import BoundGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +41,6 @@ class PendingGrammar:
     def is_done(self) -> bool:
         """Whether it is there, or never will be."""
         return self.bound is not None or self.failure is not None
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What of a schema is not enforced."""
-        return () if self.bound is None else self.bound.warnings
 
     def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
         """For one output, at its start."""

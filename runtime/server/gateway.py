@@ -82,10 +82,14 @@ class Gateway:
             queue=self._engine,
             next_request_id=self._engine.next_request_id,
             replays=Replays(),
+            grammars=self._engine.grammars,
+            jump_forward=not loaded.config.disable_jump_forward,
         )
         self._router = _bind(context or zmq.Context.instance(), endpoints)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        if self._engine.grammars is not None:  # wakes the loop when one is there
+            self._poller.register(self._engine.grammars, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -96,6 +100,8 @@ class Gateway:
     def run(self) -> None:
         """Serve until stopped."""
         next_sweep = time.monotonic() + 1.0
+        if self._engine.grammars is not None:
+            self._engine.grammars.start()
         try:
             while not self._should_stop:
                 self._receive(0 if self._engine.has_work else IDLE_POLL_MS)
@@ -109,6 +115,8 @@ class Gateway:
                 self._send_events()
         finally:
             self._router.close(linger=200)
+            if self._engine.grammars is not None:
+                self._engine.grammars.close()
 
     # --- in -----------------------------------------------------------------------------------
 

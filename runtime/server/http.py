@@ -27,7 +27,13 @@ from .openai_schema import ChatReply, ChatRequest, CompletionRequest, Reply, Tex
 Prompt = str | Sequence[int] | Sequence[Message]
 Item = tuple[int, str | Outcome]  # index of the choice, and text or its end
 _DISCONNECT_POLL_S = 0.2
-_INVALID_KINDS = ("InvalidRequest", "InvalidProgram", "PromptTooLong")
+_INVALID_KINDS = (
+    "InvalidRequest",
+    "InvalidProgram",
+    "PromptTooLong",
+    "InvalidGrammar",
+    "UnsupportedSchema",
+)
 
 
 def create_app(backend: Backend) -> FastAPI:

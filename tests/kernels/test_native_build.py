@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stemma import native_library
 from stemma.kernels.native import build
 from stemma.kernels.native.bindings import library, why_not_native
 from stemma.kernels.registry import select_kernels
@@ -17,7 +18,7 @@ from stemma.kernels.registry import select_kernels
 def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache on a CPU that has the instructions, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_cpu_flags", lambda: build.NEEDED_CPU_FLAGS)
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: build.NEEDED_CPU_FLAGS)
     library.cache_clear()
     why_not_native.cache_clear()
     yield tmp_path
@@ -37,7 +38,7 @@ def test_without_a_compiler_torch_calls_run_and_the_reason_is_shown(
 def test_a_cpu_without_the_instructions_is_refused_by_name(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_cpu_flags", lambda: frozenset({"avx512f"}))
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: frozenset({"avx512f"}))
     reason = why_not_native(torch.bfloat16)
     assert reason is not None and "avx512_bf16" in reason
 

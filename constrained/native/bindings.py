@@ -1,0 +1,45 @@
+"""The compiled library in this process, loaded once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from ...native_library import BuildError
+from .build import grammar_library
+
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+# Result, then arguments, by the function's name.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "stemma_build_automaton": (_POINTER, _POINTER, *(_INT64,) * 3, ctypes.c_double, _POINTER),
+    "stemma_automaton_sizes": (None, _POINTER, _POINTER),
+    "stemma_copy_automaton": (None, *(_POINTER,) * 4),
+    "stemma_free_automaton": (None, _POINTER),
+    "stemma_token_mask": (None, _POINTER, _POINTER, ctypes.c_int32, _POINTER),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """None where it cannot be built: `why_not_native` says why."""
+    loaded = _load()
+    return None if isinstance(loaded, str) else loaded
+
+
+def why_not_native() -> str | None:
+    """None where the compiled code runs on this machine, else the reason."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | str:
+    try:
+        loaded = ctypes.CDLL(str(grammar_library().path()))
+    except (BuildError, OSError) as error:
+        return str(error)
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded

@@ -1,0 +1,24 @@
+"""The C++ of `src/`, compiled for this CPU at first use; any C++17 compiler will do.
+
+`python -m stemma.constrained.native.build` builds ahead of time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...native_library import NativeLibrary
+
+SOURCES = Path(__file__).parent / "src"
+COMPILE_FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra",
+)  # fmt: skip
+
+
+def grammar_library() -> NativeLibrary:
+    """What is compiled."""
+    return NativeLibrary("grammars", "grammar code", SOURCES, COMPILE_FLAGS)
+
+
+if __name__ == "__main__":
+    grammar_library().report()

@@ -1,0 +1,106 @@
+"""Compiles C++ sources for this machine, once, and keeps the library in the user's cache.
+
+The sources use no torch and no Python header: they take plain pointers through ctypes. So a build
+takes seconds and outlives a change of Python or torch. The file's name is a hash of sources, flags,
+compiler and CPU. It imports nothing of the house.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["BuildError", "NativeLibrary", "cpu_flags"]
+
+COMPILE_TIMEOUT_S = 300.0
+
+
+class BuildError(RuntimeError):
+    """The library cannot be built here; the message says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """All *.cpp files of a folder as one shared library."""
+
+    name: str  # of the file
+    title: str  # for people
+    sources: Path
+    compile_flags: tuple[str, ...]
+    needed_cpu_flags: frozenset[str] = frozenset()
+
+    def path(self) -> Path:
+        """The compiled library, built first where it is missing. Raises BuildError."""
+        missing = sorted(self.needed_cpu_flags - cpu_flags())
+        if missing:
+            raise BuildError(f"the CPU has no {', '.join(missing)}")
+        compiler = _compiler()
+        path = _cache_folder() / f"{self.name}-{self._key(compiler)}.so"
+        if not path.exists():
+            self._compile(compiler, path)
+        return path
+
+    def report(self) -> None:
+        """Print where the library is, built first where it is missing, or why there is none."""
+        try:
+            print(f"stemma: {self.title} at {self.path()}")
+        except BuildError as error:
+            print(f"stemma: no compiled {self.title}: {error}")
+
+    def _compile(self, compiler: str, path: Path) -> None:
+        """Write to a name of its own, then rename: others never load half a file."""
+        print(f"stemma: compiling {self.title} (once, a few seconds)", file=sys.stderr)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                target = Path(folder) / path.name
+                sources = [str(source) for source in sorted(self.sources.glob("*.cpp"))]
+                command = [compiler, *self.compile_flags, *sources, "-o", str(target)]
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+                )
+                if done.returncode:
+                    first = next((s for s in done.stderr.splitlines() if "error" in s), done.stderr)
+                    raise BuildError(f"{compiler} failed: {first.strip()[:300]}")
+                target.replace(path)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BuildError(f"cannot build with {compiler}: {error}") from error
+
+    def _key(self, compiler: str) -> str:
+        parts = (self.compile_flags, compiler, platform.machine(), sorted(cpu_flags()))
+        digest = hashlib.sha256(repr(parts).encode())
+        digest.update(str(Path(compiler).resolve().stat().st_mtime_ns).encode())
+        for source in sorted(self.sources.iterdir()):
+            digest.update(source.name.encode() + source.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def cpu_flags() -> frozenset[str]:
+    """Of the first processor, as Linux names them; none where the system does not list them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    for name in (named,) if named else ("g++", "clang++", "c++"):
+        found = shutil.which(name)
+        if found:
+            return found
+    raise BuildError(f"no C++ compiler ({named or 'g++, clang++ or c++'}) is installed")
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "stemma"
