@@ -28,7 +28,7 @@ from .schema_suites import DIALECTS, SchemaCase, read_cases, read_suite
 from .vocabularies import trained_vocabulary
 
 NUM_REASONS = 10
-EXAMPLE_CHARS = 120
+EXAMPLE_CHARS = 160
 COLUMNS = {
     "engine": "engine",
     "compiled %": "compiled_pct",
@@ -141,8 +141,8 @@ def commonest_reasons(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 def normalised(message: str) -> str:
     """A message without what differs from schema to schema: pointers, quoted texts, numbers."""
-    message = re.sub(r"(?<![\w/])(/[^\s:,;]*|#/[^\s:,;]*)", "/...", message)
     message = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "'...'", message)
+    message = re.sub(r"(?<![\w/])#?/[^\s:,;]*", "/...", message)
     return re.sub(r"-?\d+(\.\d+)?", "N", message.partition("\n")[0])[:EXAMPLE_CHARS]
 
 
