@@ -249,7 +249,7 @@ class _Rules:
         if isinstance(expression, And):
             return f"({' & '.join(self._body(part) for part in expression.parts)})"
         if not self._needs_operators(expression):
-            return f"/{self._regex(expression)}/"
+            return f"/{self._regex(expression) or _NO_CHARACTER}/"
         if isinstance(expression, Repeat):
             most = "" if expression.most is None else expression.most
             return f"({self._body(expression.part)}){{{expression.least},{most}}}"
@@ -294,6 +294,7 @@ class _Rules:
         return self._resolved(ref)
 
 
+_NO_CHARACTER = "(?:)"  # two slashes begin a comment
 _NO_TEXT = r"[^\x{0}-\x{10FFFF}]"
 
 

@@ -217,6 +217,7 @@ class LoadedModel:
             "device": self.config.device,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
+            "template_knows_tools": self.template.knows_tools,
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

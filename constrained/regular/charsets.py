@@ -6,6 +6,7 @@ set, so that no automaton ever lets an invalid UTF-8 text through.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -62,7 +63,8 @@ def difference(a: Ranges, b: Ranges) -> Ranges:
 
 def contains(ranges: Ranges, code_point: int) -> bool:
     """Whether the code point is in the set."""
-    return any(low <= code_point <= high for low, high in ranges)
+    index = bisect.bisect_right(ranges, (code_point, MAX_CODE_POINT))
+    return index > 0 and code_point <= ranges[index - 1][1]
 
 
 @functools.lru_cache(maxsize=1024)

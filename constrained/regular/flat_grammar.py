@@ -9,6 +9,7 @@ pairs of a class, nodes of parts), or of a repetition [part, least, most or -1],
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -32,19 +33,12 @@ class FlatGrammar:
 
 def flat_grammar(grammar: Grammar) -> FlatGrammar:
     """Of what the start reaches; a rule that there is not has no node."""
-    writer = _Writer()
+    writer = _Writer(grammar.rules)
     start = writer.number(Ref(grammar.start))
-    done_nodes = 0
-    roots: list[int] = []
-    while done_nodes < len(writer.nodes) or len(roots) < len(writer.rules):
-        for node in writer.nodes[done_nodes:]:
-            writer.write(node)
-            done_nodes += 1
-        for name in list(writer.rules)[len(roots) :]:
-            root = grammar.rules.get(name)
-            roots.append(_UNKNOWN if root is None else writer.number(root))
-    header = [len(writer.nodes), len(roots), start, len(writer.payload)]
-    words = chain(header, writer.words, roots, writer.payload)
+    for node in writer.nodes:  # grows meanwhile
+        writer.write(node)
+    header = [len(writer.nodes), len(writer.roots), start, len(writer.payload)]
+    words = chain(header, writer.words, writer.roots, writer.payload)
     return FlatGrammar(np.fromiter(words, np.int32), list(writer.rules))
 
 
@@ -52,9 +46,11 @@ def flat_grammar(grammar: Grammar) -> FlatGrammar:
 class _Writer:
     """Numbers nodes as they are met and writes them in that order; no recursion."""
 
+    expressions: Mapping[str, Expression]  # of the rules
     nodes: list[Expression] = field(default_factory=list)  # kept: their ids are in use
     numbers: dict[int, int] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
+    roots: list[int] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
     payload: list[int] = field(default_factory=list)
 
@@ -63,6 +59,13 @@ class _Writer:
         if number == len(self.nodes):
             self.nodes.append(node)
         return number
+
+    def rule(self, name: str) -> int:
+        rule = self.rules.setdefault(name, len(self.roots))
+        if rule == len(self.roots):
+            root = self.expressions.get(name)
+            self.roots.append(_UNKNOWN if root is None else self.number(root))
+        return rule
 
     def write(self, node: Expression) -> None:
         match node:
@@ -82,7 +85,7 @@ class _Writer:
             case Not(part):
                 self.words += (_NOT, self.number(part), 0, 0)
             case Ref(name):
-                self.words += (_REF, self.rules.setdefault(name, len(self.rules)), 0, 0)
+                self.words += (_REF, self.rule(name), 0, 0)
 
     def _write_items(self, kind: int, items: list[int], count: int | None = None) -> None:
         self.words += (kind, len(self.payload), len(items) if count is None else count, 0)

@@ -1,55 +1,74 @@
 """Questions about the languages of expressions without rules: empty, disjoint, contained, finite.
 
-Each is answered by an automaton, and remembered.
+Each is answered by an automaton, and remembered. Raise TooManyStates where there is none.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..grammar import And, Expression, Grammar, Literal, Not
 from .build import build_dfa
 from .dfa import DEAD, Dfa
+from .flat_grammar import flat_grammar
 
 MAX_REMEMBERED = 4096
 
 
-@functools.lru_cache(maxsize=MAX_REMEMBERED)
 def is_empty(expression: Expression) -> bool:
-    """Whether no text matches. Raises TooManyStates, as all here."""
-    return _dfa(expression).is_empty
+    """Whether no text matches."""
+    return _is_empty(_Question.of(expression))
 
 
-@functools.lru_cache(maxsize=MAX_REMEMBERED)
 def intersects(a: Expression, b: Expression) -> bool:
     """Whether some text matches both."""
     if isinstance(a, Literal) and isinstance(b, Literal):
-        return a == b
+        return a.text == b.text
     return not is_empty(And((a, b)))
 
 
-@functools.lru_cache(maxsize=MAX_REMEMBERED)
 def is_subset(a: Expression, b: Expression) -> bool:
     """Whether every text of `a` is one of `b`."""
-    return a == b or is_empty(And((a, Not(b))))
+    return a is b or is_empty(And((a, Not(b))))
+
+
+def finite_words(expression: Expression, limit: int) -> tuple[str, ...] | None:
+    """All texts, in the order of their UTF-8 bytes; None where they are more than `limit`."""
+    return _finite_words(_Question.of(expression), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """An expression known by its flat form: its parts may be deep, or shared many times over."""
+
+    form: bytes
+    expression: Expression = field(compare=False)
+
+    @classmethod
+    def of(cls, expression: Expression) -> _Question:
+        return cls(flat_grammar(Grammar.of(expression)).words.tobytes(), expression)
+
+    def dfa(self) -> Dfa:
+        return build_dfa(Grammar.of(self.expression))
 
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
-def finite_words(expression: Expression, limit: int) -> tuple[str, ...] | None:
-    """All texts, in the order of their UTF-8 bytes; None where they are more than `limit`."""
+def _is_empty(question: _Question) -> bool:
+    return question.dfa().is_empty
+
+
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
+def _finite_words(question: _Question, limit: int) -> tuple[str, ...] | None:
     words: list[str] = []
-    for word in _words(_dfa(expression)):
+    for word in _words(question.dfa()):
         if word is None or len(words) == limit:
             return None
         words.append(word.decode())
     return tuple(words)
-
-
-def _dfa(expression: Expression) -> Dfa:
-    return build_dfa(Grammar.of(expression))
 
 
 def _words(dfa: Dfa) -> Iterator[bytes | None]:

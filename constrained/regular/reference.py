@@ -81,7 +81,10 @@ class _Construction:
 
     def run(self, expression: Expression, entry: int, exit: int, outer: _Rules | None) -> None:
         self.pending.append((expression, entry, exit, outer))
+        num_done = 0
         while self.pending:
+            num_done += 1
+            self.budget.check_nfa(num_done)  # shared parts may multiply without new states
             self._add(*self.pending.pop())
 
     def _add(self, node: Expression, entry: int, exit: int, within: _Rules | None) -> None:

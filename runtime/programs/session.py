@@ -76,8 +76,10 @@ class ProgramSession:
         instance: int,
         is_streaming: bool,
         client: Hashable = "",
+        tools: tuple[Any, ...] = (),
     ) -> None:
-        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon."""
+        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tools` is
+        what a chat template is told of."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
@@ -92,7 +94,7 @@ class ProgramSession:
         self._has_ended = False
         self.is_done = False
         root = self._branch(0)
-        root.transcript = Transcript(world.tokenizer, world.template)
+        root.transcript = Transcript(world.tokenizer, world.template, tools)
 
     # --- input ------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import orjson
 import zmq
 
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
@@ -202,6 +203,7 @@ class Gateway:
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
             client=client.session,
+            tools=_tools(values.get("tools")),
         )
         return session
 
@@ -326,6 +328,19 @@ def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ProtocolError(f"{name}={value!r} is not allowed: an integer in [0, 2**63)")
     return value
+
+
+def _tools(value: object) -> tuple[Any, ...]:
+    """From JSON text. Raises ProtocolError."""
+    if value is None:
+        return ()
+    try:
+        tools = orjson.loads(value if isinstance(value, str) else b"")
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"tools is not JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise ProtocolError("tools is not a list")
+    return tuple(tools)
 
 
 def _peak_rss_bytes() -> int:

@@ -18,8 +18,8 @@ from stemma.constrained.vocabulary import Vocabulary
 
 TEXTUAL = [  # states in which any plain text may follow, or so many characters of it
     r'"[^"\\]*"', r'"[^"\\]{0,3}"', r'"[^"\\]{2,5}a"', r".*", r"[^a]*", r"(.|\n){0,4}",
-    r"é{1,3}.{2}", r'"([^"\\]|\\["n]){0,6}"', r"(..)*", r".*ab.*", r"[\x20-\x7e]*",
-    r"[^\x00-\x1f]{0,2}",
+    r"é{1,3}.{2}", r'"([^"\\]|\\["n]){0,6}"', r"(..)*", r".é", r".{3}(é|東)b", r".*ab.*",
+    r"[\x20-\x7e]*", r"[^\x00-\x1f]{0,2}",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@
 namespace stemma {
 namespace {
 
-constexpr size_t kMaxWords = size_t{1} << 26;  // 256 MiB
+constexpr size_t kMaxWords = size_t{1} << 25;  // 128 MiB
 constexpr int32_t kHeaderWords = 4, kNodeWords = 4;
 
 void require(bool holds) {

@@ -81,6 +81,7 @@ struct Nfa {
         first_edge.push_back(-1);
         first_move.push_back(-1);
         budget.check_nfa(first_edge.size());
+        budget.check_memory(3 * edges.size());
         return static_cast<int32_t>(first_edge.size()) - 1;
     }
     void add_edge(int32_t from, uint8_t low, uint8_t high, int32_t to) {

@@ -104,9 +104,7 @@ std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
     for (int byte = 0x20; byte < 0x80; byte++) {
         if (byte == '"' || byte == '\\') continue;
         add(states, dfa.step(state, byte));
-        if (states.size() > 1 && has_dead(states)) return states;
     }
-    if (states[0] == kDead) return states;
     for (const Lead& lead : kLeads) {
         std::vector<int32_t> reached = after(dfa, {state}, lead.low, lead.high);
         reached = after(dfa, reached, lead.next_low, lead.next_high);
@@ -119,6 +117,7 @@ std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
 // How many characters of plain text may follow, whichever they are: the distance to the nearest
 // state that refuses one. Exact where no run can be longer.
 int16_t runs_from(const Dfa& dfa, int32_t state, int64_t max_run) {
+    if (dfa.step(state, ' ') == kDead || dfa.step(state, 'a') == kDead) return 0;  // most states
     std::vector<int32_t> seen{state}, edge{state};
     bool is_chain = true;
     for (int64_t length = 0; length < max_run; length++) {

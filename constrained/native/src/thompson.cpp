@@ -118,7 +118,8 @@ class Thompson {
         nfa_.new_state(budget_);
         nfa_.new_state(budget_);
         pending_.push_back({root, kStart, kAccept, kNone});
-        while (!pending_.empty()) {
+        for (size_t num_done = 1; !pending_.empty(); ++num_done) {
+            budget_.check_nfa(num_done);  // shared parts may multiply without new states
             const Work work = pending_.back();
             pending_.pop_back();
             add(work);

@@ -1,0 +1,201 @@
+"""Arrays as rules: the first items one by one, then a repetition; with counters as an automaton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..grammar import (
+    NOTHING,
+    Alt,
+    And,
+    Concat,
+    Expression,
+    Literal,
+    Not,
+    Ref,
+    Repeat,
+    alt,
+    concat,
+    repeat,
+)
+from ..regular.languages import finite_words
+from .arrays import ArrayCase, Count
+from .document import TRUE, Signed
+
+if TYPE_CHECKING:
+    from .schema_grammar import GrammarBuilder
+
+MAX_UNIQUE = 8  # values of an item under `uniqueItems`; there are 2^n sets of them
+
+_Counters: TypeAlias = tuple[int, ...]
+
+
+def array_expression(builder: GrammarBuilder, case: ArrayCase) -> Expression:
+    """The texts of a case's arrays."""
+    if case.is_unique is False:
+        builder.refuse("uniqueItems", "its negation asks for two equal items")
+    if case.is_unique and (case.most is None or case.most > 1):
+        texts = _UniqueItems(builder, case).texts()
+        if texts is not None:
+            return texts
+    if case.counts:
+        return _CountedItems(builder, case).texts()
+    return _plain(builder, case)
+
+
+def _plain(builder: GrammarBuilder, case: ArrayCase) -> Expression:
+    spacing, most, boundary = builder.spacing, case.most, case.boundary
+    if most is not None:
+        boundary = min(boundary, most)
+    item = builder.value(case.item_state(boundary) - {TRUE})
+    further = None if most is None else most - boundary
+    tail: Expression
+    if boundary == 0:
+        if item == NOTHING or further == 0:
+            return spacing.empty_array if case.least == 0 else NOTHING
+        rest = repeat(
+            concat(spacing.comma, item),
+            max(case.least - 1, 0),
+            None if further is None else further - 1,
+        )
+        some = concat(item, rest, spacing.close_array)
+        if case.least == 0:
+            some = alt(some, Literal("]"))
+        return concat(spacing.open_array, some)
+    tail = concat(
+        repeat(concat(spacing.comma, item), max(case.least - boundary, 0), further),
+        spacing.close_array,
+    )
+    for index in range(boundary - 1, -1, -1):
+        own = builder.value(case.item_state(index) - {TRUE})
+        tail = concat(*([spacing.comma] if index else []), own, tail)
+        if index >= case.least:
+            end = spacing.close_array if index else Literal("]")
+            tail = alt(end, tail)
+            if index:
+                tail = builder.new_rule(tail)
+    return concat(spacing.open_array, tail)
+
+
+class _CountedItems:
+    """A rule for each (index, counters); both stop counting where more makes no difference."""
+
+    def __init__(self, builder: GrammarBuilder, case: ArrayCase) -> None:
+        self.builder = builder
+        self.case = case
+        self.counts = sorted(case.counts, key=repr)
+        self.last = max(case.boundary, case.least, 1) if case.most is None else case.most
+        self._rules: dict[tuple[int, _Counters], str] = {}
+        self._queue: list[tuple[int, _Counters]] = []
+
+    def texts(self) -> Expression:
+        start = self._rule(0, (0,) * len(self.counts))
+        while self._queue:
+            key = self._queue.pop()
+            self.builder.rules[self._rules[key]] = alt(*self._parts(*key))
+        return concat(self.builder.spacing.open_array, start)
+
+    def _rule(self, index: int, counters: _Counters) -> Ref:
+        key = (min(index, self.last), counters)
+        if key not in self._rules:
+            self._rules[key] = self.builder.new_name()
+            self._queue.append(key)
+        return Ref(self._rules[key])
+
+    def _parts(self, index: int, counters: _Counters) -> Iterator[Expression]:
+        case, spacing = self.case, self.builder.spacing
+        is_met = all(n >= c.least for n, c in zip(counters, self.counts))
+        if index >= case.least and is_met:
+            yield spacing.close_array if index else Literal("]")
+        if case.most is not None and index >= case.most:
+            return
+        comma = [spacing.comma] if index else []
+        base = case.item_state(index)
+        choices = [self._choices(c, index, n) for c, n in zip(self.counts, counters)]
+        for chosen in product(*choices):
+            state = base.union(signed for signed, _ in chosen) - {TRUE}
+            value = self.builder.value(state)
+            if value != NOTHING:
+                after = self._rule(index + 1, tuple(n for _, n in chosen))
+                yield concat(*comma, value, after)
+
+    def _choices(self, count: Count, index: int, counted: int) -> list[tuple[Signed, int]]:
+        """What the item is asked, and the counter after it. Under a maximum it must be known
+        whether an item counts; towards a minimum it is enough that some do."""
+        if index < count.start or (count.stop is not None and index >= count.stop):
+            return [(TRUE, counted)]
+        if count.most is None:
+            if counted >= count.least:
+                return [(TRUE, counted)]
+            return [(count.item, counted + 1), (TRUE, counted)]
+        choices = [(-count.item, counted)]
+        if counted < count.most:
+            choices.append((count.item, counted + 1))
+        return choices
+
+
+class _UniqueItems:
+    """Items that differ, from few values: a rule for each set of values already written."""
+
+    def __init__(self, builder: GrammarBuilder, case: ArrayCase) -> None:
+        self.builder = builder
+        self.case = case
+        self._rules: dict[frozenset[str], str] = {}
+        self._queue: list[frozenset[str]] = []
+
+    def texts(self) -> Expression | None:
+        """None where lenient and there are too many values."""
+        words = self._words()
+        if words is None or self.case.counts:
+            reason = "beside `contains`" if words else f"an item has more than {MAX_UNIQUE} values"
+            self.builder.refuse("uniqueItems", reason)
+            return None
+        start = self._rule(frozenset())
+        while self._queue:
+            used = self._queue.pop()
+            self.builder.rules[self._rules[used]] = alt(*self._parts(used, words))
+        return concat(self.builder.spacing.open_array, start)
+
+    def _words(self) -> list[tuple[str, ...]] | None:
+        """The texts at each index, the last one for all further ones."""
+        found = []
+        most = self.case.most
+        for index in range(self.case.boundary + 1):
+            if most is not None and index >= most:
+                break
+            value = self.builder.value(self.case.item_state(index) - {TRUE})
+            words = None if _has_rule(value) else finite_words(value, MAX_UNIQUE)
+            if words is None:
+                return None
+            found.append(words)
+        return found
+
+    def _rule(self, used: frozenset[str]) -> Ref:
+        if used not in self._rules:
+            self._rules[used] = self.builder.new_name()
+            self._queue.append(used)
+        return Ref(self._rules[used])
+
+    def _parts(self, used: frozenset[str], words: list[tuple[str, ...]]) -> Iterator[Expression]:
+        spacing, index = self.builder.spacing, len(used)
+        if index >= self.case.least:
+            yield spacing.close_array if index else Literal("]")
+        if self.case.most is not None and index >= self.case.most:
+            return
+        for word in words[min(index, len(words) - 1)]:
+            if word not in used:
+                comma = [spacing.comma] if index else []
+                yield concat(*comma, Literal(word), self._rule(used | {word}))
+
+
+def _has_rule(expression: Expression) -> bool:
+    match expression:
+        case Ref():
+            return True
+        case Concat(parts) | Alt(parts) | And(parts):
+            return any(map(_has_rule, parts))
+        case Repeat(part) | Not(part):
+            return _has_rule(part)
+    return False

@@ -1,0 +1,268 @@
+"""A schema document as numbered places, references resolved.
+
+A place is a subschema; its number with a sign is what the rest works on: `+n` says that the
+instance is valid under place n, `-n` that it is not. Conjunctions of such numbers are finitely
+many, which is why recursion ends. References are resolved by the `referencing` library where they
+are more than a pointer into the same resource; nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import jsonschema_specifications
+import referencing
+import referencing.exceptions
+from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
+
+from ...errors import InvalidGrammar, UnsupportedSchema
+from .keywords import DIALECTS, KEYWORDS, Dialect, is_schema
+
+Signed: TypeAlias = int
+State: TypeAlias = frozenset[int]
+"""A conjunction of signed places; the empty one is any value."""
+
+TRUE: Signed = 1
+FALSE: Signed = -1
+
+_SPECIFICATIONS = {
+    Dialect.DRAFT4: DRAFT4,
+    Dialect.DRAFT6: DRAFT6,
+    Dialect.DRAFT7: DRAFT7,
+    Dialect.D2019: DRAFT201909,
+    Dialect.D2020: DRAFT202012,
+}
+
+
+class Resource:
+    """A schema with a base URI of its own: the document, and each subschema with an `$id`."""
+
+    def __init__(self, contents: Any, dialect: Dialect, resolver: Any = None) -> None:
+        self.contents = contents
+        self.dialect = dialect
+        self._resolver = resolver
+
+    @property
+    def resolver(self) -> Any:
+        """Of `referencing`; made when first needed, since most documents never do."""
+        if self._resolver is None:
+            specification: Any = _SPECIFICATIONS[self.dialect]
+            resource = specification.create_resource(self.contents)
+            registry: Any = jsonschema_specifications.REGISTRY
+            self._resolver = (
+                registry.with_resource(resource.id() or "", resource)
+                .crawl()
+                .resolver(resource.id() or "")
+            )
+        return self._resolver
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One subschema. `alternatives`, where not None, stands in for the schema: any of these."""
+
+    number: int
+    schema: dict[str, Any]
+    pointer: str
+    resource: Resource
+    alternatives: tuple[Signed, ...] | None = None
+    children: dict[object, Signed] = field(default_factory=dict)
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.resource.dialect
+
+
+class Document:
+    """Places by number. Numbers ascend in the order in which the schema is read."""
+
+    def __init__(self, schema: object, dialect: str | None = None) -> None:
+        default = Dialect.D2020 if dialect is None else _dialect(dialect)
+        if not is_schema(schema):
+            raise InvalidGrammar.of("json_schema", schema, "a schema: an object, true or false")
+        root = Resource(schema, _declared(schema, default))
+        nothing = Resource({}, default)
+        self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
+        self._numbers: dict[int, int] = {}
+        self._kept: list[object] = []  # alive, so that no id() is used twice
+        self.root = self._locate(schema, "", root)
+
+    def __getitem__(self, signed: Signed) -> Place:
+        return self._places[abs(signed)]
+
+    def child(self, place: Place, *tokens: str | int) -> Signed:
+        """The subschema at these keys below the place."""
+        schema: Any = place.schema
+        for token in tokens:
+            schema = schema[token]
+        if schema is True:
+            return TRUE
+        if schema is False:
+            return FALSE
+        return self._numbers.get(id(schema)) or self._locate(
+            schema, place.pointer + "".join(map(_pointed, tokens)), place.resource
+        )
+
+    def made(self, place: Place, key: object, schema: dict[str, Any], resource: Resource) -> Signed:
+        """A subschema that stands in for something of the place's, once per key."""
+        if key not in place.children:
+            place.children[key] = self._add(schema, place.pointer, resource)
+        return place.children[key]
+
+    def any_of(self, place: Place, alternatives: tuple[Signed, ...]) -> Signed:
+        """The union of places."""
+        if alternatives not in place.children:
+            number = self._add({}, place.pointer, place.resource)
+            self._places[number].alternatives = alternatives
+            place.children[alternatives] = number
+        return place.children[alternatives]
+
+    def target(self, place: Place, keyword: str) -> Signed:
+        """What the reference at the place's `keyword` points to."""
+        if keyword not in place.children:
+            place.children[keyword] = self._resolved(place, keyword)
+        return place.children[keyword]
+
+    def _resolved(self, place: Place, keyword: str) -> Signed:
+        reference: str = place.schema[keyword]
+        if keyword != "$ref":
+            self._require_static(place, keyword, reference)
+        if reference.startswith("#") and (reference == "#" or reference[1] == "/"):
+            found = _pointer_within(place.resource.contents, reference[1:])
+            if found is not None:
+                return self._locate(found, unquote(reference[1:]), place.resource)
+        try:
+            resolved = place.resource.resolver.lookup(reference)
+        except (referencing.exceptions.Unresolvable, ValueError) as error:
+            raise _unresolved(place, keyword, reference) from error
+        contents, resolver = resolved.contents, resolved.resolver
+        resource = Resource(contents, _declared(contents, place.dialect), resolver)
+        return self._locate(contents, f"{place.pointer}/{keyword}", resource)
+
+    def _require_static(self, place: Place, keyword: str, reference: str) -> None:
+        """A dynamic reference is a plain one where the document offers one target only."""
+        anchors = 0
+        for schema in _dictionaries(place.resource.contents):
+            if keyword == "$recursiveRef":
+                anchors += schema.get("$recursiveAnchor") is True
+            else:
+                anchors += schema.get("$dynamicAnchor") == reference.rpartition("#")[2]
+        if anchors > 1:
+            raise UnsupportedSchema(
+                place.pointer, keyword, f"{anchors} places may be the target of {reference!r}"
+            )
+
+    def _locate(self, schema: object, pointer: str, resource: Resource) -> Signed:
+        if isinstance(schema, bool):
+            return TRUE if schema else FALSE
+        if not isinstance(schema, dict):
+            raise InvalidGrammar(
+                f"{pointer or '/'}: {schema!r:.200} is not allowed: a schema is an object, true or "
+                "false",
+                "json_schema",
+            )
+        number = self._numbers.get(id(schema))
+        if number is None:
+            identifier = "id" if resource.dialect == Dialect.DRAFT4 else "$id"
+            if identifier in schema and schema is not resource.contents:
+                resource = _inner(schema, identifier, pointer, resource)
+            _check(schema, pointer, resource.dialect)
+            number = self._numbers[id(schema)] = self._add(schema, pointer, resource)
+        return number
+
+    def _add(self, schema: dict[str, Any], pointer: str, resource: Resource) -> int:
+        self._kept.append(schema)
+        self._places.append(Place(len(self._places), schema, pointer, resource))
+        return len(self._places) - 1
+
+
+def _check(schema: dict[str, Any], pointer: str, dialect: Dialect) -> None:
+    if dialect <= Dialect.DRAFT7 and "$ref" in schema:
+        KEYWORDS["$ref"].check(schema["$ref"], pointer)
+        return  # its siblings are ignored, malformed ones too
+    for name, value in schema.items():
+        keyword = KEYWORDS.get(name)
+        if keyword is not None and keyword.since <= dialect <= keyword.until:
+            keyword.check(value, pointer)
+
+
+def _dialect(name: str) -> Dialect:
+    found = DIALECTS.get(name.rstrip("#"))
+    if found is None:
+        raise InvalidGrammar.of("dialect", name, f"one of {', '.join(DIALECTS)}")
+    return found
+
+
+def _declared(schema: object, default: Dialect) -> Dialect:
+    if not isinstance(schema, dict) or "$schema" not in schema:
+        return default
+    name = schema["$schema"]
+    if not isinstance(name, str):
+        raise InvalidGrammar.of("$schema", name, "the URI of a dialect")
+    known = DIALECTS.get(
+        name.rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
+    )
+    if known is None:
+        raise UnsupportedSchema("", "$schema", f"{name!r} is none of {', '.join(DIALECTS)}")
+    return known
+
+
+def _inner(schema: dict[str, Any], identifier: str, pointer: str, outer: Resource) -> Resource:
+    name = schema[identifier]
+    if not isinstance(name, str) or name.startswith("#"):
+        return outer  # malformed (found by the check) or, up to draft 7, an anchor
+    if outer.dialect <= Dialect.DRAFT7 and "$ref" in schema:
+        return outer
+    specification: Any = _SPECIFICATIONS[outer.dialect]
+    try:
+        resolver = outer.resolver.in_subresource(specification.create_resource(schema))
+    except ValueError as error:
+        raise InvalidGrammar(f"{pointer}: {identifier}={name!r}: {error}", "json_schema") from error
+    return Resource(schema, _declared(schema, outer.dialect), resolver)
+
+
+def _pointer_within(contents: Any, fragment: str) -> Any:
+    """The subschema at a JSON pointer, None where it is not there or lies in another resource."""
+    for token in fragment.split("/")[1:]:
+        token = unquote(token).replace("~1", "/").replace("~0", "~")
+        if isinstance(contents, list) and token.isdigit() and int(token) < len(contents):
+            contents = contents[int(token)]
+        elif isinstance(contents, dict) and token in contents:
+            contents = contents[token]
+        else:
+            return None
+        if isinstance(contents, dict) and ("$id" in contents or "id" in contents):
+            return None
+    return contents
+
+
+def _unresolved(place: Place, keyword: str, reference: str) -> InvalidGrammar:
+    if reference.startswith("#"):
+        return InvalidGrammar(
+            f"{place.pointer or '/'}: {keyword}={reference!r} points to nothing", "json_schema"
+        )
+    return UnsupportedSchema(
+        place.pointer,
+        keyword,
+        f"{reference!r} is not in the document; remote schemas are not fetched",
+    )
+
+
+def _dictionaries(value: Any) -> Iterator[dict[str, Any]]:
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, dict):
+            yield current
+            pending.extend(current.values())
+        elif isinstance(current, list):
+            pending.extend(current)
+
+
+def _pointed(token: str | int) -> str:
+    if isinstance(token, str) and ("~" in token or "/" in token):
+        token = token.replace("~", "~0").replace("/", "~1")
+    return f"/{token}"

@@ -1,0 +1,421 @@
+"""From signed places to disjunctions of what is asked of each JSON type.
+
+A schema is an alternating tree automaton: a conjunction and negation of places at each value. This
+is the step that makes it nondeterministic: for one type of value the boolean applicators of a place
+(`$ref`, `allOf`, `anyOf`, `oneOf`, `not`, `if`, `enum`, dependencies) are multiplied out to cases,
+each a conjunction of typed constraints; a keyword for another type says nothing, so its negation
+holds for no value of this type. What is asked of items and properties stays signed places.
+
+Exponential in the worst case; cases that contradict themselves are dropped as they arise, branches
+of `oneOf` that exclude each other are not negated, and beyond MAX_CASES the keyword is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from ...errors import InvalidGrammar, UnsupportedSchema
+from . import arrays, assertions, numbers, objects, strings
+from .document import FALSE, TRUE, Document, Place, Signed, State
+from .keywords import Dialect, is_number
+
+MAX_CASES = 2000
+
+
+class Kind(IntEnum):
+    """What a JSON value can be; true and false apart, since each is one value."""
+
+    NULL = 0
+    FALSE = 1
+    TRUE = 2
+    NUMBER = 3
+    STRING = 4
+    ARRAY = 5
+    OBJECT = 6
+
+
+class Constant:
+    """The only case of a kind that is one value."""
+
+    def merged(self, other: Constant) -> Constant:
+        return self
+
+
+Case: TypeAlias = Any
+"""Constant, NumberCase, StringCase, ArrayCase or ObjectCase, by kind."""
+
+Cases: TypeAlias = list[Case]
+
+_CONSTANT = Constant()
+ANY_OF: tuple[Case, ...] = (
+    _CONSTANT,
+    _CONSTANT,
+    _CONSTANT,
+    numbers.ANY,
+    strings.ANY,
+    arrays.ANY,
+    objects.ANY,
+)
+_KINDS_OF_TYPE = {
+    "null": (Kind.NULL,),
+    "boolean": (Kind.FALSE, Kind.TRUE),
+    "integer": (Kind.NUMBER,),
+    "number": (Kind.NUMBER,),
+    "string": (Kind.STRING,),
+    "array": (Kind.ARRAY,),
+    "object": (Kind.OBJECT,),
+}
+_TYPES_OF_KIND = ("null", "boolean", "boolean", "number", "string", "array", "object")
+
+
+class Expansion:
+    """The cases of places and of states, each found once."""
+
+    def __init__(
+        self, document: Document, *, asserts_format: bool = True, is_lenient: bool = False
+    ) -> None:
+        self.document = document
+        self.asserts_format = asserts_format
+        self.is_lenient = is_lenient
+        self.warnings: dict[str, None] = {}
+        self._cases: dict[tuple[Signed, Kind, bool], Cases] = {}
+        self._pending: set[tuple[Signed, Kind, bool]] = set()
+        self._void: dict[State, bool] = {}
+
+    def unsupported(self, place: Place, keyword: str, reason: str) -> None:
+        """Strict: raises UnsupportedSchema. Lenient: notes it; the caller drops the keyword."""
+        error = UnsupportedSchema(place.pointer, keyword, reason)
+        if not self.is_lenient:
+            raise error
+        self.warnings[f"{place.pointer or '/'}: {keyword} is not enforced: {reason}"] = None
+
+    def state_cases(self, state: State, kind: Kind) -> Cases:
+        """What a value of this kind in the state may be: any of these; [] is nothing."""
+        if len(state) == 1:
+            return self.cases(next(iter(state)), kind)
+        if any(-signed in state for signed in state):
+            return []
+        if state:
+            last = self.document[max(state)]
+            return self.product(last, "allOf", kind, (self.cases(s, kind) for s in sorted(state)))
+        return [ANY_OF[kind]]
+
+    def kinds(self, state: State) -> Iterable[Kind]:
+        """The kinds that a state may allow: those of the `type`s that it names."""
+        found: Iterable[Kind] = Kind
+        for signed in state:
+            place = self.document[signed]
+            named = place.schema.get("type") if signed > 0 else None
+            if named is not None and "$ref" not in place.schema:
+                types = [named] if isinstance(named, str) else named
+                own = {kind for name in types for kind in _KINDS_OF_TYPE[name]}
+                found = [kind for kind in found if kind in own]
+        return found
+
+    def is_void(self, state: State) -> bool:
+        """Whether it is plain that no value is in the state."""
+        known = self._void.get(state)
+        if known is None:
+            self._void[state] = False  # met again within itself: not plain
+            known = not any(self.state_cases(state, kind) for kind in self.kinds(state))
+            self._void[state] = known
+        return known
+
+    def cases(self, signed: Signed, kind: Kind, is_tracked: bool = False) -> Cases:
+        """The cases of one signed place. Tracked: they know what was evaluated in place."""
+        if abs(signed) == TRUE:
+            return [ANY_OF[kind]] if signed == TRUE else []
+        key = (signed, kind, is_tracked)
+        found = self._cases.get(key)
+        if found is None:
+            if key in self._pending:
+                place = self.document[signed]
+                raise InvalidGrammar(
+                    f"{place.pointer or '/'}: the schema refers to itself without progress",
+                    "json_schema",
+                )
+            self._pending.add(key)
+            found = self._cases[key] = self._expanded(signed, kind, is_tracked)
+            self._pending.discard(key)
+        return found
+
+    def product(
+        self, place: Place, keyword: str, kind: Kind, factors: Iterable[Cases | None]
+    ) -> Cases:
+        """All factors at once; None says nothing."""
+        result: Cases = [ANY_OF[kind]]
+        for factor in factors:
+            if factor is None:
+                continue
+            merged = (self._merged(one, other) for one in result for other in factor)
+            result = list(dict.fromkeys(case for case in merged if case is not None))
+            if len(result) > MAX_CASES:
+                raise UnsupportedSchema(
+                    place.pointer, keyword, f"it multiplies out to more than {MAX_CASES} cases"
+                )
+            if not result:
+                return result
+        return result
+
+    def _merged(self, one: Case, other: Case) -> Case | None:
+        merged = one.merged(other)
+        if merged is None or merged is one or merged is other:
+            return merged
+        if isinstance(merged, objects.ObjectCase) and self._is_contradiction(one, other, merged):
+            return None
+        return merged
+
+    def _is_contradiction(
+        self, one: objects.ObjectCase, other: objects.ObjectCase, merged: objects.ObjectCase
+    ) -> bool:
+        """Whether a required key is left without a value."""
+        for name in merged.required:
+            state = merged.value_state(name)
+            if len(state) < 2 and FALSE not in state:
+                continue
+            is_new = name not in one.required or name not in other.required
+            if (is_new or len(state) > len(one.value_state(name))) and self.is_void(state - {TRUE}):
+                return True
+        return False
+
+    def _expanded(self, signed: Signed, kind: Kind, is_tracked: bool) -> Cases:
+        place = self.document[signed]
+        if place.alternatives is not None:
+            parts = [self.cases(s if signed > 0 else -s, kind) for s in place.alternatives]
+            return _union(parts) if signed > 0 else self.product(place, "anyOf", kind, parts)
+        unevaluated = _UNEVALUATED.get(kind)
+        if unevaluated in place.schema and place.dialect >= Dialect.D2019:
+            found = self._with_unevaluated(place, kind, signed > 0, str(unevaluated))
+        elif signed > 0:
+            found = self.product(place, "allOf", kind, self._factors(place, kind, True, is_tracked))
+        else:
+            return _union(self._factors(place, kind, False, False))
+        if not is_tracked and kind >= Kind.ARRAY:
+            return list(dict.fromkeys(case.forgetting() for case in found))
+        return found
+
+    def _with_unevaluated(self, place: Place, kind: Kind, is_positive: bool, keyword: str) -> Cases:
+        rest = self.document.child(place, keyword)
+        evaluated = self.product(place, keyword, kind, self._factors(place, kind, True, True))
+        extend = (
+            assertions.unevaluated_items
+            if kind == Kind.ARRAY
+            else (assertions.unevaluated_properties)
+        )
+        found = [extend(self, place, case, rest, is_positive) for case in evaluated]
+        if is_positive:
+            return [case for case in found if case is not None]
+        unmet = _union(self._factors(place, kind, False, False))
+        return unmet + [case.forgetting() for case in found if case is not None]
+
+    def _factors(
+        self, place: Place, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Iterator[Cases | None]:
+        """What each keyword asks, or what it takes to break it; None: nothing either way."""
+        schema = place.schema
+        if "$ref" in schema and place.dialect <= Dialect.DRAFT7:
+            yield self._reference(place, "$ref", kind, is_positive, is_tracked)
+            return
+        for keyword in schema:
+            handler = _APPLICATORS.get(keyword)
+            if handler is not None:
+                yield handler(self, place, keyword, kind, is_positive, is_tracked)
+        typed = assertions.BY_KIND[kind]
+        if typed is not None:
+            yield from typed(self, place, is_positive, is_tracked)
+
+    def _reference(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        try:
+            target = self.document.target(place, keyword)
+        except UnsupportedSchema as error:
+            if not self.is_lenient:
+                raise
+            self.warnings[str(error)] = None
+            return [ANY_OF[kind]]
+        return self.cases(target if is_positive else -target, kind, is_tracked and is_positive)
+
+    def _type(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        named = place.schema["type"]
+        types = (named,) if isinstance(named, str) else named
+        if _TYPES_OF_KIND[kind] in types:
+            return None if is_positive else []
+        if kind == Kind.NUMBER and "integer" in types:
+            return [numbers.INTEGER if is_positive else numbers.NOT_INTEGER]
+        return [] if is_positive else [ANY_OF[kind]]
+
+    def _values(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        if keyword == "const" and place.dialect < Dialect.DRAFT6:
+            return None
+        values = place.schema[keyword] if keyword == "enum" else [place.schema[keyword]]
+        same = [value for value in values if kind_of(value) == kind]
+        if kind >= Kind.ARRAY:
+            signs = [assertions.literal_place(self.document, place, value) for value in same]
+            parts = [self.cases(s if is_positive else -s, kind) for s in signs]
+            return _union(parts) if is_positive else self.product(place, keyword, kind, parts)
+        if not same:
+            return [] if is_positive else [ANY_OF[kind]]
+        if kind == Kind.STRING:
+            if is_positive:
+                return [strings.StringCase(values=frozenset(same))]
+            return [strings.not_of_values(same)]
+        if kind == Kind.NUMBER:
+            return [numbers.of_values(same) if is_positive else numbers.not_of_values(same)]
+        return [_CONSTANT] if is_positive else []
+
+    def _branches(self, place: Place, keyword: str) -> list[Signed]:
+        return [
+            self.document.child(place, keyword, index)
+            for index in range(len(place.schema[keyword]))
+        ]
+
+    def _all_of(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        branches = self._branches(place, keyword)
+        if is_positive:
+            parts = (self.cases(branch, kind, is_tracked) for branch in branches)
+            return self.product(place, keyword, kind, parts)
+        return _union(self.cases(-branch, kind) for branch in branches)
+
+    def _any_of(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        branches = self._branches(place, keyword)
+        if not is_positive:
+            parts = (self.cases(-branch, kind) for branch in branches)
+            return self.product(place, keyword, kind, parts)
+        if not is_tracked:
+            return _union(self.cases(branch, kind) for branch in branches)
+        either = [self.cases(b, kind, True) + self.cases(-b, kind) for b in branches]
+        some = _union(self.cases(branch, kind) for branch in branches)
+        return self.product(place, keyword, kind, [*either, some])
+
+    def _one_of(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        branches = self._branches(place, keyword)
+        overlaps = {
+            (i, j)
+            for i, j in combinations(range(len(branches)), 2)
+            if self._overlap(branches[i], branches[j], kind)
+        }
+        parts: list[Cases] = []
+        if is_positive:
+            for i, branch in enumerate(branches):
+                others = [
+                    self.cases(-other, kind)
+                    for j, other in enumerate(branches)
+                    if (min(i, j), max(i, j)) in overlaps
+                ]
+                own = self.cases(branch, kind, is_tracked)
+                parts.append(self.product(place, keyword, kind, [own, *others]))
+            return _union(parts)
+        parts.append(
+            self.product(place, keyword, kind, (self.cases(-branch, kind) for branch in branches))
+        )
+        for i, j in sorted(overlaps):
+            both = (self.cases(branches[i], kind), self.cases(branches[j], kind))
+            parts.append(self.product(place, keyword, kind, both))
+        return _union(parts)
+
+    def _overlap(self, one: Signed, other: Signed, kind: Kind) -> bool:
+        """Whether some value may be valid under both; the same branch twice always is."""
+        ours, theirs = self.cases(one, kind), self.cases(other, kind)
+        return any(self._merged(a, b) is not None for a in ours for b in theirs)
+
+    def _not(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        inner = self.document.child(place, "not")
+        return self.cases(-inner if is_positive else inner, kind)
+
+    def _if(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        schema = place.schema
+        has_branch = "then" in schema or "else" in schema
+        if place.dialect < Dialect.DRAFT7 or not (has_branch or is_tracked):
+            return None
+        condition = self.document.child(place, "if")
+        parts = []
+        for branch, sign in (("then", 1), ("else", -1)):
+            result = self.document.child(place, branch) if branch in schema else TRUE
+            result = result if is_positive else -result
+            factors = (
+                self.cases(sign * condition, kind, is_tracked and sign > 0),
+                self.cases(result, kind, is_tracked and is_positive),
+            )
+            parts.append(self.product(place, "if", kind, factors))
+        return _union(parts)
+
+    def _dependent(
+        self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
+    ) -> Cases | None:
+        """`dependentRequired`, `dependentSchemas` and, their ancestor, `dependencies`."""
+        if kind != Kind.OBJECT or (keyword != "dependencies" and place.dialect < Dialect.D2019):
+            return None
+        parts = []
+        for name, entry in place.schema[keyword].items():
+            if isinstance(entry, list):
+                follow = assertions.required(entry, is_positive)
+            else:
+                inner = self.document.child(place, keyword, name)
+                follow = self.cases(
+                    inner if is_positive else -inner, kind, is_tracked and is_positive
+                )
+            present = self.product(
+                place, keyword, kind, [[objects.ObjectCase(required=frozenset({name}))], follow]
+            )
+            absent = [objects.ObjectCase(values=((name, FALSE),))] if is_positive else []
+            parts.append(absent + present)
+        return self.product(place, keyword, kind, parts) if is_positive else _union(parts)
+
+
+def kind_of(value: object) -> Kind:
+    """Of a value of the schema's. Raises InvalidGrammar for what is not JSON."""
+    if value is None:
+        return Kind.NULL
+    if isinstance(value, bool):
+        return Kind.TRUE if value else Kind.FALSE
+    if is_number(value):
+        return Kind.NUMBER
+    if isinstance(value, str):
+        return Kind.STRING
+    if isinstance(value, list):
+        return Kind.ARRAY
+    if isinstance(value, dict):
+        return Kind.OBJECT
+    raise InvalidGrammar.of("json_schema", value, "JSON values only")
+
+
+def _union(parts: Iterable[Cases | None]) -> Cases:
+    return list(dict.fromkeys(case for part in parts if part for case in part))
+
+
+_UNEVALUATED = {Kind.ARRAY: "unevaluatedItems", Kind.OBJECT: "unevaluatedProperties"}
+_Handler: TypeAlias = Callable[[Expansion, Place, str, Kind, bool, bool], "Cases | None"]
+_APPLICATORS: dict[str, _Handler] = {
+    "type": Expansion._type,
+    "enum": Expansion._values,
+    "const": Expansion._values,
+    "$ref": Expansion._reference,
+    "$dynamicRef": Expansion._reference,
+    "$recursiveRef": Expansion._reference,
+    "allOf": Expansion._all_of,
+    "anyOf": Expansion._any_of,
+    "oneOf": Expansion._one_of,
+    "not": Expansion._not,
+    "if": Expansion._if,
+    "dependencies": Expansion._dependent,
+    "dependentRequired": Expansion._dependent,
+    "dependentSchemas": Expansion._dependent,
+}

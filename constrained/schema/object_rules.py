@@ -1,0 +1,259 @@
+"""Objects as right-linear rules: the listed keys in order, then the free ones.
+
+Without counts the rules are a chain, linear in the number of keys:
+
+    first_i = key_i more_i+1 | first_i+1        nothing is written yet
+    more_i  = ("," key_i)? more_i+1             something is
+
+With counts (`minProperties`, keys that have to exist) a rule is a place in the chain, what was
+counted and what is still missing; in any order it is the set of keys that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from ..grammar import NOTHING, And, Expression, Literal, Not, Ref, alt, concat, optional, repeat
+from ..regular.languages import finite_words
+from .document import TRUE, Signed, State
+from .json_text import ANY_TEXT, encoded, json_string
+from .objects import KeySet, ObjectCase, is_key_in
+
+if TYPE_CHECKING:
+    from .schema_grammar import GrammarBuilder
+
+MAX_PATTERNS = 6
+MAX_LISTED_WORDS = 20  # a class of no more keys is listed, so that none can come twice
+MAX_ANY_ORDER = 6
+
+_T = TypeVar("_T")
+Exists: TypeAlias = tuple[KeySet, Signed]
+_Place: TypeAlias = int | frozenset[int]
+_Key: TypeAlias = tuple[_Place, int, frozenset[Exists]]
+"""The next listed key or those that are left; keys written; keys that still have to exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A listed key, or the free keys of one class; `key` is their JSON text."""
+
+    key: Expression
+    state: State
+    name: str | None
+    inside: frozenset[Expression] = frozenset()
+    outside: frozenset[Expression] = frozenset()
+
+    def meets(self, exists: Exists) -> bool:
+        """Whether its keys are in the set of which one has to exist."""
+        keys = exists[0]
+        if self.name is not None:
+            return is_key_in(self.name, keys)
+        return keys.inside <= self.inside and keys.outside <= self.outside
+
+
+def object_expression(
+    builder: GrammarBuilder, case: ObjectCase, order: dict[str, None]
+) -> Expression:
+    """The texts of a case's objects; `order` ranks its keys."""
+    rules = _ObjectRules(builder, case, order)
+    if not rules.is_possible:
+        return NOTHING
+    if builder.property_order == "any":
+        return rules.any_order()
+    return rules.counted() if rules.has_counts else rules.chain()
+
+
+class _ObjectRules:
+    """The rules of one case."""
+
+    def __init__(self, builder: GrammarBuilder, case: ObjectCase, order: dict[str, None]) -> None:
+        self.builder = builder
+        self.case = case
+        self.listed: list[Entry] = []
+        self.free: list[Entry] = []
+        self.is_possible = True
+        self._list(order)
+        self._find_free()
+        self.least = case.least if case.least > len(case.required) else 0
+        self.most = case.most
+        if not self.free and self.most is not None and self.most >= len(self.listed):
+            self.most = None
+        self.has_counts = bool(self.least or self.most is not None or case.exists)
+        self._rules: dict[_Key, str] = {}
+        self._queue: list[tuple[str, _Key]] = []
+
+    def _list(self, order: dict[str, None]) -> None:
+        case = self.case
+        sets = [keys for keys, _ in (*case.values, *case.exists) if isinstance(keys, KeySet)]
+        named = dict.fromkeys(case.named())
+        for keys in sets:
+            named.update(dict.fromkeys(sorted(keys.names)))
+        self._named = named
+        for name in dict.fromkeys((*(n for n in order if n in named), *named)):
+            self._add_name(name)
+
+    def _add_name(self, name: str) -> None:
+        state = self.case.value_state(name) - {TRUE}
+        if self.builder.value(state) != NOTHING:
+            self.listed.append(Entry(Literal(encoded(name)), state, name))
+        elif name in self.case.required:
+            self.is_possible = False
+
+    def _find_free(self) -> None:
+        """Classes of keys by the patterns that they match; classes of few keys are listed."""
+        sets = [(k, s) for k, s in self.case.values if isinstance(k, KeySet)]
+        keys = [*(k for k, _ in sets), *(k for k, _ in self.case.exists)]
+        patterns = sorted({p for k in keys for p in (*k.inside, *k.outside)}, key=repr)
+        if len(patterns) > MAX_PATTERNS:
+            self.builder.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
+        for inside in _subsets(patterns):
+            outside = frozenset(patterns) - inside
+            state = frozenset(
+                s for k, s in sets if s != TRUE and k.inside <= inside and k.outside <= outside
+            )
+            if self.builder.value(state) == NOTHING:
+                continue
+            names = [n for n in self._named if KeySet(inside, outside).has(n)]
+            language = _key_language(inside, outside, names)
+            words = finite_words(language, MAX_LISTED_WORDS) if patterns else None
+            if words is None:
+                key = json_string(language)
+                self.free.append(Entry(key, state, None, inside, outside))
+                self.builder.needs_unique_keys = True
+            for word in words or ():
+                self.listed.append(Entry(Literal(encoded(word)), state, word))
+
+    def chain(self) -> Expression:
+        """Without counts."""
+        spacing = self.builder.spacing
+        members = [self._member(entry) for entry in self.listed]
+        free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
+        more: Expression = concat(repeat(concat(spacing.comma, free), 0), spacing.close_object)
+        first: Expression = alt(concat(free, more), spacing.close_object)
+        required = self.case.required
+        needed = next((i for i, e in enumerate(self.listed) if e.name in required), None)
+        for index in range(len(members) - 1, -1, -1):
+            member, is_needed = members[index], self.listed[index].name in required
+            if needed is None or index <= needed:
+                more = self._shared(more)
+                first = concat(member, more) if is_needed else alt(concat(member, more), first)
+            follow = concat(spacing.comma, member)
+            more = concat(follow if is_needed else optional(follow), more)
+        return concat(spacing.open_object, first)
+
+    def _shared(self, expression: Expression) -> Expression:
+        """A long tail as a rule of its own, since it is used more than once."""
+        if isinstance(expression, (Literal, Ref)):
+            return expression
+        return self.builder.new_rule(expression)
+
+    def _member(self, entry: Entry, further: Iterable[Signed] = ()) -> Expression:
+        value = self.builder.value(entry.state.union(further) - {TRUE})
+        return concat(entry.key, self.builder.spacing.colon, value)
+
+    def counted(self) -> Expression:
+        """With counts: a rule for each (place, keys written, keys that still have to exist)."""
+        start = self._rule((0, 0, frozenset(self.case.exists)))
+        while self._queue:
+            self._write(*self._queue.pop())
+        return concat(self.builder.spacing.open_object, start)
+
+    def any_order(self) -> Expression:
+        """A rule for each set of listed keys that are left."""
+        if len(self.listed) > MAX_ANY_ORDER:
+            self.builder.refuse(
+                "properties",
+                f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be",
+            )
+        left = frozenset(range(len(self.listed)))
+        start = self._rule((left, 0, frozenset(self.case.exists)))
+        while self._queue:
+            self._write(*self._queue.pop())
+        return concat(self.builder.spacing.open_object, start)
+
+    def _rule(self, key: _Key) -> Ref:
+        place, count, missing = key
+        cap = max(self.least, 1) if self.most is None else self.most
+        key = (place, min(count, cap), missing)
+        if key not in self._rules:
+            self._rules[key] = self.builder.new_name()
+            self._queue.append((self._rules[key], key))
+        return Ref(self._rules[key])
+
+    def _write(self, name: str, key: _Key) -> None:
+        place, count, missing = key
+        parts: list[Expression] = []
+        may_add = self.most is None or count < self.most
+        if isinstance(place, int):
+            if place < len(self.listed):
+                entry = self.listed[place]
+                if may_add:
+                    parts += self._written(entry, place + 1, count, missing)
+                if entry.name not in self.case.required:
+                    parts.append(self._rule((place + 1, count, missing)))
+                self.builder.rules[name] = alt(*parts)
+                return
+            is_over = True
+        else:
+            is_over = not any(self.listed[i].name in self.case.required for i in place)
+            for index in sorted(place) if may_add else ():
+                parts += self._written(self.listed[index], place - {index}, count, missing)
+        if isinstance(place, int) and not missing:
+            parts.append(self._free_tail(count))
+        else:
+            for entry in self.free if may_add else ():
+                parts += self._written(entry, place, count, missing)
+            if is_over and not missing and count >= self.least:
+                parts.append(self._close(count))
+        self.builder.rules[name] = alt(*parts)
+
+    def _written(
+        self,
+        entry: Entry,
+        place: _Place,
+        count: int,
+        missing: frozenset[Exists],
+    ) -> Iterator[Expression]:
+        """One more member, that is or is not one of those that have to exist."""
+        comma = [self.builder.spacing.comma] if count else []
+        for met in _subsets([exists for exists in missing if entry.meets(exists)]):
+            member = self._member(entry, (signed for _, signed in met))
+            yield concat(*comma, member, self._rule((place, count + 1, missing - met)))
+
+    def _free_tail(self, count: int) -> Expression:
+        """Free keys up to the end, as many as the counts allow."""
+        spacing = self.builder.spacing
+        least = max(self.least - count, 0)
+        most = None if self.most is None else self.most - count
+        free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
+        if count or most == 0:
+            if most is not None and least > most:
+                return NOTHING
+            return concat(repeat(concat(spacing.comma, free), least, most), self._close(count))
+        rest = repeat(
+            concat(spacing.comma, free), max(least - 1, 0), None if most is None else most - 1
+        )
+        some = concat(free, rest, spacing.close_object)
+        return alt(some, spacing.close_object) if least == 0 else some
+
+    def _close(self, count: int) -> Expression:
+        return self.builder.spacing.close_object if count else Literal("}")
+
+
+def _key_language(
+    inside: frozenset[Expression], outside: frozenset[Expression], names: list[str]
+) -> Expression:
+    parts = [*sorted(inside, key=repr), *(Not(part) for part in sorted(outside, key=repr))]
+    if names:
+        parts.append(Not(alt(*map(Literal, names))))
+    if not parts:
+        return ANY_TEXT
+    return parts[0] if len(parts) == 1 else And(tuple(parts))
+
+
+def _subsets(items: list[_T]) -> Iterator[frozenset[_T]]:
+    for size in range(len(items) + 1):
+        yield from map(frozenset, combinations(items, size))

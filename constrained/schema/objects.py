@@ -1,0 +1,115 @@
+"""What is asked of an object: which keys, how many, and what their values are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from ..grammar import Expression
+from .document import Signed, State
+from .membership import matches
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """Keys by pattern: in all of `inside`, in none of `outside`, and none of `names`."""
+
+    inside: frozenset[Expression] = frozenset()
+    outside: frozenset[Expression] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool:
+        return (
+            name not in self.names
+            and all(matches(part, name) for part in self.inside)
+            and not any(matches(part, name) for part in self.outside)
+        )
+
+
+Keys: TypeAlias = str | KeySet
+"""One key by its name, or a set of them."""
+
+
+def is_key_in(name: str, keys: Keys) -> bool:
+    """Whether a key is the named one, or one of the set."""
+    return keys == name if isinstance(keys, str) else keys.has(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The keys that keywords in place have looked at, for `unevaluatedProperties`."""
+
+    is_all: bool = False
+    names: frozenset[str] = frozenset()
+    patterns: frozenset[Expression] = frozenset()
+
+    def __or__(self, other: Evaluated) -> Evaluated:
+        return Evaluated(
+            self.is_all or other.is_all, self.names | other.names, self.patterns | other.patterns
+        )
+
+
+NOTHING_EVALUATED = Evaluated()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCase:
+    """A conjunction of what is asked of an object.
+
+    `values`: every key of the set has a value that is valid so. `exists`: some key of the set has
+    one. A forbidden key is one whose value is FALSE.
+    """
+
+    values: tuple[tuple[Keys, Signed], ...] = ()
+    required: frozenset[str] = frozenset()
+    exists: frozenset[tuple[KeySet, Signed]] = frozenset()
+    least: int = 0
+    most: int | None = None
+    evaluated: Evaluated = field(default=NOTHING_EVALUATED)
+
+    def value_state(self, name: str) -> State:
+        """What is asked of the value of a key."""
+        return frozenset(signed for keys, signed in self.values if is_key_in(name, keys))
+
+    def merged(self, other: ObjectCase) -> ObjectCase | None:
+        """Both conjunctions; None where the counts leave no object."""
+        if not self.values and self == ANY:
+            return other
+        if not other.values and other == ANY:
+            return self
+        most = self.most if other.most is None else other.most
+        if self.most is not None and other.most is not None:
+            most = min(self.most, other.most)
+        values = self.values
+        if other.values:
+            known = set(values)
+            values += tuple(entry for entry in other.values if entry not in known)
+        required = self.required | other.required
+        least = max(self.least, other.least)
+        if most is not None and (least > most or len(required) > most):
+            return None
+        return ObjectCase(
+            values,
+            required,
+            self.exists | other.exists,
+            least,
+            most,
+            self.evaluated | other.evaluated,
+        )
+
+    def named(self) -> list[str]:
+        """The keys that the case speaks of by name, each once."""
+        names = dict.fromkeys(keys for keys, _ in self.values if isinstance(keys, str))
+        names.update(dict.fromkeys(sorted(self.required)))
+        return list(names)
+
+    def forgetting(self) -> ObjectCase:
+        """Without the record of what was evaluated."""
+        return (
+            self
+            if self.evaluated == NOTHING_EVALUATED
+            else replace(self, evaluated=NOTHING_EVALUATED)
+        )
+
+
+ANY = ObjectCase()

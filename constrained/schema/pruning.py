@@ -1,0 +1,98 @@
+"""Rules without the parts that match nothing, and without rules that nothing leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..grammar import (
+    NOTHING,
+    Alt,
+    Chars,
+    Concat,
+    Expression,
+    Grammar,
+    Ref,
+    Repeat,
+    alt,
+    concat,
+    repeat,
+)
+
+
+def pruned(root: Expression, rules: Mapping[str, Expression]) -> Grammar | None:
+    """The grammar of `root`; None where it matches nothing.
+
+    A rule is productive if it derives a text: the least fixpoint over all rules. `And` and `Not`
+    are taken for productive: whoever makes them sees to it.
+    """
+    productive = _productive(rules)
+    if len(productive) < len(rules):
+        rules = {name: _without(rules[name], productive) for name in rules if name in productive}
+        root = _without(root, productive)
+    if not _is_productive(root, productive):
+        return None
+    reached = _reached(root, rules)
+    if isinstance(root, Ref) and root.name not in reached:
+        raise AssertionError(f"rule {root.name} was never written")
+    return Grammar({"root": root, **{name: rules[name] for name in rules if name in reached}})
+
+
+def _productive(rules: Mapping[str, Expression]) -> set[str]:
+    found: set[str] = set()
+    left = list(reversed(rules))  # later rules are mostly parts of earlier ones
+    while left:
+        missing = []
+        for name in left:
+            if _is_productive(rules[name], found):
+                found.add(name)
+            else:
+                missing.append(name)
+        if len(missing) == len(left):
+            break
+        left = missing
+    return found
+
+
+def _is_productive(part: Expression, productive: set[str]) -> bool:
+    match part:
+        case Ref(name):
+            return name in productive
+        case Concat(parts):
+            return all(_is_productive(inner, productive) for inner in parts)
+        case Alt(parts):
+            return any(_is_productive(inner, productive) for inner in parts)
+        case Repeat(inner, least):
+            return least == 0 or _is_productive(inner, productive)
+        case Chars(ranges):
+            return bool(ranges)
+    return True
+
+
+def _without(part: Expression, productive: set[str]) -> Expression:
+    """The part with NOTHING for every rule that is not productive."""
+    match part:
+        case Ref(name):
+            return part if name in productive else NOTHING
+        case Concat(parts):
+            return concat(*(_without(inner, productive) for inner in parts))
+        case Alt(parts):
+            inner_parts = (_without(inner, productive) for inner in parts)
+            return alt(*(inner for inner in inner_parts if inner != NOTHING))
+        case Repeat(inner, least, most):
+            return repeat(_without(inner, productive), least, most)
+    return part
+
+
+def _reached(root: Expression, rules: Mapping[str, Expression]) -> set[str]:
+    reached: set[str] = set()
+    pending = [root]
+    while pending:
+        match pending.pop():
+            case Ref(name) if name not in reached:
+                reached.add(name)
+                pending.append(rules[name])
+            case Concat(parts) | Alt(parts):
+                pending.extend(parts)
+            case Repeat(inner):
+                pending.append(inner)
+    return reached

@@ -1,0 +1,245 @@
+"""JSON Schema to grammar: a rule for each conjunction of places that holds at some value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal as OneOf
+
+from ...errors import InvalidGrammar, UnsupportedSchema
+from ..grammar import NOTHING, Expression, Grammar, Literal, Ref, alt
+from . import numbers, strings
+from .array_rules import array_expression
+from .document import FALSE, TRUE, Document, Place, Signed, State
+from .expansion import Cases, Expansion, Kind
+from .json_text import ANY_JSON_STRING, spacing
+from .keywords import Dialect
+from .object_rules import object_expression
+from .pruning import pruned
+
+__all__ = ["SchemaGrammar", "schema_grammar"]
+
+MAX_RULES = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaGrammar:
+    """The grammar of a schema's valid documents.
+
+    `needs_unique_keys`: some object has keys that the schema does not list, so that the grammar
+    alone does not exclude a key that comes twice.
+    """
+
+    grammar: Grammar
+    warnings: tuple[str, ...]
+    needs_unique_keys: bool
+
+
+def schema_grammar(
+    schema: object,
+    *,
+    whitespace: OneOf["compact", "flexible"] = "compact",
+    property_order: OneOf["schema", "any"] = "schema",
+    is_lenient: bool = False,
+    dialect: str | None = None,
+    asserts_format: bool = True,
+) -> SchemaGrammar:
+    """Exactly the valid documents, in canonical spelling; lenient: at least those.
+
+    `dialect` (a URI or a name such as "draft7") is that of schemas without `$schema`; without
+    either it is 2020-12, its predecessors' keywords understood. Raises UnsupportedSchema for what
+    cannot be enforced, InvalidGrammar for a malformed schema and for one that no document meets.
+    """
+    try:
+        builder = GrammarBuilder(
+            Document(schema, dialect), whitespace, property_order, is_lenient, asserts_format
+        )
+        return builder.grammar()
+    except RecursionError as error:
+        raise InvalidGrammar("/: the schema is nested too deeply", "json_schema") from error
+
+
+class GrammarBuilder:
+    """Owns the rules while they are written. A state's rule is written once, from a queue, so that
+    the depth of a schema is not the depth of a call stack."""
+
+    def __init__(
+        self,
+        document: Document,
+        whitespace: str,
+        property_order: str,
+        is_lenient: bool,
+        asserts_format: bool,
+    ) -> None:
+        self.document = document
+        self.expansion = Expansion(document, asserts_format=asserts_format, is_lenient=is_lenient)
+        self.spacing = spacing(whitespace)
+        self.property_order = property_order
+        self.rules: dict[str, Expression] = {}
+        self.needs_unique_keys = False
+        self._values: dict[State, Expression] = {}
+        self._queue: list[tuple[str, State]] = []
+        self._num_names = 0
+        self._state: State = frozenset()  # whose rule is being written
+
+    def grammar(self) -> SchemaGrammar:
+        """All rules, without those that nothing matches."""
+        root = self.value(frozenset({self.document.root}) - {TRUE})
+        while self._queue:
+            name, self._state = self._queue.pop()
+            self.rules[name] = alt(*self._texts(self._state))
+        grammar = pruned(root, self.rules)
+        if grammar is None:
+            raise InvalidGrammar("/: the schema matches no document", "json_schema")
+        return SchemaGrammar(grammar, tuple(self.expansion.warnings), self.needs_unique_keys)
+
+    def value(self, state: State) -> Expression:
+        """The texts of a state's values; a rule where arrays or objects are among them."""
+        found = self._values.get(state)
+        if found is None:
+            found = self._values[state] = self._new_value(state)
+        return found
+
+    def new_name(self) -> str:
+        """For a rule that is written at once."""
+        self._num_names += 1
+        if self._num_names > MAX_RULES:
+            place = self._place()
+            raise InvalidGrammar(
+                f"{place.pointer or '/'}: the schema needs more than {MAX_RULES} rules",
+                "json_schema",
+            )
+        return f"r{self._num_names}"
+
+    def new_rule(self, expression: Expression) -> Ref:
+        """A rule of its own."""
+        name = self.new_name()
+        self.rules[name] = expression
+        return Ref(name)
+
+    def refuse(self, keyword: str, reason: str) -> None:
+        """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
+        self.expansion.unsupported(self._place(keyword), keyword, reason)
+
+    def _place(self, keyword: str | None = None) -> Place:
+        """The place at fault in the state at hand, as far as it can be told."""
+        places = [self.document[signed] for signed in sorted(self._state)]
+        for place in places:
+            if keyword in place.schema:
+                return place
+        return places[0] if places else self.document[self.document.root]
+
+    def _new_value(self, state: State) -> Expression:
+        if FALSE in state:
+            return NOTHING
+        kinds = self.expansion.kinds(state)
+        cases = {kind: self.expansion.state_cases(state, kind) for kind in kinds}
+        if cases.get(Kind.ARRAY) or cases.get(Kind.OBJECT):
+            name = self.new_name()
+            self._queue.append((name, state))
+            return Ref(name)
+        outer, self._state = self._state, state
+        texts = alt(*(text for kind in cases for text in self._kind_texts(kind, cases[kind])))
+        self._state = outer
+        return texts
+
+    def _texts(self, state: State) -> Iterator[Expression]:
+        for kind in self.expansion.kinds(state):
+            yield from self._kind_texts(kind, self.expansion.state_cases(state, kind))
+
+    def _kind_texts(self, kind: Kind, cases: Cases) -> Iterator[Expression]:
+        if not cases:
+            return
+        if kind < Kind.NUMBER:
+            yield Literal(("null", "false", "true")[kind])
+        elif kind == Kind.NUMBER:
+            yield numbers.ANY_NUMBER if numbers.ANY in cases else alt(*map(self._number, cases))
+        elif kind == Kind.STRING:
+            if strings.ANY in cases:
+                yield ANY_JSON_STRING
+            else:
+                yield from map(strings.json_texts, cases)
+        elif kind == Kind.ARRAY:
+            for case in cases:
+                yield array_expression(self, case)
+        else:
+            order = self._order()
+            for case in cases:
+                yield object_expression(self, case, order)
+
+    def _number(self, case: numbers.NumberCase) -> Expression:
+        try:
+            return numbers.expression(case, self.rules.__setitem__)
+        except numbers.TooManyRemainders as error:
+            self.refuse("multipleOf", str(error))
+            return numbers.expression(numbers.NumberCase(case.interval), self.rules.__setitem__)
+
+    def _order(self) -> dict[str, None]:
+        """The keys of the state at hand in the order in which its places first name them."""
+        names: dict[str, None] = {}
+        late: dict[str, None] = {}
+        seen: set[Signed] = set()
+        for signed in sorted(self._state, key=abs):
+            _mention(self.document, abs(signed), names, late, seen)
+        return names | {name: None for name in late if name not in names}
+
+
+def _mention(
+    document: Document,
+    number: Signed,
+    names: dict[str, None],
+    late: dict[str, None],
+    seen: set[Signed],
+) -> None:
+    """Keys by first mention, through applicators in place; `late`: those only required."""
+    number = abs(number)
+    if number in seen:
+        return
+    seen.add(number)
+    place = document[number]
+    for signed in place.alternatives or ():
+        _mention(document, signed, names, late, seen)
+    schema = place.schema
+    if "$ref" in schema and place.dialect <= Dialect.DRAFT7:
+        _mention_target(document, place, "$ref", names, late, seen)
+        return
+    for keyword, value in schema.items():
+        if keyword == "properties":
+            names.update(dict.fromkeys(value))
+        elif keyword in ("allOf", "anyOf", "oneOf"):
+            for index in range(len(value)):
+                _mention(document, document.child(place, keyword, index), names, late, seen)
+        elif keyword in ("not", "if", "then", "else"):
+            _mention(document, document.child(place, keyword), names, late, seen)
+        elif keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            _mention_target(document, place, keyword, names, late, seen)
+        elif keyword == "required":
+            late.update(dict.fromkeys(value))
+        elif keyword in ("dependencies", "dependentSchemas", "dependentRequired"):
+            late.update(dict.fromkeys(value))
+            for name, entry in value.items():
+                if isinstance(entry, list):
+                    late.update(dict.fromkeys(entry))
+                else:
+                    _mention(document, document.child(place, keyword, name), names, late, seen)
+        elif keyword == "propertyNames" and isinstance(value, dict):
+            late.update(dict.fromkeys(n for n in value.get("enum", ()) if isinstance(n, str)))
+        elif keyword in ("enum", "const"):
+            for literal in value if keyword == "enum" else (value,):
+                if isinstance(literal, dict):
+                    names.update(dict.fromkeys(literal))
+
+
+def _mention_target(
+    document: Document,
+    place: Place,
+    keyword: str,
+    names: dict[str, None],
+    late: dict[str, None],
+    seen: set[Signed],
+) -> None:
+    try:
+        target = document.target(place, keyword)
+    except UnsupportedSchema:  # lenient, and already warned of
+        return
+    _mention(document, target, names, late, seen)

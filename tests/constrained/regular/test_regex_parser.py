@@ -1,0 +1,159 @@
+"""Regexes against Python's `re`, and the cases in which ECMA-262 differs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from stemma.constrained.grammar import Grammar
+from stemma.constrained.regular.build import build_dfa
+from stemma.constrained.regular.dfa import Dfa
+from stemma.constrained.regular.regex_parser import Dialect, parse_regex
+from stemma.errors import InvalidGrammar
+
+_atoms = st.sampled_from(
+    ["a", "b", "c", ".", "[ab]", "[^a]", "[^\\n]", r"\w", r"\W", r"\d", r"\s", r"\n", "\n", "é"]
+)
+_quantifiers = st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{0,1}", "{2,}", "*?", "+?", "??"])
+
+
+def _wider(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    groups = inner.map("(?:{})".format)
+    return st.one_of(
+        st.lists(inner, max_size=3).map("".join),
+        st.lists(inner, min_size=1, max_size=3).map("|".join).map("({})".format),
+        st.builds("{}{}".format, groups | _atoms, _quantifiers),
+        inner.map("(?={})".format),
+        inner.map("(?!{})".format),
+    )
+
+
+regexes = st.recursive(_atoms | st.sampled_from(["^", "$", ""]), _wider, max_leaves=6)
+texts = st.text("abc\né ", max_size=5)
+
+
+def dfa_of(pattern: str, dialect: Dialect = "ecma", anchored: bool = False) -> Dfa:
+    expression = parse_regex(pattern, dialect=dialect, anchored=anchored)
+    return build_dfa(Grammar.of(expression), max_states=2000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(regexes, st.booleans(), st.lists(texts, min_size=5, max_size=20))
+@example("^a|b$", False, ["a", "ba", "ab", "xb", "xbx", "b\n"])
+@example("(^a|b)c", False, ["ac", "xac", "xbc"])
+@example("(?:a$|\\n)*c?", True, ["a\n", "a", "a\nc", "\n\na\n"])
+@example("(?:^b?)*a|(?!^a)b", False, ["ba", "cba", "b", "ab"])
+@example("(b(?!c))+c?", True, ["bb", "bbc", "bc"])
+def test_matches_what_python_matches(pattern: str, anchored: bool, words: list[str]) -> None:
+    pattern = "(?a)" + pattern  # the sets of Unicode's make large automata
+    try:
+        dfa = dfa_of(pattern, "python", anchored)
+    except InvalidGrammar as error:
+        assume("unbounded repetition" not in str(error))
+        raise
+    expected = re.compile(pattern)
+    for word in words:
+        found = expected.fullmatch(word) if anchored else expected.search(word)
+        assert dfa.matches(word.encode()) == (found is not None), word
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text("ab()[]{}|*+?^$.\\-,1dpu=!:<P", max_size=10))
+def test_any_text_is_parsed_or_refused_and_never_taken_where_python_refuses(text: str) -> None:
+    with contextlib.suppress(InvalidGrammar):
+        parse_regex(text, dialect="ecma", anchored=False)
+    try:
+        parse_regex(text, dialect="python", anchored=True)
+    except InvalidGrammar:
+        return
+    re.compile(text)
+
+
+@pytest.mark.parametrize(
+    "pattern, inside, outside",
+    [
+        (r"^\d$", "1", "٣"),  # digits are ASCII's
+        (r"^\w$", "_", "é"),
+        (r"^\s$", "\ufeff", "\x85"),
+        (r"^a$", "a", "a\n"),  # $ is the very end
+        (r"^.$", "\x85", "\u2028"),  # line terminators
+        (r"^[^]$", "\n", ""),
+        (r"^(?:[]|a)$", "a", "]"),
+        (r"^\cA\0\x41\u0042\u{43}$", "\x01\0ABC", "c"),
+        (r"^\ud83d\ude00$", "😀", "😁"),  # a pair of escapes is one character
+        (r"^[\ud83d\ude00-\ud83d\ude02]$", "😁", "😃"),
+        (r"^.$", "😀", "ab"),
+        (r"^\p{Lu}\P{L}$", "É1", "éa"),
+        (r"^[\w-.]+$", "a-.", "a b"),
+        (r"^{\-}$", "{-}", "-"),
+        (r"^[\b]$", "\b", "b"),
+        (r"^(?<year>\d{4})$", "2024", "20245"),
+        (r"^(?i:straße)1$", "STRASSE1".replace("SS", "ẞ"), "STRASSE1"),
+        (r"(?i)^k$", "\u212a", "x"),
+        (r"^((?!ab).)*$", "acb", "cab"),
+        (r"^(?=.*[A-Z])(?=.*\d)[^ ]{3,}$", "a1B", "ab1"),
+        (r"^(?!.*(?:\.\.))a", "a.b", "a..b"),
+        (r"foo|^bar$", "xfoox", "xbar"),
+        (r"^a{2,3}?$", "aaa", "aaaa"),
+    ],
+)
+def test_ecma_dialect(pattern: str, inside: str, outside: str) -> None:
+    dfa = dfa_of(pattern)
+    assert dfa.matches(inside.encode()) and not dfa.matches(outside.encode())
+
+
+@pytest.mark.parametrize(
+    "dialect, pattern, position, reason",
+    [
+        ("ecma", "a(b", 1, "not closed"),
+        ("ecma", "ab)", 2, "no group is open"),
+        ("ecma", "a[bc", 1, "not closed"),
+        ("ecma", "a**", 2, "nothing to repeat"),
+        ("ecma", "^*", 1, "nothing to repeat"),
+        ("ecma", "x{3,2}", 1, "at least 3 and at most 2"),
+        ("ecma", "x{9999999999}", 1, "count"),
+        ("ecma", "[b-a]", 1, "descending"),
+        ("ecma", "ab\\", 2, "nothing follows"),
+        ("ecma", r"(a)\1", 3, "backreferences"),
+        ("ecma", r"(?<n>a)\k<n>", 7, "backreferences"),
+        ("ecma", r"a\b", 1, "word boundaries"),
+        ("ecma", "(?<=a)b", 0, "lookbehinds"),
+        ("ecma", "a(?<!a)b", 1, "lookbehinds"),
+        ("ecma", r"\a", 0, "unknown escape"),
+        ("ecma", r"a\Z", 1, "unknown escape"),
+        ("ecma", r"\ud800", 0, "surrogate"),
+        ("ecma", r"[\udc00]", 1, "surrogate"),
+        ("ecma", "a\ud800", 1, "surrogate"),
+        ("ecma", r"\u{110000}", 0, "code point"),
+        ("ecma", r"\xg1", 0, "hexadecimal"),
+        ("ecma", r"\p{Foo}", 0, "Foo"),
+        ("ecma", r"\01", 0, "octal"),
+        ("ecma", "(?:(?=a)b)*c", 10, "unbounded repetition"),
+        ("ecma", "(?P<n>a)", 0, "kind of group"),
+        ("ecma", "(?m)a", 0, "flag m"),
+        ("ecma", "a(?i)b", 1, "start"),
+        ("ecma", "(?:(?=a).){60}", 0, "more than 50"),
+        ("ecma", "(" * 5000 + ")" * 5000, 100, "nested deeper"),
+        ("ecma", "a" * 100_001, 100_000, "longer"),
+        ("python", "(?P<n>a)(?P=n)", 8, "backreferences"),
+        ("python", "(?(1)a|b)", 0, "conditional"),
+        ("python", "(?>a)", 0, "atomic"),
+        ("python", "a++", 1, "possessive"),
+        ("python", r"[a-\d]", 1, "range between classes"),
+        ("python", "(?x)a", 0, "flag x"),
+    ],
+)
+def test_refusals_name_the_position_and_the_construct(
+    dialect: Dialect, pattern: str, position: int, reason: str
+) -> None:
+    with pytest.raises(InvalidGrammar, match=f"position {position}: .*{reason}"):
+        parse_regex(pattern, dialect=dialect, anchored=False)
+
+
+def test_many_lookaheads_stay_within_bounds() -> None:
+    with pytest.raises(InvalidGrammar, match="too large"):
+        parse_regex("(?:(?=a)a|b)" * 40, anchored=True)
