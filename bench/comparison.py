@@ -86,8 +86,9 @@ def shown_documents(row: dict[str, Any]) -> dict[str, Any]:
         "engine": row["engine"],
         "valid": f"{row['valid_documents']}/{row['documents']}",
         "s per valid": row["s_per_valid"],
-        "CPU s per valid": row["cpu_s_per_valid"],
-        "mean tokens": row["mean_tokens"],
+        "CPU s": row["cpu_s_per_valid"],
+        "tokens": f"{row['mean_tokens']:.1f}",
+        "canonical": f"{row['mean_canonical_tokens']:.1f}",
         "ratio": row["ratio"],
     }
 
@@ -95,14 +96,20 @@ def shown_documents(row: dict[str, Any]) -> dict[str, Any]:
 def _documents(quiet: list[Measurement], wall_s: float) -> dict[str, Any]:
     """Of a workload under a schema; the run with the fewest valid documents counts."""
     found = [one.documents for one in quiet if one.documents]
-    names = ("documents", "valid_documents", "s_per_valid", "cpu_s_per_valid", "mean_tokens")
+    names = (
+        "documents", "valid_documents", "s_per_valid", "cpu_s_per_valid", "mean_tokens",
+        "mean_canonical_tokens",
+    )  # fmt: skip
     if not found:
         return dict.fromkeys(names)
     valid = min(one.num_valid for one in found)
     cpu_s = statistics.median(one.cpu_s for one in quiet)
-    mean_tokens = statistics.median(one.mean_tokens for one in found)
+    lengths = [
+        statistics.median(getattr(one, name) for one in found)
+        for name in ("mean_tokens", "mean_canonical_tokens")
+    ]
     per_valid = (wall_s / valid, cpu_s / valid) if valid else (None, None)
-    return dict(zip(names, (found[0].num, valid, *per_valid, mean_tokens), strict=True))
+    return dict(zip(names, (found[0].num, valid, *per_valid, *lengths), strict=True))
 
 
 def _spread(row: dict[str, Any], *names: str) -> str:

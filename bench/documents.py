@@ -20,6 +20,7 @@ class Documents:
     num: int
     num_valid: int
     mean_tokens: float  # of an output, its end-of-sequence token left out
+    mean_canonical_tokens: float  # of its text, tokenized anew: the length of what was said
 
 
 class DocumentJudge:
@@ -38,7 +39,11 @@ class DocumentJudge:
             num=len(kept),
             num_valid=sum(map(self._is_valid, kept)),
             mean_tokens=sum(map(len, kept)) / len(kept),
+            mean_canonical_tokens=sum(map(self._num_canonical, kept)) / len(kept),
         )
+
+    def _num_canonical(self, ids: list[int]) -> int:
+        return len(self._file.encode(b"".join(self._file.bytes_of(ids)).decode(errors="replace")))
 
     def _without_end(self, ids: Sequence[int]) -> list[int]:
         has_end = bool(ids) and self._file.token_bytes[ids[-1]] is None

@@ -15,7 +15,7 @@ KEYS = {
     "work", "engine", "wall_s", "wall_min_s", "wall_max_s", "cpu_s", "tok_s", "output_tokens",
     "ratio", "ratio_min", "ratio_max", "cpu_ratio", "target", "share", "quiet", "others_cores",
     "equal_outputs", "peak_rss_mb", "documents", "valid_documents", "s_per_valid",
-    "cpu_s_per_valid", "mean_tokens",
+    "cpu_s_per_valid", "mean_tokens", "mean_canonical_tokens",
 }  # fmt: skip
 
 
