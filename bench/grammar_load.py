@@ -117,7 +117,7 @@ def _round_of_attacks(i: int) -> list[tuple[str, Any]]:
         ("json_schema", json.dumps({"const": f"{own}\ud800"})),
         ("json_schema", {"type": "nonsense", "title": own}),
         ("json_schema", {"not": {}, "title": own}),
-        ("ebnf", f'start: start "{own}" | start'),
+        ("ebnf", f'start: start "{own}" | "{own}"'),
     ]
 
 
