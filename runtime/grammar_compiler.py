@@ -3,8 +3,8 @@
     ask -> cache -> quick lane (0.5 s) -- too slow --> patient lane (2 s) -> collect, between steps
 
 What compiles quickly never waits behind what does not: a grammar that exceeds the quick lane's
-limit is begun again in the patient lane. A worker that exceeds a limit, or dies, is replaced; the
-grammar that it had is refused, and what is refused is remembered too. A lane is a thread that
+limit is begun again in the patient lane. A worker that exceeds a limit, or dies of a grammar, is
+replaced; the grammar is refused, and what is refused is remembered too. A lane is a thread that
 waits for its process; everything else here is called by the engine's own thread.
 """
 
@@ -248,9 +248,12 @@ class _Lane:
             self._thread.join(GRACE_S)
 
     def _run(self) -> None:
-        with contextlib.suppress(_WorkerLost):  # tried again, and told, when a grammar comes
-            self._ready_worker()
-        while (entry := self._queue.get()) is not None:
+        while True:
+            with contextlib.suppress(_WorkerLost):  # tried again, and told, when a grammar comes
+                self._ready_worker()
+            entry = self._queue.get()
+            if entry is None:
+                break
             try:
                 outcome = self._compile(entry)
             except Exception as error:  # a fault of ours must not leave requests waiting forever
@@ -266,7 +269,7 @@ class _Lane:
     def _compile(self, entry: _Entry) -> _Outcome | None:
         """None where another lane has taken over."""
         try:
-            reply = self._ready_worker().ask(Job(entry.spec, self._limit_s))
+            reply = self._ask(Job(entry.spec, self._limit_s))
         except _WorkerLost as lost:
             kind = InvalidGrammar if lost.is_of_grammar else EngineError
             failure = GrammarFailure(f"{entry.spec.kind}: {lost}", kind.__name__)
@@ -281,6 +284,15 @@ class _Lane:
         if isinstance(compiled, Refusal):
             return _Outcome(entry, GrammarFailure(compiled.message, compiled.kind))
         return self._bound(entry, compiled, len(reply))
+
+    def _ask(self, job: Job) -> bytes | None:
+        """See `_Worker.ask`; one that somebody has killed is replaced once."""
+        try:
+            return self._ready_worker().ask(job)
+        except _WorkerLost as lost:
+            if lost.is_of_grammar or self._is_closed:
+                raise
+        return self._ready_worker().ask(job)
 
     def _bound(self, entry: _Entry, compiled: CompiledGrammar, num_bytes: int) -> _Outcome:
         try:

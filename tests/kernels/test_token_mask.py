@@ -1,4 +1,4 @@
-"""Packed token masks: each implementation against a plain loop, at the edges of words and chunks."""
+"""Packed token masks: each implementation against a plain one, at edges of words and chunks."""
 
 from __future__ import annotations
 

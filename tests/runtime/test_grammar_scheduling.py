@@ -1,4 +1,4 @@
-"""Requests under a grammar: masks, jump-forward and grammars that come late, on a scripted device."""
+"""Requests under a grammar: masks, jump-forward, grammars that come late; on a scripted device."""
 
 from __future__ import annotations
 
