@@ -28,13 +28,14 @@ def judge(
             ids = file.encode(text)
         except UnicodeEncodeError:
             break
-        if _accepts(grammar.start(), ids, verdict):
+        if accepts(grammar.start(), ids, verdict):
             verdict.text = text
             break
     return verdict
 
 
-def _accepts(walk: Walk, ids: list[int], verdict: Verdict) -> bool:
+def accepts(walk: Walk, ids: list[int], verdict: Verdict) -> bool:
+    """Whether the walk takes all of these tokens and may end there; notes disagreements."""
     for token_id in ids:
         walk.mask()
         is_allowed, is_consumed = allows(walk.words, token_id), walk.consume(token_id)

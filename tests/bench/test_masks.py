@@ -11,8 +11,10 @@ from scripted_grammars import ScriptedEngine
 
 from stemma.bench.grammars import FLAT, GrammarCase, grammar_cases
 from stemma.bench.masks import Found, _row, percentile
+from stemma.bench.matchers.judge import Verdict, accepts
 from stemma.bench.matchers.measure import Figures, measure
 from stemma.bench.matchers.protocol import GrammarRequest
+from stemma.bench.matchers.stemma_engine import StemmaEngine
 from stemma.bench.matchers.tokenizer_file import TokenizerFile
 from stemma.runtime.config import EMBEDDED_MODEL
 
@@ -36,6 +38,16 @@ def test_every_instance_of_the_set_is_in_its_language() -> None:
         validator = kind(case.schema, format_checker=kind.FORMAT_CHECKER)
         for instance in case.instances:
             validator.validate(instance)
+
+
+def test_every_grammar_of_the_set_takes_its_instances(file: TokenizerFile) -> None:
+    engine = StemmaEngine(file)
+    for case in grammar_cases():
+        grammar = engine.compile(case.request)
+        for instance, text in zip(case.instances, case.texts, strict=True):
+            verdict = Verdict(None)
+            assert accepts(grammar.start(), file.encode(text), verdict), (case.name, instance)
+            assert verdict.num_disagreements == 0, case.name
 
 
 def test_flat_objects_have_required_scalars_only() -> None:

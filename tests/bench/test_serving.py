@@ -25,23 +25,29 @@ def serving(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_serving_reports_rows_limits_and_engines_without_any_peer(tmp_path: Path) -> None:
-    flags = ("--work", "chat,D1", "--scale", "0.13", "--repeats", "1", "--http", "--json")
+    flags = ("--work", "chat,D1,json", "--scale", "0.13", "--repeats", "1", "--http", "--json")
     done = serving(tmp_path, *flags, "--kv-tokens", "4096")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["work"], row["engine"]) for row in rows] == [
         ("W2", "stemma"), ("W2", "stemma-http"), ("D1", "stemma"), ("D1", "stemma-http"),
+        ("W5", "stemma"), ("W5", "stemma-http"),
     ]  # fmt: skip
     for row in rows:
         assert set(row) == KEYS and row["wall_min_s"] <= row["wall_s"] <= row["wall_max_s"]
-        assert row["output_tokens"] == {"W2": 6 * 32, "D1": 128}[row["work"]]
         assert row["equal_outputs"] == 1, "both ways are the same engine"
+    for row in rows[:4]:
+        assert row["output_tokens"] == {"W2": 6 * 32, "D1": 128}[row["work"]]
+        assert row["documents"] is None
+    for row in rows[4:]:
+        assert (row["documents"], row["valid_documents"]) == (4, 4) and row["s_per_valid"] > 0
+        assert row["output_tokens"] < 4 * 128, "end-of-sequence is honoured"
     assert rows[0]["ratio"] is None and rows[1]["ratio"] > 0 and rows[2]["share"] > 0
     report = json.loads((tmp_path / "serving.json").read_text())
     assert {"cpu", "cores", "commit", "torch"} <= set(report["machine"])
     assert report["limits"]["read_gb_s"] > 0 and report["limits"]["matmul_gflop_s"] > 0
     assert [engine["mode"] for engine in report["engines"]] == ["offline", "http"]
-    assert len(report["repeats"]) == 2 * 2
+    assert len(report["repeats"]) == 3 * 2
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
