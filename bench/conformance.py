@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.config import EMBEDDED_MODEL
+from ..runtime.grammar_compiler import DEFAULT_TIMEOUT_S
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer
 from .matchers.protocol import GrammarRequest
 from .matchers.spelling import mentioned_names
@@ -78,7 +79,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--vocab", type=int, metavar="N",
         help="a vocabulary trained here (default: the embedded model's)")  # fmt: skip
     add("--timeout", type=float, default=30.0, metavar="S",
-        help="for compiling a schema, and for its instances (default: %(default)s)")  # fmt: skip
+        help="for a schema's instances, and for its compilation by a peer; Stemma's has the "
+        "runtime's own limit (default: %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,14 +109,15 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     over_generated = sum(one.num_over_generated for one in compiled)
     num_right = sum(one.is_right for one in outcomes)
     paths = Counter(one.path for one in compiled)
+    has_paths = not paths[""]
     return {
         "compiled_pct": _percent(len(compiled), len(outcomes)),
         "valid_accepted_pct": _percent(num_accepted, num_valid),
         "invalid_rejected_pct": _percent(num_invalid - over_generated, num_invalid),
         "right_pct": _percent(num_right, len(outcomes)),
         "over_generated": over_generated,
-        "fsm_pct": _percent(paths["fsm"], len(compiled)),
-        "pushdown_pct": _percent(paths["pushdown"], len(compiled)),
+        "fsm_pct": _percent(paths["fsm"], len(compiled)) if has_paths else None,
+        "pushdown_pct": _percent(paths["pushdown"], len(compiled)) if has_paths else None,
         "num_schemas": len(outcomes),
         "num_compiled": len(compiled),
         "num_right": num_right,
@@ -152,7 +155,8 @@ def judge(
     """Compile the schema and feed its instances."""
     outcome = Outcome(case.id, num_valid=len(case.valid), num_invalid=len(case.invalid))
     request = GrammarRequest("json_schema", json.dumps(case.schema), is_lenient)
-    compiled = worker.ask(timeout_s, op="compile", request=asdict(request))
+    limit_s = DEFAULT_TIMEOUT_S if worker.spec is STEMMA else timeout_s
+    compiled = worker.ask(limit_s, op="compile", request=asdict(request))
     if "error" in compiled:
         reason = f"not compiled: {normalised(compiled['error'])}"
         outcome.failures.append((reason, compiled["error"][:EXAMPLE_CHARS]))
