@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from ..errors import InvalidGrammar, UnsupportedSchema
 from .fsm import FsmGrammar
-from .grammar import NOTHING, Grammar, alt
+from .grammar import Grammar, alt
 from .grammar import Literal as Text
-from .lark import regular_to_lark
+from .lark import json_to_lark, regular_to_lark
 from .matcher import Matcher
-from .productive import productive
 from .pushdown import PushdownGrammar, check_lark, gbnf_to_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.dfa import Dfa
 from .regular.regex_parser import parse_regex
+from .schema.schema_grammar import SchemaGrammar, schema_grammar
 from .spec import GrammarSpec
+from .structural_tags import parse_tags, tags_to_lark
+from .unique_keys import UniqueKeys
 from .vocabulary import Vocabulary
 
 Path = Literal["fsm", "pushdown"]
@@ -66,9 +68,14 @@ class CompiledGrammar:
     lark: str | None = None
     warnings: tuple[str, ...] = ()
     schema: str | None = None  # lenient: outputs are to be validated against it
+    needs_unique_keys: bool = False
 
     def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
         """Raises InvalidGrammar where no token begins a text of the language."""
+        bound = self._bound(vocabulary)
+        return UniqueKeys(bound, vocabulary) if self.needs_unique_keys else bound
+
+    def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
         if self.dfa is not None:
             return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
         assert self.lark is not None
@@ -110,10 +117,53 @@ def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     )
 
 
+def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    made = _schema_grammar(_json(spec), spec)
+    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    return replace(
+        compiled,
+        warnings=made.warnings,
+        schema=spec.source if spec.is_lenient else None,
+        needs_unique_keys=made.needs_unique_keys,
+    )
+
+
+def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    made = _schema_grammar({"type": "object"}, spec)
+    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    return replace(compiled, needs_unique_keys=made.needs_unique_keys)
+
+
+def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    warnings: list[str] = []
+
+    def grammar_of(schema: object) -> Grammar:
+        made = _schema_grammar(schema, spec)
+        warnings.extend(made.warnings)
+        return made.grammar
+
+    lark = tags_to_lark(parse_tags(_json(spec)), grammar_of)
+    check_lark(lark)
+    reason = "free text around tags"
+    return CompiledGrammar("pushdown", reason, lark=lark, warnings=tuple(warnings))
+
+
+def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
+    return schema_grammar(
+        schema,
+        whitespace=spec.whitespace,
+        property_order=spec.property_order,
+        is_lenient=spec.is_lenient,
+    )
+
+
 _COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
     "regex": _regex,
     "choices": _choices,
+    "json_schema": _json_schema,
+    "json_object": _json_object,
     "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
 }
 
 
@@ -121,9 +171,6 @@ def _of_grammar(
     grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
 ) -> CompiledGrammar:
     """An automaton where there is one within the limits, else a grammar for the parser."""
-    grammar = productive(grammar)
-    if grammar.rules[grammar.start] == NOTHING:
-        raise InvalidGrammar("it matches nothing")
     try:
         dfa = build_dfa(grammar, max_states=limits.max_states, deadline_s=limits.max_seconds)
     except NotRegular as error:

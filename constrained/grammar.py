@@ -99,11 +99,14 @@ def concat(*parts: Expression) -> Expression:
     """Parts one after the other, flattened; neighbouring literals become one."""
     flat: list[Expression] = []
     for part in _flattened(parts, Concat):
-        if part == NOTHING:
+        if isinstance(part, Literal):
+            if flat and isinstance(flat[-1], Literal):
+                flat[-1] = Literal(flat[-1].text + part.text)
+            elif part.text:
+                flat.append(part)
+        elif isinstance(part, Alt) and not part.parts:
             return NOTHING
-        if isinstance(part, Literal) and flat and isinstance(flat[-1], Literal):
-            flat[-1] = Literal(flat[-1].text + part.text)
-        elif part != EMPTY_WORD:
+        else:
             flat.append(part)
     if not flat:
         return EMPTY_WORD
@@ -112,7 +115,9 @@ def concat(*parts: Expression) -> Expression:
 
 def alt(*parts: Expression) -> Expression:
     """Any of the parts, flattened, each once."""
-    flat = tuple(dict.fromkeys(_flattened(parts, Alt)))
+    flat = tuple(_flattened(parts, Alt))
+    if len(flat) > 1:
+        flat = tuple(dict.fromkeys(flat))  # hashes whole trees
     return flat[0] if len(flat) == 1 else Alt(flat)
 
 

@@ -270,7 +270,7 @@ class _Rules:
 
     def _regex(self, expression: Expression) -> str:
         if isinstance(expression, Literal):
-            return "".join(map(_escaped, expression.text))
+            return regex_of_text(expression.text)
         if isinstance(expression, Chars):
             ranges = "".join(_escaped_range(low, high) for low, high in expression.ranges)
             return f"[{ranges}]" if ranges else _NO_TEXT
@@ -296,6 +296,11 @@ class _Rules:
 
 _NO_CHARACTER = "(?:)"  # two slashes begin a comment
 _NO_TEXT = r"[^\x{0}-\x{10FFFF}]"
+
+
+def regex_of_text(text: str) -> str:
+    """A regex that matches just this text."""
+    return "".join(map(_escaped, text))
 
 
 def _escaped(character: str) -> str:

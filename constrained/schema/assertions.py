@@ -11,20 +11,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidGrammar
-from ..grammar import Expression, alt
-from ..regular.regex_parser import parse_regex
+from ..grammar import alt
 from . import arrays, numbers, objects, strings
 from .arrays import ArrayCase, Count
 from .document import FALSE, TRUE, Document, Place, Resource, Signed
-from .formats import BASE64, NOT_ENFORCED, format_language
+from .formats import BASE64, NOT_ENFORCED
 from .keywords import Dialect
 from .objects import Keys, KeySet, ObjectCase
-from .strings import StringCase
+from .strings import Language, StringCase, format_language, pattern_language
 
 if TYPE_CHECKING:
     from .expansion import Cases, Expansion
 
 _LITERALS = Resource({}, Dialect.D2020)
+_BASE64 = Language(BASE64)
 
 
 def literal_place(document: Document, place: Place, value: Any) -> Signed:
@@ -88,13 +88,13 @@ def _strings(
 def _contents(expansion: Expansion, place: Place, is_positive: bool) -> Iterator[Cases]:
     """Draft 7 lets `contentEncoding` and `contentMediaType` assert; later they are annotations."""
     if place.schema.get("contentEncoding") == "base64":
-        yield [_matching(BASE64, is_positive)]
+        yield [_matching(_BASE64, is_positive)]
     if place.schema.get("contentMediaType") == "application/json":
         expansion.unsupported(place, "contentMediaType", "JSON within a string")
         yield [strings.ANY]
 
 
-def _matching(language: Expression | None, is_positive: bool) -> StringCase:
+def _matching(language: Language | None, is_positive: bool) -> StringCase:
     if language is None:
         return strings.ANY
     if is_positive:
@@ -102,10 +102,10 @@ def _matching(language: Expression | None, is_positive: bool) -> StringCase:
     return StringCase(excludes=frozenset({language}))
 
 
-def _pattern(expansion: Expansion, place: Place, keyword: str, pattern: str) -> Expression | None:
+def _pattern(expansion: Expansion, place: Place, keyword: str, pattern: str) -> Language | None:
     """The strings in which a regex is found; None: it cannot be enforced and is dropped."""
     try:
-        return parse_regex(pattern, anchored=False)
+        return pattern_language(pattern)
     except InvalidGrammar as error:
         expansion.unsupported(place, keyword, str(error))
         return None
@@ -299,7 +299,7 @@ def _property_names(expansion: Expansion, place: Place, is_positive: bool) -> It
         others = KeySet(names=frozenset(named))
         values += [(name, TRUE) for name in named]  # so that these are listed, not free
     else:
-        others = KeySet(outside=frozenset({alt(*map(strings.characters, cases))}))
+        others = KeySet(outside=frozenset({Language(alt(*map(strings.characters, cases)))}))
     if is_positive:
         yield [ObjectCase(values=(*values, (others, FALSE)))]
     else:

@@ -68,6 +68,7 @@ _KINDS_OF_TYPE = {
     "array": (Kind.ARRAY,),
     "object": (Kind.OBJECT,),
 }
+_KINDS = tuple(Kind)
 _TYPES_OF_KIND = ("null", "boolean", "boolean", "number", "string", "array", "object")
 
 
@@ -104,15 +105,19 @@ class Expansion:
         return [ANY_OF[kind]]
 
     def kinds(self, state: State) -> Iterable[Kind]:
-        """The kinds that a state may allow: those of the `type`s that it names."""
-        found: Iterable[Kind] = Kind
+        """The kinds that a state may allow: those of the types and constants that it names."""
+        found: Iterable[Kind] = _KINDS
         for signed in state:
-            place = self.document[signed]
-            named = place.schema.get("type") if signed > 0 else None
-            if named is not None and "$ref" not in place.schema:
-                types = [named] if isinstance(named, str) else named
-                own = {kind for name in types for kind in _KINDS_OF_TYPE[name]}
-                found = [kind for kind in found if kind in own]
+            schema = self.document[signed].schema
+            if signed < 0 or "$ref" in schema:
+                continue
+            if "type" in schema:
+                types = schema["type"]
+                own = _kinds_of([types] if isinstance(types, str) else types)
+                found = own if found is _KINDS else [kind for kind in found if kind in own]
+            elif "const" in schema:
+                own = (kind_of(schema["const"]),)
+                found = own if found is _KINDS else [kind for kind in found if kind in own]
         return found
 
     def is_void(self, state: State) -> bool:
@@ -151,7 +156,7 @@ class Expansion:
             if factor is None:
                 continue
             merged = (self._merged(one, other) for one in result for other in factor)
-            result = list(dict.fromkeys(case for case in merged if case is not None))
+            result = _distinct([case for case in merged if case is not None])
             if len(result) > MAX_CASES:
                 raise UnsupportedSchema(
                     place.pointer, keyword, f"it multiplies out to more than {MAX_CASES} cases"
@@ -194,7 +199,7 @@ class Expansion:
         else:
             return _union(self._factors(place, kind, False, False))
         if not is_tracked and kind >= Kind.ARRAY:
-            return list(dict.fromkeys(case.forgetting() for case in found))
+            return _distinct([case.forgetting() for case in found])
         return found
 
     def _with_unevaluated(self, place: Place, kind: Kind, is_positive: bool, keyword: str) -> Cases:
@@ -219,13 +224,13 @@ class Expansion:
         if "$ref" in schema and place.dialect <= Dialect.DRAFT7:
             yield self._reference(place, "$ref", kind, is_positive, is_tracked)
             return
+        typed = assertions.BY_KIND[kind]
+        if typed is not None:  # first: what is required makes branches contradictions
+            yield from typed(self, place, is_positive, is_tracked)
         for keyword in schema:
             handler = _APPLICATORS.get(keyword)
             if handler is not None:
                 yield handler(self, place, keyword, kind, is_positive, is_tracked)
-        typed = assertions.BY_KIND[kind]
-        if typed is not None:
-            yield from typed(self, place, is_positive, is_tracked)
 
     def _reference(
         self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
@@ -380,6 +385,12 @@ class Expansion:
         return self.product(place, keyword, kind, parts) if is_positive else _union(parts)
 
 
+def _kinds_of(types: list[str]) -> tuple[Kind, ...]:
+    if len(types) == 1:
+        return _KINDS_OF_TYPE[types[0]]
+    return tuple(dict.fromkeys(kind for name in types for kind in _KINDS_OF_TYPE[name]))
+
+
 def kind_of(value: object) -> Kind:
     """Of a value of the schema's. Raises InvalidGrammar for what is not JSON."""
     if value is None:
@@ -398,7 +409,11 @@ def kind_of(value: object) -> Kind:
 
 
 def _union(parts: Iterable[Cases | None]) -> Cases:
-    return list(dict.fromkeys(case for part in parts if part for case in part))
+    return _distinct([case for part in parts if part for case in part])
+
+
+def _distinct(cases: Cases) -> Cases:
+    return cases if len(cases) < 2 else list(dict.fromkeys(cases))
 
 
 _UNEVALUATED = {Kind.ARRAY: "unevaluatedItems", Kind.OBJECT: "unevaluatedProperties"}

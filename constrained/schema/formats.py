@@ -7,8 +7,6 @@ RFC 6570 (URI templates).
 
 from __future__ import annotations
 
-from functools import cache
-
 from ..grammar import Expression
 from ..regular.regex_parser import parse_regex
 
@@ -154,8 +152,7 @@ FORMATS = tuple(_REGEXES)
 NOT_ENFORCED = ("idn-hostname", "regex")  # tables of Unicode's; not a regular language
 
 
-@cache
-def format_language(name: str, is_negated: bool = False) -> Expression | None:
+def format_expression(name: str, is_negated: bool = False) -> Expression | None:
     """The strings of a format of the standard's; None for names that it does not know.
 
     `time`, `date-time` and `hostname` leave out rare ones (see the comments above); with

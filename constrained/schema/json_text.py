@@ -7,6 +7,7 @@ control characters, `\\u00xx` in lower case. This code is prefix-free, so encodi
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,7 +34,6 @@ QUOTE = Literal('"')
 ANY_CHAR = Chars(((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, MAX_CODE_POINT)))
 ANY_TEXT = Repeat(ANY_CHAR, 0, None)
 
-_SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _ESCAPED = (*range(0x20), 0x22, 0x5C)
 _HEX = Chars(((48, 57), (65, 70), (97, 102)))
 
@@ -71,10 +71,9 @@ def spacing(whitespace: str) -> Spacing:
 
 def encoded(text: str) -> str:
     """The canonical JSON text of a string."""
-    return '"' + "".join(_character(ord(c)) for c in text) + '"'
+    return json.dumps(text, ensure_ascii=False)
 
 
-@lru_cache(maxsize=4096)
 def json_string(expression: Expression) -> Expression:
     """`"`, the canonical encoding of the expression's texts, `"`. A regular expression only."""
     return concat(QUOTE, _body(expression), QUOTE)
@@ -103,19 +102,26 @@ def _body(part: Expression) -> Expression:
 @lru_cache(maxsize=1024)
 def _characters(chars: Chars) -> Expression:
     raw: list[tuple[int, int]] = []
-    escaped: list[Expression] = []
+    escaped: list[int] = []
     for first, last in chars.ranges:
-        escaped.extend(Literal(_character(code)) for code in _ESCAPED if first <= code <= last)
+        escaped.extend(code for code in _ESCAPED if first <= code <= last)
         for low, high in ((0x20, 0x21), (0x23, 0x5B), (0x5D, MAX_CODE_POINT)):
             if max(first, low) <= min(last, high):
                 raw.append((max(first, low), min(last, high)))
-    return alt(*([Chars(tuple(raw))] if raw else []), *escaped)
+    parts: list[Expression] = [Chars(tuple(raw))] if raw else []
+    return alt(*parts, *_escapes(escaped))
 
 
-def _character(code: int) -> str:
-    if code in _SHORT:
-        return "\\" + _SHORT[code]
-    return f"\\u{code:04x}" if code < 0x20 else chr(code)
+def _escapes(codes: list[int]) -> list[Expression]:
+    """The escapes of these characters, by all but the last character of each."""
+    lasts: dict[str, list[str]] = {}
+    for code in codes:
+        escape = encoded(chr(code))[1:-1]
+        lasts.setdefault(escape[:-1], []).append(escape[-1])
+    return [
+        concat(Literal(head), Chars(tuple((ord(last), ord(last)) for last in sorted(ends))))
+        for head, ends in lasts.items()
+    ]
 
 
 def _any_json_string() -> Expression:

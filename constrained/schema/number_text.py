@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor
 
 from ..grammar import EMPTY_WORD, NOTHING, Chars, Expression, Literal, alt, concat, optional, repeat
@@ -116,16 +117,19 @@ def decimal_places(value: Fraction) -> int | None:
     return max(twos, fives) if denominator == 1 else None
 
 
+@lru_cache(maxsize=1024)
 def integers(interval: Interval) -> Expression:
     """Texts of the integers in an interval."""
     return signed(interval, _natural_numbers)
 
 
+@lru_cache(maxsize=1024)
 def reals(interval: Interval) -> Expression:
     """Texts of all decimals in an interval."""
     return signed(interval, lambda part: _decimals(part, False))
 
 
+@lru_cache(maxsize=1024)
 def non_integers(interval: Interval) -> Expression:
     """Texts of the decimals in an interval that are no integers."""
     return signed(interval, lambda part: _decimals(part, True))

@@ -16,11 +16,24 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..grammar import NOTHING, And, Expression, Literal, Not, Ref, alt, concat, optional, repeat
+from ..grammar import (
+    NOTHING,
+    Alt,
+    And,
+    Expression,
+    Literal,
+    Not,
+    Ref,
+    alt,
+    concat,
+    optional,
+    repeat,
+)
 from ..regular.languages import finite_words
 from .document import TRUE, Signed, State
 from .json_text import ANY_TEXT, encoded, json_string
 from .objects import KeySet, ObjectCase, is_key_in
+from .strings import Language
 
 if TYPE_CHECKING:
     from .schema_grammar import GrammarBuilder
@@ -43,8 +56,8 @@ class Entry:
     key: Expression
     state: State
     name: str | None
-    inside: frozenset[Expression] = frozenset()
-    outside: frozenset[Expression] = frozenset()
+    inside: frozenset[Language] = frozenset()
+    outside: frozenset[Language] = frozenset()
 
     def meets(self, exists: Exists) -> bool:
         """Whether its keys are in the set of which one has to exist."""
@@ -92,11 +105,12 @@ class _ObjectRules:
         for keys in sets:
             named.update(dict.fromkeys(sorted(keys.names)))
         self._named = named
+        self._states = case.value_states(named)
         for name in dict.fromkeys((*(n for n in order if n in named), *named)):
             self._add_name(name)
 
     def _add_name(self, name: str) -> None:
-        state = self.case.value_state(name) - {TRUE}
+        state = self._states[name] - {TRUE}
         if self.builder.value(state) != NOTHING:
             self.listed.append(Entry(Literal(encoded(name)), state, name))
         elif name in self.case.required:
@@ -106,7 +120,7 @@ class _ObjectRules:
         """Classes of keys by the patterns that they match; classes of few keys are listed."""
         sets = [(k, s) for k, s in self.case.values if isinstance(k, KeySet)]
         keys = [*(k for k, _ in sets), *(k for k, _ in self.case.exists)]
-        patterns = sorted({p for k in keys for p in (*k.inside, *k.outside)}, key=repr)
+        patterns = list(dict.fromkeys(p for k in keys for p in (*k.inside, *k.outside)))
         if len(patterns) > MAX_PATTERNS:
             self.builder.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
         for inside in _subsets(patterns):
@@ -131,21 +145,24 @@ class _ObjectRules:
         spacing = self.builder.spacing
         members = [self._member(entry) for entry in self.listed]
         free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
-        more: Expression = concat(repeat(concat(spacing.comma, free), 0), spacing.close_object)
-        first: Expression = alt(concat(free, more), spacing.close_object)
+        more: list[Expression] = [spacing.close_object, repeat(concat(spacing.comma, free), 0)]
+        firsts = [spacing.close_object]
+        if free != NOTHING:
+            firsts.append(concat(free, *reversed(more)))
         required = self.case.required
-        needed = next((i for i, e in enumerate(self.listed) if e.name in required), None)
+        needed = next((i for i, e in enumerate(self.listed) if e.name in required), len(members))
         for index in range(len(members) - 1, -1, -1):
             member, is_needed = members[index], self.listed[index].name in required
-            if needed is None or index <= needed:
-                more = self._shared(more)
-                first = concat(member, more) if is_needed else alt(concat(member, more), first)
+            if index <= needed:
+                more = [self._shared(more)]
+                firsts = [*([] if is_needed else firsts), concat(member, *more)]
             follow = concat(spacing.comma, member)
-            more = concat(follow if is_needed else optional(follow), more)
-        return concat(spacing.open_object, first)
+            more.append(follow if is_needed else optional(follow))
+        return concat(spacing.open_object, firsts[0] if len(firsts) == 1 else Alt(tuple(firsts)))
 
-    def _shared(self, expression: Expression) -> Expression:
-        """A long tail as a rule of its own, since it is used more than once."""
+    def _shared(self, reversed_parts: list[Expression]) -> Expression:
+        """The end of a chain as a rule of its own, since it is used more than once."""
+        expression = concat(*reversed(reversed_parts))
         if isinstance(expression, (Literal, Ref)):
             return expression
         return self.builder.new_rule(expression)
@@ -244,9 +261,9 @@ class _ObjectRules:
 
 
 def _key_language(
-    inside: frozenset[Expression], outside: frozenset[Expression], names: list[str]
+    inside: frozenset[Language], outside: frozenset[Language], names: list[str]
 ) -> Expression:
-    parts = [*sorted(inside, key=repr), *(Not(part) for part in sorted(outside, key=repr))]
+    parts = [*(part.expression for part in inside), *(Not(part.expression) for part in outside)]
     if names:
         parts.append(Not(alt(*map(Literal, names))))
     if not parts:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ..grammar import Expression
-from .document import Signed, State
-from .membership import matches
+from .document import TRUE, Signed, State
+from .strings import Language
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
     """Keys by pattern: in all of `inside`, in none of `outside`, and none of `names`."""
 
-    inside: frozenset[Expression] = frozenset()
-    outside: frozenset[Expression] = frozenset()
+    inside: frozenset[Language] = frozenset()
+    outside: frozenset[Language] = frozenset()
     names: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
         return (
             name not in self.names
-            and all(matches(part, name) for part in self.inside)
-            and not any(matches(part, name) for part in self.outside)
+            and all(part.has(name) for part in self.inside)
+            and not any(part.has(name) for part in self.outside)
         )
 
 
@@ -41,7 +41,7 @@ class Evaluated:
 
     is_all: bool = False
     names: frozenset[str] = frozenset()
-    patterns: frozenset[Expression] = frozenset()
+    patterns: frozenset[Language] = frozenset()
 
     def __or__(self, other: Evaluated) -> Evaluated:
         return Evaluated(
@@ -70,6 +70,18 @@ class ObjectCase:
     def value_state(self, name: str) -> State:
         """What is asked of the value of a key."""
         return frozenset(signed for keys, signed in self.values if is_key_in(name, keys))
+
+    def value_states(self, names: Iterable[str]) -> dict[str, State]:
+        """The same for several keys."""
+        asked: dict[str, set[Signed]] = {name: set() for name in names}
+        for keys, signed in self.values:
+            if isinstance(keys, str):
+                asked[keys].add(signed)
+            elif signed != TRUE:
+                for name, state in asked.items():
+                    if keys.has(name):
+                        state.add(signed)
+        return {name: frozenset(state) for name, state in asked.items()}
 
     def merged(self, other: ObjectCase) -> ObjectCase | None:
         """Both conjunctions; None where the counts leave no object."""

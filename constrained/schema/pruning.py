@@ -26,15 +26,14 @@ def pruned(root: Expression, rules: Mapping[str, Expression]) -> Grammar | None:
     are taken for productive: whoever makes them sees to it.
     """
     productive = _productive(rules)
+    if not _is_productive(root, productive):
+        return None
     if len(productive) < len(rules):
         rules = {name: _without(rules[name], productive) for name in rules if name in productive}
         root = _without(root, productive)
-    if not _is_productive(root, productive):
-        return None
-    reached = _reached(root, rules)
-    if isinstance(root, Ref) and root.name not in reached:
-        raise AssertionError(f"rule {root.name} was never written")
-    return Grammar({"root": root, **{name: rules[name] for name in rules if name in reached}})
+        reached = _reached(root, rules)
+        rules = {name: rules[name] for name in rules if name in reached}
+    return Grammar({"root": root, **rules})
 
 
 def _productive(rules: Mapping[str, Expression]) -> set[str]:

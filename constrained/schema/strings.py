@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from ..grammar import Alt, And, Expression, Literal, Not, Repeat, alt
 from ..regular.languages import is_empty
+from ..regular.regex_parser import parse_regex
+from .formats import format_expression
 from .json_text import ANY_CHAR, ANY_JSON_STRING, ANY_TEXT, encoded, json_string
 from .membership import matches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Language:
+    """Strings as an expression over characters; compared by identity, since expressions are large.
+    Whoever makes one for a pattern or a format makes it once."""
+
+    expression: Expression
+
+    def has(self, text: str) -> bool:
+        return matches(self.expression, text)
+
+
+@lru_cache(maxsize=1024)
+def pattern_language(pattern: str) -> Language:
+    """The strings in which a regex is found. Raises InvalidGrammar."""
+    return Language(parse_regex(pattern, anchored=False))
+
+
+@cache
+def format_language(name: str, is_negated: bool) -> Language | None:
+    """See `formats.format_expression`."""
+    expression = format_expression(name, is_negated)
+    return None if expression is None else Language(expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +43,8 @@ class StringCase:
 
     least: int = 0
     most: int | None = None
-    includes: frozenset[Expression] = frozenset()
-    excludes: frozenset[Expression] = frozenset()
+    includes: frozenset[Language] = frozenset()
+    excludes: frozenset[Language] = frozenset()
     values: frozenset[str] | None = None
 
     def admits(self, text: str) -> bool:
@@ -26,8 +53,8 @@ class StringCase:
             self.least <= len(text)
             and (self.most is None or len(text) <= self.most)
             and (self.values is None or text in self.values)
-            and all(matches(part, text) for part in self.includes)
-            and not any(matches(part, text) for part in self.excludes)
+            and all(part.has(text) for part in self.includes)
+            and not any(part.has(text) for part in self.excludes)
         )
 
     def merged(self, other: StringCase) -> StringCase | None:
@@ -65,17 +92,17 @@ def negation_of_lengths(least: int, most: int | None) -> list[StringCase]:
 
 def not_of_values(values: list[str]) -> StringCase:
     """None of these strings."""
-    return StringCase(excludes=frozenset({alt(*map(Literal, values))}))
+    return StringCase(excludes=frozenset({Language(alt(*map(Literal, values)))}))
 
 
 def characters(case: StringCase) -> Expression:
     """The strings of a case, as they are before they are written as JSON; () is empty."""
     if case.values is not None:
         return alt(*map(Literal, sorted(case.values)))
-    parts = sorted(case.includes, key=repr) if len(case.includes) > 1 else list(case.includes)
+    parts = [part.expression for part in case.includes]
     if case.least or case.most is not None:
         parts.append(Repeat(ANY_CHAR, case.least, case.most))
-    parts += [Not(part) for part in case.excludes]
+    parts += [Not(part.expression) for part in case.excludes]
     if not parts:
         return ANY_TEXT
     if len(parts) == 1:
@@ -84,6 +111,7 @@ def characters(case: StringCase) -> Expression:
     return Alt(()) if is_empty(whole) else whole
 
 
+@lru_cache(maxsize=2048)
 def json_texts(case: StringCase) -> Expression:
     """Their JSON texts: canonical ones, all of them where nothing is asked."""
     if case == ANY:
