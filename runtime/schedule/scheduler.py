@@ -471,7 +471,8 @@ class Scheduler:
             return FinishReason.STOP
         follower = request.follower
         if follower is not None and not follower.consume(token_id):
-            request.error = f"token {token_id} does not follow from the grammar"
+            if not _note_lost(request):
+                request.error = f"token {token_id} does not follow from the grammar"
             return FinishReason.ERROR
         request.append_token(token_id)
         if request.state is RequestState.RUNNING:

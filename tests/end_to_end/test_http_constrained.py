@@ -144,15 +144,16 @@ def test_n_answers_are_each_constrained(served: Any) -> None:
 
 
 def test_what_strict_refuses_lenient_does_with_a_warning(served: Any) -> None:
-    """The empty string is not in this language, which no grammar here can say."""
-    schema = {**SCHEMA, "minProperties": 1, "propertyNames": {"not": {"pattern": "(?=x)"}}}
+    """That texts differ is more than a grammar can say."""
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "tags": tags}}  # type: ignore[dict-item]
     form = {"name": "x", "schema": schema}
     strict = ask(served, response_format={"type": "json_schema", "json_schema": form})
     assert strict.status_code == 400 and strict.json()["error"]["param"] == "response_format"
     form["strict"] = False
     lenient = ask(served, response_format={"type": "json_schema", "json_schema": form}).json()
     assert lenient["choices"][0]["warnings"]
-    assert set(json.loads(lenient["choices"][0]["message"]["content"])) == {"name", "age"}
+    assert {"name", "age"} <= set(json.loads(lenient["choices"][0]["message"]["content"]))
 
 
 # --- tools ----------------------------------------------------------------------------------------
