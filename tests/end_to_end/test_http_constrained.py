@@ -156,6 +156,15 @@ def test_what_strict_refuses_lenient_does_with_a_warning(served: Any) -> None:
     assert {"name", "age"} <= set(json.loads(lenient["choices"][0]["message"]["content"]))
 
 
+def test_a_lenient_answer_that_is_invalid_all_the_same_says_where(served: Any) -> None:
+    letter = {"type": "string", "pattern": "^[a-i]$"}  # nine of nine: the model repeats itself
+    schema = {"type": "array", "items": letter, "minItems": 9, "maxItems": 9, "uniqueItems": True}
+    reply = ask(served, json_schema=schema, lenient=True)
+    assert reply.status_code == 200, reply.text
+    warnings = reply.json()["choices"][0]["warnings"]
+    assert any("non-unique" in warning for warning in warnings), warnings
+
+
 # --- tools ----------------------------------------------------------------------------------------
 
 
