@@ -30,7 +30,7 @@ from ..constrained.compiler import BoundGrammar, CompiledGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
 from ..errors import EngineError, InvalidGrammar, StemmaError
-from .grammar_frames import Job, Refusal, read_frame, write_frame
+from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
 from .schedule.grammar import GrammarFailure, PendingGrammar
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,17 @@ class _Outcome:
     result: BoundGrammar | GrammarFailure
     num_bytes: int = 0
     is_final: bool = True  # the same would come of it another time
+    schema: str | None = None  # see PendingGrammar
+
+
+@dataclass(slots=True, eq=False)
+class _Validation:
+    """A text to validate; `errors` when that is done."""
+
+    schema: str
+    text: str
+    on_done: Callable[[tuple[str, ...]], None]
+    errors: tuple[str, ...] = ()
 
 
 class GrammarCompiler:
@@ -94,7 +105,7 @@ class GrammarCompiler:
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
         self._num_bytes = 0
         self._num_waiting = 0
-        self._outcomes: deque[_Outcome] = deque()  # appended to by the lanes
+        self._outcomes: deque[_Outcome | _Validation] = deque()  # appended to by the lanes
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
@@ -136,7 +147,15 @@ class GrammarCompiler:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         while self._outcomes:
-            self._take(self._outcomes.popleft())
+            outcome = self._outcomes.popleft()
+            if isinstance(outcome, _Validation):
+                outcome.on_done(outcome.errors)
+            else:
+                self._take(outcome)
+
+    def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
+        """Call `on_done` with what makes `text` invalid under `schema`, from `collect`."""
+        self._lanes[1].put(_Validation(schema, text, on_done))
 
     def describe(self) -> dict[str, Any]:
         """Counters as plain data."""
@@ -157,7 +176,7 @@ class GrammarCompiler:
             entry.pending.failure = outcome.result
         else:
             self.stats.num_compiled += 1
-            entry.pending.bound = outcome.result
+            entry.pending.bound, entry.pending.schema = outcome.result, outcome.schema
         if not outcome.is_final:
             del self._entries[entry.spec]
             return
@@ -174,7 +193,7 @@ class GrammarCompiler:
                 self._num_bytes -= entry.num_bytes
                 del self._entries[spec]
 
-    def _deliver(self, outcome: _Outcome) -> None:
+    def _deliver(self, outcome: _Outcome | _Validation) -> None:
         """Called by the lanes."""
         self._outcomes.append(outcome)
         with contextlib.suppress(BlockingIOError):  # full of what has woken it already
@@ -214,7 +233,7 @@ class _Lane:
         self,
         limit_s: float,
         bind: _Binder,
-        deliver: Callable[[_Outcome], None],
+        deliver: Callable[[_Outcome | _Validation], None],
         patient: _Lane | None,
         *,
         niceness: int,
@@ -225,7 +244,7 @@ class _Lane:
         self._deliver = deliver
         self._patient = patient
         self._niceness = niceness
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Entry | _Validation | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._worker: _Worker | None = None
         self._is_closed = False
@@ -235,9 +254,9 @@ class _Lane:
             self._thread = threading.Thread(target=self._run, name="stemma-grammar", daemon=True)
             self._thread.start()
 
-    def put(self, entry: _Entry) -> None:
+    def put(self, item: _Entry | _Validation) -> None:
         self.start()
-        self._queue.put(entry)
+        self._queue.put(item)
 
     def close(self) -> None:
         self._is_closed = True
@@ -251,16 +270,14 @@ class _Lane:
         while True:
             with contextlib.suppress(_WorkerLost):  # tried again, and told, when a grammar comes
                 self._ready_worker()
-            entry = self._queue.get()
-            if entry is None:
+            item = self._queue.get()
+            if item is None:
                 break
             try:
-                outcome = self._compile(entry)
+                outcome = self._compile(item) if isinstance(item, _Entry) else self._check(item)
             except Exception as error:  # a fault of ours must not leave requests waiting forever
                 log.exception("a grammar could not be compiled")
-                message = f"{entry.spec.kind}: {type(error).__name__}: {error}"
-                failure = GrammarFailure(message, EngineError.__name__)
-                outcome = _Outcome(entry, failure, is_final=False)
+                outcome = _failed(item, f"{type(error).__name__}: {error}")
             if outcome is not None and not self._is_closed:
                 self._deliver(outcome)
         if self._worker is not None:
@@ -285,7 +302,17 @@ class _Lane:
             return _Outcome(entry, GrammarFailure(compiled.message, compiled.kind))
         return self._bound(entry, compiled, len(reply))
 
-    def _ask(self, job: Job) -> bytes | None:
+    def _check(self, item: _Validation) -> _Validation:
+        try:
+            reply = self._ask(Check(item.schema, item.text, self._limit_s))
+        except _WorkerLost as lost:
+            item.errors = (f"/: cannot be validated: {lost}",)
+            return item
+        late = (f"/: cannot be validated: it takes more than {self._limit_s:g} s",)
+        item.errors = late if reply is None else pickle.loads(reply)
+        return item
+
+    def _ask(self, job: Job | Check) -> bytes | None:
         """See `_Worker.ask`; one that somebody has killed is replaced once."""
         try:
             return self._ready_worker().ask(job)
@@ -296,7 +323,7 @@ class _Lane:
 
     def _bound(self, entry: _Entry, compiled: CompiledGrammar, num_bytes: int) -> _Outcome:
         try:
-            return _Outcome(entry, self._bind(compiled), num_bytes)
+            return _Outcome(entry, self._bind(compiled), num_bytes, schema=compiled.schema)
         except StemmaError as error:
             return _Outcome(entry, GrammarFailure(str(error), type(error).__name__))
 
@@ -304,6 +331,14 @@ class _Lane:
         if self._worker is None or self._worker.has_ended:
             self._worker = _Worker(self._niceness)
         return self._worker
+
+
+def _failed(item: _Entry | _Validation, message: str) -> _Outcome | _Validation:
+    if isinstance(item, _Validation):
+        item.errors = (f"/: cannot be validated: {message}",)
+        return item
+    failure = GrammarFailure(f"{item.spec.kind}: {message}", EngineError.__name__)
+    return _Outcome(item, failure, is_final=False)
 
 
 class _Worker:
@@ -333,7 +368,7 @@ class _Worker:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def ask(self, job: Job) -> bytes | None:
+    def ask(self, job: Job | Check) -> bytes | None:
         """The reply, or None where the limit was exceeded. Raises _WorkerLost."""
         try:
             write_frame(self._input, pickle.dumps(job))

@@ -20,6 +20,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """A text to validate against a JSON Schema, both as text, within `limit_s` seconds."""
+
+    schema: str
+    text: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why it cannot be compiled; `kind` names the class of the error."""
 

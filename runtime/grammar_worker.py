@@ -1,4 +1,4 @@
-"""`python -m stemma.runtime.grammar_worker`: compiles grammars, one after the other, within limits.
+"""`python -m stemma.runtime.grammar_worker`: compiles grammars and validates texts within limits.
 
 Started and read by `grammar_compiler.py`; speaks frames over standard input and output. A grammar
 may run into the worst that its compiler can do, so time and memory are bounded by the kernel: an
@@ -16,7 +16,7 @@ import sys
 
 from ..constrained.compiler import CompiledGrammar, Limits, compile_grammar
 from ..errors import InvalidGrammar
-from .grammar_frames import Job, Refusal, read_frame, write_frame
+from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
 
 MAX_EXTRA_BYTES = 500 * 2**20  # beyond what importing the compiler maps
 # Past this growth a worker is replaced, so that what one grammar left behind is not the next one's
@@ -34,10 +34,10 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     write_frame(replies, b"ready")
     while (frame := read_frame(sys.stdin.buffer)) is not None:
-        job: Job = pickle.loads(frame)
+        job: Job | Check = pickle.loads(frame)
         signal.setitimer(signal.ITIMER_REAL, job.limit_s)
         try:
-            reply = pickle.dumps(_compile(job))
+            reply = pickle.dumps(_compile(job) if isinstance(job, Job) else _errors(job))
         except MemoryError:
             reply = pickle.dumps(_too_much_memory(job))
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -56,16 +56,26 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
     except RecursionError:
         return Refusal(f"{kind}: nested too deeply", InvalidGrammar.__name__)
     except MemoryError:
-        return _too_much_memory(job)
+        raise
     except Exception as error:
         message = f"{kind}: cannot be compiled: {type(error).__name__}: {error}"
         return Refusal(message, InvalidGrammar.__name__)
 
 
-def _too_much_memory(job: Job) -> Refusal:
-    megabytes = MAX_EXTRA_BYTES >> 20
-    message = f"{job.spec.kind}: compiling it takes more than {megabytes} MB"
-    return Refusal(message, InvalidGrammar.__name__)
+def _errors(check: Check) -> tuple[str, ...]:
+    from ..constrained.validation import validation_errors  # 0.1 s that few workers need
+
+    try:
+        return validation_errors(check.schema, check.text)
+    except Exception as error:
+        return (f"/: cannot be validated: {type(error).__name__}: {error}",)
+
+
+def _too_much_memory(job: Job | Check) -> Refusal | tuple[str, ...]:
+    limit = f"more than {MAX_EXTRA_BYTES >> 20} MB"
+    if isinstance(job, Check):
+        return (f"/: cannot be validated: it takes {limit}",)
+    return Refusal(f"{job.spec.kind}: compiling it takes {limit}", InvalidGrammar.__name__)
 
 
 def _mapped_bytes() -> int:

@@ -220,12 +220,14 @@ class ProgramSession:
         jump_forward = self._jump_forward(op.params)
         prompt = self._prompt(branch)
         grammar = self._grammar(op.params.constraint)
+        options: dict[str, Any] = {"is_streaming": self._is_streaming}
+        options["validate"] = None if world.grammars is None else world.grammars.validate
         call: GenCall | SamplesCall
         if len(samplings) == 1:
-            call = GenCall(report, samplings[0], world.tokenizer, is_streaming=self._is_streaming)
+            call = GenCall(report, samplings[0], world.tokenizer, **options)
             samples = [call]
         else:
-            call = SamplesCall(report, samplings, world.tokenizer, is_streaming=self._is_streaming)
+            call = SamplesCall(report, samplings, world.tokenizer, **options)
             samples = call.samples
         for sample, sampling in zip(samples, samplings, strict=True):
             sample.request = Request(

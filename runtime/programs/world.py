@@ -58,6 +58,9 @@ class GrammarSource(Protocol):
     def ask(self, spec: GrammarSpec) -> PendingGrammar:
         """The grammar of this spec, perhaps still on its way."""
 
+    def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
+        """Call `on_done` later with what makes `text` invalid under `schema`."""
+
 
 class Replays:
     """Ids of assistant turns by what came before them and their text, so that a chat client that

@@ -36,6 +36,7 @@ class PendingGrammar:
 
     bound: BoundGrammar | None = None
     failure: GrammarFailure | None = None
+    schema: str | None = None  # of a lenient one: outputs are to be validated against it
 
     @property
     def is_done(self) -> bool:

@@ -445,8 +445,8 @@ class Scheduler:
         for index in failed:
             request = planned.requests[index]
             if not request.is_finished:
-                lost = None if request.follower is None else request.follower.error
-                request.error = lost or errors[index]
+                request.error = errors[index]
+                _note_lost(request)
                 self._finish(request, FinishReason.ERROR)
 
     def _take(self, request: Request, outcome: RowResult) -> None:
@@ -471,7 +471,8 @@ class Scheduler:
             return FinishReason.STOP
         follower = request.follower
         if follower is not None and not follower.consume(token_id):
-            request.error = f"token {token_id} does not follow from the grammar"
+            if not _note_lost(request):
+                request.error = f"token {token_id} does not follow from the grammar"
             return FinishReason.ERROR
         request.append_token(token_id)
         if request.state is RequestState.RUNNING:
@@ -491,8 +492,7 @@ class Scheduler:
                 reason = self._append(request, token_id, RowResult(token_id=token_id))
                 if reason is not None:
                     return reason
-        request.error = follower.error
-        return None if follower.error is None else FinishReason.ERROR
+        return FinishReason.ERROR if _note_lost(request) else None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         assert request.finish_reason is None, f"request {request.id} ended twice"
@@ -528,6 +528,15 @@ class Scheduler:
         assert self._num_new_tokens == num_new_tokens, f"{self._num_new_tokens} {num_new_tokens}"
         rows = [request.table_row for request in self.running] + self._free_rows
         assert len(rows) == len(set(rows)), f"a table row is owned twice: {sorted(rows)}"
+
+
+def _note_lost(request: Request) -> bool:
+    """Whether the request's grammar cannot be followed any further, which is then its error."""
+    error = None if request.follower is None else request.follower.error
+    if error is None:
+        return False
+    request.error, request.error_kind = f"the grammar is too costly: {error}", "InvalidGrammar"
+    return True
 
 
 def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:

@@ -247,7 +247,8 @@ async def _on_invalid_request(request: Request, error: Exception) -> JSONRespons
 async def _on_completion_failed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CompletionFailed)
     if error.kind in _INVALID_KINDS:
-        named = f"{error.field}: {error}" if error.field else str(error)
+        has_name = error.field is None or str(error).startswith(f"{error.field}:")
+        named = str(error) if has_name else f"{error.field}: {error}"
         return _error(400, named, "invalid_request_error", error.field)
     return _error(500, str(error), "server_error")
 
