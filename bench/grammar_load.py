@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     base = percentile(phases["without"].latencies_s, 99)
     rows = [_row(name, phase, base) for name, phase in phases.items()]
     errors = {name: phase.errors for name, phase in phases.items()}
-    memory = {"peak_rss_mb_before": before_mb, "peak_rss_mb_after": after_mb}
-    write_report("grammar_load", rows, args, errors=errors, **memory)
+    peaks = {"before": before_mb, "after": after_mb}
+    write_report("grammar_load", rows, args, errors=errors, peak_rss_mb=peaks)
     return 0
 
 
