@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 QUICK_LIMIT_S = 0.5  # 30 times what nineteen of twenty schemas take
 DEFAULT_TIMEOUT_S = 2.0
 GRACE_S = 2.0  # for an answer, past the time when the worker's own alarm should have ended it
-START_TIMEOUT_S = 30.0  # of a worker on a very busy machine
+START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, that must compile C++ first
 MAX_WAITING = 256  # grammars on their way
 MAX_CACHED_BYTES = 256 * 2**20
 ENTRY_BYTES = 2048  # of a cached grammar besides its tables (guess)
@@ -346,8 +346,11 @@ class _Worker:
 
     def __init__(self, niceness: int) -> None:
         command = [sys.executable, "-P", "-m", "stemma.runtime.grammar_worker"]
+        # What is reserved counts as memory: an arena a thread is 64 MB of it.
+        single = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command,
+            env={**os.environ, **single},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is its parent's matter

@@ -15,6 +15,7 @@ import signal
 import sys
 
 from ..constrained.compiler import CompiledGrammar, Limits, compile_grammar
+from ..constrained.native.bindings import why_not_native
 from ..errors import InvalidGrammar
 from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
 
@@ -29,6 +30,7 @@ def main() -> int:
     """Serve until standard input ends."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library may print must not come between frames
+    why_not_native()  # on a fresh machine it compiles C++, which is no grammar's fault
     num_bytes = _mapped_bytes()
     limit = num_bytes + MAX_EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
