@@ -9,7 +9,6 @@ numbers and names, runs of space. Each ends where the next begins, whatever the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 
 from ..errors import InvalidGrammar
 from .grammar import (
@@ -25,10 +24,11 @@ from .grammar import (
     Repeat,
     concat,
 )
+from .json_tokens import QUOTE, JsonShapes, Kind, Place
 
-STRUCTURAL = "{}[],:"
-SPACES = " \t\n\r"
-QUOTE, BACKSLASH = '"', "\\"
+_BEFORE, _INSIDE, _BEHIND = (
+    frozenset({place}) for place in (Place.BEFORE, Place.INSIDE, Place.BEHIND)
+)
 
 
 def json_to_lark(grammar: Grammar) -> str:
@@ -72,41 +72,11 @@ class LarkWriter:
 
     def json_rules(self, grammar: Grammar) -> str:
         """Write a grammar of JSON texts; the name of its first rule."""
-        return _Rules(self, grammar.rules).rule(Ref(grammar.start))
+        return _Rules(self, grammar.rules).written(grammar.start)
 
     def text(self) -> str:
         """The whole grammar."""
         return "\n".join(self._lines) + "\n"
-
-
-class _Place(Enum):
-    """Where in a JSON string token the text so far ends."""
-
-    BEFORE = 0
-    INSIDE = 1
-    ESCAPE = 2
-    BEHIND = 3
-    BEYOND = 4  # this is no string token
-
-
-_Places = frozenset[_Place]
-_ONE_STRING: _Places = frozenset({_Place.BEHIND})
-_NEXT_PLACE = {  # at a quote, at a backslash, at any other character
-    _Place.BEFORE: (_Place.INSIDE, _Place.BEYOND, _Place.BEYOND),
-    _Place.INSIDE: (_Place.BEHIND, _Place.ESCAPE, _Place.INSIDE),
-    _Place.ESCAPE: (_Place.INSIDE, _Place.INSIDE, _Place.INSIDE),
-    _Place.BEHIND: (_Place.BEYOND, _Place.BEYOND, _Place.BEYOND),
-    _Place.BEYOND: (_Place.BEYOND, _Place.BEYOND, _Place.BEYOND),
-}
-
-
-class _Kind(Enum):
-    """What a character is to JSON outside strings."""
-
-    STRUCTURE = 0
-    QUOTE = 1
-    SPACE = 2
-    WORD = 3  # of numbers, true, false, null
 
 
 class _Rules:
@@ -116,19 +86,28 @@ class _Rules:
         self._writer = writer
         self._rules = rules
         self._names: dict[str, str] = {}
-        self._recursive = _recursive_rules(rules)
+        self._shapes = JsonShapes(rules)
+        self._waiting: list[str] = []
 
-    def rule(self, expression: Expression) -> str:
+    def written(self, name: str) -> str:
+        """Write a rule and all that it leads to; its name."""
+        first = self._named(name)
+        while self._waiting:
+            waiting = self._waiting.pop()
+            self._writer.line(self._names[waiting], self._rule(self._resolved(Ref(waiting))))
+        return first
+
+    def _rule(self, expression: Expression) -> str:
         """An expression that begins and ends outside strings, as the right side of a rule."""
         if self._is_token(expression):
             return self.terminal(expression)
         if isinstance(expression, Ref):
             return self._named(expression.name)
         if isinstance(expression, Alt):
-            return f"({' | '.join(self.rule(part) for part in expression.parts)})"
+            return f"({' | '.join(self._rule(part) for part in expression.parts)})"
         if isinstance(expression, Repeat):
             most = "" if expression.most is None else expression.most
-            return f"({self.rule(expression.part)}){{{expression.least},{most}}}"
+            return f"({self._rule(expression.part)}){{{expression.least},{most}}}"
         if isinstance(expression, Literal | Concat):
             return f"({' '.join(self._tokens(expression))})"
         return self.terminal(expression)
@@ -141,7 +120,7 @@ class _Rules:
         known = self._names.get(name)
         if known is None:
             known = self._names[name] = self._writer.new_rule()
-            self._writer.line(known, self.rule(self._resolved(Ref(name))))
+            self._waiting.append(name)
         return known
 
     def _resolved(self, ref: Ref) -> Expression:
@@ -155,88 +134,35 @@ class _Rules:
     def _tokens(self, expression: Literal | Concat) -> Iterable[str]:
         """Terminals and rules in their order."""
         open_token: list[Expression] = []
-        places: _Places = frozenset({_Place.BEFORE})
+        places = _BEFORE
         for part in _characters(expression):
-            if places != {_Place.BEFORE}:
+            if places != _BEFORE:
                 open_token.append(part)
-                places = self._places(part, places)
-                if places == _ONE_STRING:
+                places = self._shapes.places(part, places)
+                if places == _BEHIND:
                     yield self.terminal(concat(*open_token))
-                    open_token, places = [], frozenset({_Place.BEFORE})
+                    open_token, places = [], _BEFORE
                 continue
-            kinds = self._kinds(part)
-            if open_token and not (len(kinds) == 1 and kinds == self._kinds(open_token[-1])):
+            kinds = self._shapes.kinds(part)
+            if open_token and not (len(kinds) == 1 and kinds == self._shapes.kinds(open_token[-1])):
                 yield self.terminal(concat(*open_token))
                 open_token = []
-            if kinds in ({_Kind.WORD}, {_Kind.SPACE}):
+            if kinds in ({Kind.WORD}, {Kind.SPACE}):
                 open_token.append(part)
             elif part == Literal(QUOTE):
-                open_token, places = [part], frozenset({_Place.INSIDE})
+                open_token, places = [part], _INSIDE
             else:
-                yield self.rule(part)
+                yield self._rule(part)
         if open_token:
             yield self.terminal(concat(*open_token))
 
     def _is_token(self, expression: Expression) -> bool:
         """Whether every text is one token of JSON, and none can be a part of a longer sequence."""
-        if isinstance(expression, Ref) and expression.name in self._recursive:
-            return False
-        kinds = self._kinds(expression)
-        if _Kind.QUOTE not in kinds:
+        kinds = self._shapes.kinds(expression)
+        if Kind.QUOTE not in kinds:
             is_one_character = isinstance(expression, Literal) and len(expression.text) == 1
-            return kinds <= {_Kind.WORD} or kinds <= {_Kind.SPACE} or is_one_character
-        return self._places(expression, frozenset({_Place.BEFORE})) == _ONE_STRING
-
-    def _kinds(self, expression: Expression) -> frozenset[_Kind]:
-        """Kinds of characters that may stand in the texts; at least these."""
-        if isinstance(expression, Literal):
-            return frozenset(_kind(character) for character in expression.text)
-        if isinstance(expression, Chars):
-            return _kinds_of_ranges(expression)
-        if isinstance(expression, Repeat):
-            return self._kinds(expression.part)
-        if isinstance(expression, And):
-            return frozenset(_Kind).intersection(*map(self._kinds, expression.parts))
-        if isinstance(expression, Concat | Alt):
-            return frozenset[_Kind]().union(*map(self._kinds, expression.parts))
-        if isinstance(expression, Ref) and expression.name not in self._recursive:
-            return self._kinds(self._resolved(expression))
-        return frozenset(_Kind)
-
-    def _places(self, expression: Expression, before: _Places) -> _Places:
-        """Where the texts may end in a string token; at least there."""
-        if isinstance(expression, Literal):
-            for character in expression.text:
-                before = frozenset(_NEXT_PLACE[place][_column(character)] for place in before)
-            return before
-        if isinstance(expression, Chars):
-            columns = _columns_of_ranges(expression)
-            return frozenset(_NEXT_PLACE[place][column] for place in before for column in columns)
-        if isinstance(expression, Concat):
-            for part in expression.parts:
-                before = self._places(part, before)
-            return before
-        if isinstance(expression, Alt):
-            return frozenset[_Place]().union(
-                *(self._places(part, before) for part in expression.parts)
-            )
-        if isinstance(expression, Repeat):
-            return self._places_repeated(expression, before)
-        if isinstance(expression, And):
-            return frozenset(_Place).intersection(
-                *(self._places(part, before) for part in expression.parts)
-            )
-        if isinstance(expression, Ref) and expression.name not in self._recursive:
-            return self._places(self._resolved(expression), before)
-        return frozenset(_Place)
-
-    def _places_repeated(self, expression: Repeat, before: _Places) -> _Places:
-        places = before if expression.least == 0 else self._places(expression.part, before)
-        while True:
-            more = places | self._places(expression.part, places)
-            if more == places:
-                return places
-            places = more
+            return kinds <= {Kind.WORD} or kinds <= {Kind.SPACE} or is_one_character
+        return self._shapes.places(expression, _BEFORE) == _BEHIND
 
     # What follows writes terminals.
 
@@ -289,7 +215,7 @@ class _Rules:
         return f"(?:{self._regex(self._inlined(expression))})"
 
     def _inlined(self, ref: Ref) -> Expression:
-        if ref.name in self._recursive:
+        if ref.name in self._shapes.recursive:
             raise InvalidGrammar(f"rule {ref.name!r} refers to itself where only a regular one may")
         return self._resolved(ref)
 
@@ -323,54 +249,3 @@ def _characters(expression: Literal | Concat) -> Iterable[Expression]:
             yield from _characters(part)
         else:
             yield part
-
-
-def _kind(character: str) -> _Kind:
-    if character in STRUCTURAL:
-        return _Kind.STRUCTURE
-    if character == QUOTE:
-        return _Kind.QUOTE
-    return _Kind.SPACE if character in SPACES else _Kind.WORD
-
-
-def _column(character: str) -> int:
-    return 0 if character == QUOTE else 1 if character == BACKSLASH else 2
-
-
-def _kinds_of_ranges(chars: Chars) -> frozenset[_Kind]:
-    special = [c for c in STRUCTURAL + SPACES + QUOTE if _contains(chars, c)]
-    size = sum(high - low + 1 for low, high in chars.ranges)
-    words = {_Kind.WORD} if size > len(special) else set()
-    return frozenset(map(_kind, special)) | words
-
-
-def _columns_of_ranges(chars: Chars) -> frozenset[int]:
-    special = [c for c in QUOTE + BACKSLASH if _contains(chars, c)]
-    size = sum(high - low + 1 for low, high in chars.ranges)
-    others = {2} if size > len(special) else set()
-    return frozenset(map(_column, special)) | others
-
-
-def _contains(chars: Chars, character: str) -> bool:
-    return any(low <= ord(character) <= high for low, high in chars.ranges)
-
-
-def _recursive_rules(rules: Mapping[str, Expression]) -> frozenset[str]:
-    """Names of the rules that reach a rule which reaches itself."""
-    direct = {name: frozenset(_references(expression)) for name, expression in rules.items()}
-    regular: set[str] = set()
-    while True:  # a rule is regular once all that it refers to are
-        more = {name for name, refs in direct.items() if name not in regular and refs <= regular}
-        if not more:
-            return frozenset(direct) - regular
-        regular |= more
-
-
-def _references(expression: Expression) -> Iterable[str]:
-    if isinstance(expression, Ref):
-        yield expression.name
-    elif isinstance(expression, Repeat | Not):
-        yield from _references(expression.part)
-    elif isinstance(expression, Concat | Alt | And):
-        for part in expression.parts:
-            yield from _references(part)

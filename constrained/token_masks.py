@@ -20,7 +20,8 @@ import numpy.typing as npt
 from .matcher import Mask
 from .native.bindings import library
 from .regular.dfa import Dfa
-from .vocabulary import Ints, Trie, Vocabulary
+from .token_trie import Ints, Trie
+from .vocabulary import Vocabulary
 
 Walk = Callable[[int, Mask], None]
 

@@ -8,7 +8,7 @@ Where a lookaround asks for no more than its neighbour matches anyway, both beco
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from .charsets import ALL
 
 ANYTHING = Repeat(Chars(ALL), 0, None)
 _UNBOUNDED = float("inf")
+_MAX_OPERANDS = 50  # of lookarounds merged into one neighbour
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,39 +106,49 @@ def _merged(parts: list[Node]) -> list[Node]:
     """With every lookaround merged into its neighbour that asks for no more than that matches."""
     found: list[Node] = []
     for part in parts:
-        found.append(part)
         if isinstance(part, Behind):
-            before = _plain_run(reversed(found[:-1]))
-            both = _intersection(part, concat(*reversed(before)))
-            if both is not None:
-                found[len(found) - 1 - len(before) :] = [both]
+            before = _neighbours(part, reversed(found))
+            if before:
+                found[-len(before) :] = [_intersection(part, concat(*reversed(before)))]
+                continue
+        found.append(part)
     for index in range(len(found) - 1, -1, -1):
-        part = found[index]
-        if isinstance(part, Look):
-            after = _plain_run(found[index + 1 :])
-            both = _intersection(part, concat(*after))
-            if both is not None:
-                found[index : index + 1 + len(after)] = [both]
+        look = found[index]
+        if isinstance(look, Look):
+            after = _neighbours(look, (found[at] for at in range(index + 1, len(found))))
+            if after:
+                found[index : index + 1 + len(after)] = [_intersection(look, concat(*after))]
     return found
 
 
-def _plain_run(parts: Iterable[Node]) -> list[Expression]:
-    run: list[Expression] = []
+def _neighbours(look: Look | Behind, parts: Iterator[Node]) -> list[Expression]:
+    """The first parts, as few as are never shorter than what is looked for; [] if there are none.
+
+    What was merged before only counts alone, so that merged expressions do not nest.
+    """
+    longest = _UNBOUNDED if isinstance(look.body, ASSERTIONS) else _lengths(look.body)[1]
+    found: list[Expression] = []
+    shortest = 0.0
     for part in parts:
-        if isinstance(part, ASSERTIONS):
+        if isinstance(part, ASSERTIONS) or (isinstance(part, And) and not _can_take(part, found)):
             break
-        run.append(part)
-    return run
+        found.append(part)
+        shortest += _lengths(part)[0]
+        if shortest >= longest:
+            return found
+    return []
 
 
-def _intersection(look: Look | Behind, neighbour: Expression) -> Expression | None:
-    """None where the lookaround may see beyond its neighbour."""
-    body = look.body
-    if isinstance(body, ASSERTIONS) or _lengths(body)[1] > _lengths(neighbour)[0]:
-        return None
-    parts = (body, ANYTHING) if isinstance(look, Look) else (ANYTHING, body)
-    seen = concat(*parts)
-    return And((neighbour, Not(seen) if look.is_negative else seen))
+def _can_take(merged: And, found: list[Expression]) -> bool:
+    return not found and len(merged.parts) < _MAX_OPERANDS
+
+
+def _intersection(look: Look | Behind, neighbour: Expression) -> Expression:
+    assert not isinstance(look.body, ASSERTIONS)
+    is_ahead = isinstance(look, Look)
+    seen = concat(look.body, ANYTHING) if is_ahead else concat(ANYTHING, look.body)
+    operands = neighbour.parts if isinstance(neighbour, And) else (neighbour,)
+    return And((*operands, Not(seen) if look.is_negative else seen))
 
 
 def _lengths(expression: Expression) -> tuple[float, float]:

@@ -34,8 +34,8 @@ from .charsets import Ranges
 from .resolution import Unresolvable, resolve
 
 Dialect: TypeAlias = OneOf["ecma", "python"]
-MAX_PATTERN_LENGTH = 100_000
-MAX_GROUP_DEPTH = 100
+MAX_PATTERN_LENGTH = 50_000
+MAX_GROUP_DEPTH = 50
 MAX_COUNT = 2**31 - 1
 
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}

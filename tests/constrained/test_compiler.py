@@ -40,6 +40,13 @@ def spec_of(kind: str, source: object = "") -> GrammarSpec:
     return GrammarSpec(kind, text)  # type: ignore[arg-type]
 
 
+def nested_arrays(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "array", "maxItems": 0}
+    for _ in range(depth - 1):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 def bound(spec: GrammarSpec, *limits: Limits) -> BoundGrammar:
     compiled = pickle.loads(pickle.dumps(compile_grammar(spec, *limits)))  # it crosses processes
     grammar: BoundGrammar = compiled.bind(SINGLE_BYTES)
@@ -59,6 +66,7 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
         (spec_of("json_schema", {"type": "integer"}), "fsm", ["0", "-12"], ["01", "1.5", ""]),
         (spec_of("json_schema", TREE), "pushdown",
          ['{"v":1,"kids":[]}', '{"v":1,"kids":[{"v":2,"kids":[]}]}'], ['{"v":1}', "[]"]),
+        (spec_of("json_schema", nested_arrays(100)), "pushdown", ["[" * 50 + "]" * 50], ["[1]"]),
         (spec_of("json_object"), "pushdown", ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", "{"]),
         (spec_of("ebnf", 'start: "a" start "b" | "c"'), "pushdown", ["c", "aacbb"], ["acbb", "ab"]),
         (spec_of("ebnf", 'root ::= "(" root ")" | [0-9]+'), "pushdown", ["7", "((1))"], ["(1"]),

@@ -8,7 +8,9 @@ from grammars import ids_of, vocabularies, vocabulary_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained.vocabulary import Trie, Vocabulary, plain_length
+from stemma.constrained.native.bindings import library, why_not_native
+from stemma.constrained.token_trie import Trie, native_trie, numpy_trie
+from stemma.constrained.vocabulary import Vocabulary, plain_length
 
 
 def keys_by_walking(trie: Trie) -> dict[bytes, list[int]]:
@@ -33,6 +35,19 @@ def test_the_trie_holds_every_token_at_the_end_of_its_bytes(vocabulary: Vocabula
         if data:
             expected.setdefault(data, []).append(token)
     assert keys_by_walking(vocabulary.trie) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(vocabularies(), st.data())
+def test_the_compiled_trie_is_that_of_numpy(vocabulary: Vocabulary, data: st.DataObject) -> None:
+    native = library()
+    if native is None:
+        pytest.skip(f"no compiled code: {why_not_native()}")
+    ids = sorted(data.draw(st.sets(st.sampled_from(vocabulary.written_ids))))
+    fast = native_trie(native, vocabulary.token_bytes, ids)
+    slow = numpy_trie(vocabulary.token_bytes, ids)
+    for field in ("byte", "depth", "end", "first", "token_ids", "keys"):
+        assert np.array_equal(getattr(fast, field), getattr(slow, field)), field
 
 
 @settings(max_examples=40, deadline=None)
