@@ -29,7 +29,7 @@ from typing import Any
 from ..constrained.compiler import BoundGrammar, CompiledGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
-from ..errors import EngineError, InvalidGrammar, StemmaError
+from ..errors import EngineError, InvalidGrammar
 from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
 from .schedule.grammar import GrammarFailure, PendingGrammar
 
@@ -324,8 +324,8 @@ class _Lane:
     def _bound(self, entry: _Entry, compiled: CompiledGrammar, num_bytes: int) -> _Outcome:
         try:
             return _Outcome(entry, self._bind(compiled), num_bytes, schema=compiled.schema)
-        except StemmaError as error:
-            return _Outcome(entry, GrammarFailure(str(error), type(error).__name__))
+        except InvalidGrammar as error:
+            return _Outcome(entry, GrammarFailure(str(error)))
 
     def _ready_worker(self) -> _Worker:
         if self._worker is None or self._worker.has_ended:
