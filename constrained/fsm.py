@@ -76,6 +76,12 @@ class FsmGrammar:
         """Whether no byte may follow."""
         return self._exits[state] == _NO_EXIT
 
+    def is_stuck(self, state: int) -> bool:
+        """Whether only bytes may follow that the vocabulary cannot write."""
+        if self.vocabulary.writes_all_bytes or self.is_accepting(state):
+            return False
+        return not self.mask(state).any()
+
     def forced_tokens(self, state: int, consumed: Sequence[int]) -> tuple[int, ...]:
         """Tokens that must follow in a state that was reached by these tokens."""
         if self._exits[state] < 0 or self.is_accepting(state):
@@ -156,6 +162,8 @@ class FsmMatcher:
         return self._grammar.is_final(self._states[-1])
 
     def error(self) -> str | None:
+        if self._grammar.is_stuck(self._states[-1]):
+            return "no token of the vocabulary continues the text"
         return None
 
 

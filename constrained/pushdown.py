@@ -22,14 +22,16 @@ from .vocabulary import MASK_BITS, Vocabulary
 # Forcing would leave only the canonical token wherever bytes are forced: a mask that is less than
 # what the grammar allows.
 HEADER = '%llguidance { "no_forcing": true }\n'
-# Small enough that the worst grammar ends in an error within a second (llguidance's speeds: 50k
-# units of initial fuel, 14k of a step's fuel and 20k items a millisecond).
+# Small enough that the worst grammar ends in an error, not in a second: by llguidance's speeds (50k
+# units of initial fuel, 14k of a step's fuel, 20k items a millisecond) 40, 14 and 1 ms
+# (measured on ambiguous rules: 10 ms).
 LIMITS = {
-    "initial_lexer_fuel": 10_000_000,
-    "step_lexer_fuel": 1_000_000,
-    "step_max_items": 500_000,
-    "max_lexer_states": 100_000,
-    "max_grammar_size": 1_000_000,
+    "max_items_in_row": 500,  # of ambiguous rules; a step takes the square of it
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
 
@@ -84,6 +86,10 @@ class PushdownGrammar:
         first.mask(mask)
         if not mask.any() and not first.is_accepting():
             raise InvalidGrammar("it matches nothing")
+        first.forced_tokens()
+        first.mask(mask)
+        if first.error() is not None:  # more is forced than the parser can hold
+            raise InvalidGrammar(str(first.error()))
         return bool(mask.any())
 
     def read_mask(self, parser: Any, out: Mask) -> None:

@@ -28,9 +28,9 @@ def validation_errors(schema: str, text: str) -> tuple[str, ...]:
         return ("/: nested too deeply",)
     found: list[str] = []
     try:
-        for error in _validator(schema).iter_errors(document):
-            pointer = "".join(f"/{token}" for token in error.absolute_path) or "/"
-            found.append(f"{pointer}: {error.message}")
+        for broken in _validator(schema).iter_errors(document):
+            pointer = "".join(f"/{token}" for token in broken.absolute_path) or "/"
+            found.append(f"{pointer}: {broken.message}")
             if len(found) == MAX_ERRORS:
                 break
     except (referencing.exceptions.Unresolvable, RecursionError) as error:

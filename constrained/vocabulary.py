@@ -56,6 +56,11 @@ class Vocabulary:
         return tuple(i for i, data in enumerate(self.token_bytes) if data)
 
     @functools.cached_property
+    def writes_all_bytes(self) -> bool:
+        """Whether every byte is a token, so that every text can be written."""
+        return len({data for data in self.token_bytes if len(data) == 1}) == 256
+
+    @functools.cached_property
     def max_token_bytes(self) -> int:
         """Length of the longest token."""
         return max(map(len, self.token_bytes), default=0)

@@ -164,7 +164,7 @@ def gen(
             class, whose objects take no further properties unless it says `extra="allow"`.
         ebnf: the output is in the language of this grammar, in Lark's or GBNF's syntax.
         dtype: int, float, bool ("True" or "False") or str (in double quotes); the value is text.
-        structural_tag: free text with tags that hold JSON, see docs/constrained.md.
+        structural_tag: free text with tags that hold JSON, see docs/constrained-decoding.md.
         whitespace: between JSON's tokens, "compact" (none, the default) or "flexible".
         property_order: of JSON objects, that of the "schema" (default) or "any".
         lenient: enforce what can be of the schema, check the rest afterwards and name it in

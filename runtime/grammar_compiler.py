@@ -29,7 +29,7 @@ from typing import Any
 from ..constrained.compiler import BoundGrammar, CompiledGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
-from ..errors import EngineError, InvalidGrammar, StemmaError
+from ..errors import EngineError, InvalidGrammar
 from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
 from .schedule.grammar import GrammarFailure, PendingGrammar
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 QUICK_LIMIT_S = 0.5  # 30 times what nineteen of twenty schemas take
 DEFAULT_TIMEOUT_S = 2.0
 GRACE_S = 2.0  # for an answer, past the time when the worker's own alarm should have ended it
-START_TIMEOUT_S = 30.0  # of a worker on a very busy machine
+START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, that must compile C++ first
 MAX_WAITING = 256  # grammars on their way
 MAX_CACHED_BYTES = 256 * 2**20
 ENTRY_BYTES = 2048  # of a cached grammar besides its tables (guess)
@@ -324,8 +324,8 @@ class _Lane:
     def _bound(self, entry: _Entry, compiled: CompiledGrammar, num_bytes: int) -> _Outcome:
         try:
             return _Outcome(entry, self._bind(compiled), num_bytes, schema=compiled.schema)
-        except StemmaError as error:
-            return _Outcome(entry, GrammarFailure(str(error), type(error).__name__))
+        except InvalidGrammar as error:
+            return _Outcome(entry, GrammarFailure(str(error)))
 
     def _ready_worker(self) -> _Worker:
         if self._worker is None or self._worker.has_ended:
@@ -346,8 +346,11 @@ class _Worker:
 
     def __init__(self, niceness: int) -> None:
         command = [sys.executable, "-P", "-m", "stemma.runtime.grammar_worker"]
+        # What is reserved counts as memory: an arena a thread is 64 MB of it.
+        single = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command,
+            env={**os.environ, **single},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is its parent's matter

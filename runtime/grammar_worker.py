@@ -15,7 +15,8 @@ import signal
 import sys
 
 from ..constrained.compiler import CompiledGrammar, Limits, compile_grammar
-from ..errors import InvalidGrammar
+from ..constrained.native.bindings import why_not_native
+from ..errors import InvalidGrammar, UnsupportedSchema
 from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
 
 MAX_EXTRA_BYTES = 500 * 2**20  # beyond what importing the compiler maps
@@ -29,6 +30,7 @@ def main() -> int:
     """Serve until standard input ends."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library may print must not come between frames
+    why_not_native()  # on a fresh machine it compiles C++, which is no grammar's fault
     num_bytes = _mapped_bytes()
     limit = num_bytes + MAX_EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -51,8 +53,10 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
     kind = job.spec.kind
     try:
         return compile_grammar(job.spec, Limits(max_seconds=job.limit_s * AUTOMATON_SHARE))
-    except InvalidGrammar as error:
-        return Refusal(str(error), type(error).__name__)
+    except UnsupportedSchema as error:
+        return Refusal(str(error), UnsupportedSchema.__name__)
+    except InvalidGrammar as error:  # or a kind of it that is nobody else's matter
+        return Refusal(str(error), InvalidGrammar.__name__)
     except RecursionError:
         return Refusal(f"{kind}: nested too deeply", InvalidGrammar.__name__)
     except MemoryError:

@@ -115,7 +115,7 @@ def _merged(parts: list[Node]) -> list[Node]:
     for index in range(len(found) - 1, -1, -1):
         look = found[index]
         if isinstance(look, Look):
-            after = _neighbours(look, itertools.islice(found, index + 1, None))
+            after = _neighbours(look, (found[at] for at in range(index + 1, len(found))))
             if after:
                 found[index : index + 1 + len(after)] = [_intersection(look, concat(*after))]
     return found

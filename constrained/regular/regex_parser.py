@@ -34,7 +34,7 @@ from .charsets import Ranges
 from .resolution import Unresolvable, resolve
 
 Dialect: TypeAlias = OneOf["ecma", "python"]
-MAX_PATTERN_LENGTH = 100_000
+MAX_PATTERN_LENGTH = 50_000
 MAX_GROUP_DEPTH = 50
 MAX_COUNT = 2**31 - 1
 

@@ -151,7 +151,9 @@ def _item_places(document: Document, place: Place) -> tuple[list[Signed], Signed
 
 
 def _item_case(prefix: list[Signed], rest: Signed, upto: int | None, is_tracked: bool) -> ArrayCase:
-    items = {(i, i + 1, sub) for i, sub in enumerate(prefix) if sub != TRUE}
+    items: set[tuple[int, int | None, Signed]] = {
+        (i, i + 1, sub) for i, sub in enumerate(prefix) if sub != TRUE
+    }
     if rest != TRUE:
         items.add((len(prefix), None, rest))
     evaluated = arrays.Evaluated(upto) if is_tracked else arrays.NOTHING_EVALUATED

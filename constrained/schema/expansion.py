@@ -23,6 +23,8 @@ from .document import FALSE, TRUE, Document, Place, Signed, State
 from .keywords import Dialect, is_number
 
 MAX_CASES = 2000
+MAX_MERGES = 300_000  # of all products together: about a second
+NUM_WORTH_ABSORBING = 32
 
 
 class Kind(IntEnum):
@@ -72,6 +74,10 @@ _KINDS = tuple(Kind)
 _TYPES_OF_KIND = ("null", "boolean", "boolean", "number", "string", "array", "object")
 
 
+class SelfReference(InvalidGrammar):
+    """A place whose meaning is its own, at the same value."""
+
+
 class Expansion:
     """The cases of places and of states, each found once."""
 
@@ -85,6 +91,7 @@ class Expansion:
         self._cases: dict[tuple[Signed, Kind, bool], Cases] = {}
         self._pending: set[tuple[Signed, Kind, bool]] = set()
         self._void: dict[State, bool] = {}
+        self._num_merges = 0
 
     def unsupported(self, place: Place, keyword: str, reason: str) -> None:
         """Strict: raises UnsupportedSchema. Lenient: notes it; the caller drops the keyword."""
@@ -125,7 +132,11 @@ class Expansion:
         known = self._void.get(state)
         if known is None:
             self._void[state] = False  # met again within itself: not plain
-            known = not any(self.state_cases(state, kind) for kind in self.kinds(state))
+            try:
+                known = not any(self.state_cases(state, kind) for kind in self.kinds(state))
+            except SelfReference:  # of a value within: no error, but not plain either
+                del self._void[state]
+                return False
             self._void[state] = known
         return known
 
@@ -138,13 +149,15 @@ class Expansion:
         if found is None:
             if key in self._pending:
                 place = self.document[signed]
-                raise InvalidGrammar(
+                raise SelfReference(
                     f"{place.pointer or '/'}: the schema refers to itself without progress",
                     "json_schema",
                 )
             self._pending.add(key)
-            found = self._cases[key] = self._expanded(signed, kind, is_tracked)
-            self._pending.discard(key)
+            try:
+                found = self._cases[key] = self._expanded(signed, kind, is_tracked)
+            finally:
+                self._pending.discard(key)
         return found
 
     def product(
@@ -155,15 +168,26 @@ class Expansion:
         for factor in factors:
             if factor is None:
                 continue
-            merged = (self._merged(one, other) for one in result for other in factor)
-            result = _distinct([case for case in merged if case is not None])
-            if len(result) > MAX_CASES:
-                raise UnsupportedSchema(
-                    place.pointer, keyword, f"it multiplies out to more than {MAX_CASES} cases"
-                )
+            product = self._times(result, factor)
+            if product is None:
+                reason = f"it multiplies out to more than {MAX_CASES} cases"
+                self.unsupported(place, keyword, reason)
+            else:
+                result = product
             if not result:
                 return result
         return result
+
+    def _times(self, one: Cases, other: Cases) -> Cases | None:
+        """Every case of one with every case of the other; None where that is too much."""
+        self._num_merges += len(one) * len(other)
+        if self._num_merges > MAX_MERGES:
+            return None
+        merged = (self._merged(a, b) for a in one for b in other)
+        product = _distinct([case for case in merged if case is not None])
+        if len(product) > NUM_WORTH_ABSORBING and isinstance(product[0], objects.ObjectCase):
+            product = objects.absorbed(product[: MAX_CASES + 1])
+        return product if len(product) <= MAX_CASES else None
 
     def _merged(self, one: Case, other: Case) -> Case | None:
         merged = one.merged(other)

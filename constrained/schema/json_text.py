@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...errors import InvalidGrammar
 from ..grammar import (
     EMPTY_WORD,
     MAX_CODE_POINT,
@@ -70,7 +71,12 @@ def spacing(whitespace: str) -> Spacing:
 
 
 def encoded(text: str) -> str:
-    """The canonical JSON text of a string."""
+    """The canonical JSON text of a string. Raises InvalidGrammar for what is no Unicode text."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidGrammar.of("json_schema", text, "texts without lone surrogates") from error
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -125,3 +125,29 @@ class ObjectCase:
 
 
 ANY = ObjectCase()
+
+
+def absorbed(cases: list[ObjectCase]) -> list[ObjectCase]:
+    """The cases without those that ask for all that another one does, and more."""
+    kept: list[tuple[ObjectCase, frozenset[tuple[Keys, Signed]]]] = []
+    for case in sorted(cases, key=lambda case: len(case.values)):
+        values = frozenset(case.values)
+        if not any(_is_weaker(one, its, case, values) for one, its in kept):
+            kept.append((case, values))
+    return [case for case, _ in kept]
+
+
+def _is_weaker(
+    one: ObjectCase,
+    its_values: frozenset[tuple[Keys, Signed]],
+    other: ObjectCase,
+    values: frozenset[tuple[Keys, Signed]],
+) -> bool:
+    return (
+        its_values <= values
+        and one.required <= other.required
+        and one.exists <= other.exists
+        and one.least <= other.least
+        and (one.most is None or (other.most is not None and other.most <= one.most))
+        and one.evaluated == other.evaluated
+    )

@@ -37,17 +37,17 @@ def pruned(root: Expression, rules: Mapping[str, Expression]) -> Grammar | None:
 
 
 def _productive(rules: Mapping[str, Expression]) -> set[str]:
+    """Rounds in alternating directions: rules are mostly written after, or before, their parts."""
     found: set[str] = set()
-    left = list(reversed(rules))  # later rules are mostly parts of earlier ones
-    while left:
+    left, num_left = list(rules), len(rules) + 1
+    while len(left) < num_left:
+        num_left = len(left)
         missing = []
-        for name in left:
+        for name in reversed(left):
             if _is_productive(rules[name], found):
                 found.add(name)
             else:
                 missing.append(name)
-        if len(missing) == len(left):
-            break
         left = missing
     return found
 

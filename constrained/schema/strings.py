@@ -91,7 +91,9 @@ def negation_of_lengths(least: int, most: int | None) -> list[StringCase]:
 
 
 def not_of_values(values: list[str]) -> StringCase:
-    """None of these strings."""
+    """None of these strings. Raises InvalidGrammar for one that is no Unicode text."""
+    for value in values:
+        encoded(value)
     return StringCase(excludes=frozenset({Language(alt(*map(Literal, values)))}))
 
 

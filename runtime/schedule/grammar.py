@@ -9,10 +9,12 @@ output is the same.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from ...constrained.matcher import Mask, Matcher
 
 if TYPE_CHECKING:
     from ...constrained.compiler import BoundGrammar
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,10 @@ class PendingGrammar:
 
 
 class Follower:
-    """One output's way through its grammar. A forced run, once begun, is followed to its end."""
+    """One output's way through its grammar. A forced run, once begun, is followed to its end.
+
+    Nothing here raises: a fault of the matcher is an error of this output alone.
+    """
 
     def __init__(self, matcher: Matcher, jump_forward: bool, stop_ids: frozenset[int]) -> None:
         """`stop_ids` may come where the grammar lets the output end."""
@@ -58,20 +66,21 @@ class Follower:
         self._jump_forward = jump_forward
         self._stop_ids = stop_ids
         self._forced: deque[int] = deque()
+        self._fault: str | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing may follow."""
-        return self._matcher.is_finished()
+        return self._guarded(self._matcher.is_finished, False)
 
     @property
     def error(self) -> str | None:
         """Why the grammar cannot be followed any further, if so."""
-        return self._matcher.error()
+        return self._fault or self._guarded(self._matcher.error, None) or self._fault
 
     def consume(self, token_id: int) -> bool:
         """Take the output's next token; False where the grammar has no such."""
-        if not self._matcher.consume(token_id):
+        if not self._guarded(partial(self._matcher.consume, token_id), False):
             return False
         if self._forced:
             forced = self._forced.popleft()
@@ -80,10 +89,16 @@ class Follower:
 
     def forced_run(self) -> Sequence[int]:
         """Tokens to append before the next one is sampled; none without jump-forward."""
-        return self._matcher.forced_tokens() if self._jump_forward else ()
+        return self._guarded(self._matcher.forced_tokens, ()) if self._jump_forward else ()
 
     def mask(self, out: Mask) -> None:
-        """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next."""
+        """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next; none
+        where there is an error."""
+        self._guarded(partial(self._mask, out), None)
+        if self._fault:
+            out.fill(0)
+
+    def _mask(self, out: Mask) -> None:
         if not self._jump_forward:
             if not self._forced:
                 self._forced.extend(self._matcher.forced_tokens())
@@ -93,6 +108,14 @@ class Follower:
         self._matcher.mask(out)
         if self._matcher.is_accepting():
             _allow(out, self._stop_ids)
+
+    def _guarded(self, verb: Callable[[], T], otherwise: T) -> T:
+        try:
+            return verb()
+        except Exception as error:
+            log.exception("a matcher failed")
+            self._fault = f"the matcher failed: {type(error).__name__}: {error}"
+            return otherwise
 
 
 def _allow(mask: Mask, token_ids: Iterable[int]) -> None:

@@ -535,7 +535,7 @@ def _note_lost(request: Request) -> bool:
     error = None if request.follower is None else request.follower.error
     if error is None:
         return False
-    request.error, request.error_kind = f"the grammar is too costly: {error}", "InvalidGrammar"
+    request.error, request.error_kind = f"the grammar cannot be followed: {error}", "InvalidGrammar"
     return True
 
 

@@ -206,8 +206,9 @@ def test_outputs_of_a_pushdown_grammar_are_apart() -> None:
 
 
 def test_an_exhausted_parser_is_an_error_of_that_output_alone() -> None:
-    bound = PushdownGrammar("start: /(a{1000}){100}b?/", SINGLE_BYTES)
+    bound = PushdownGrammar("start: /[ab]?(a{1000}){100}/", SINGLE_BYTES)
     deep = bound.matcher()
+    assert deep.consume(ord("b"))
     deep.forced_tokens()
     while deep.consume(ord("a")):
         assert deep.error() is None
@@ -219,6 +220,25 @@ def test_an_exhausted_parser_is_an_error_of_that_output_alone() -> None:
 def test_a_vocabulary_that_cannot_begin_is_refused() -> None:
     with pytest.raises(InvalidGrammar, match="no token"):
         FsmGrammar(build_dfa(Grammar.of(Literal("x"))), vocabulary_of([b"a", b"b"]))
+
+
+def test_a_text_that_the_vocabulary_cannot_go_on_with_is_an_error() -> None:
+    matcher = FsmGrammar(
+        build_dfa(Grammar.of(Literal("ax"))), vocabulary_of([b"a", b"b"])
+    ).matcher()
+    assert matcher.error() is None and matcher.consume(0)
+    assert matcher.error() is not None and not matcher.is_finished()
+    matcher.rollback(1)
+    assert matcher.error() is None
+
+
+def test_an_ambiguous_grammar_ends_in_an_error_before_a_step_is_slow() -> None:
+    matcher = PushdownGrammar('start: x\nx: x x | "a" | x "b"', SINGLE_BYTES).matcher()
+    for _ in range(1000):
+        allowed(matcher, SINGLE_BYTES)
+        if not matcher.consume(ord("a")):
+            break
+    assert "items" in str(matcher.error())
 
 
 def test_masks_leave_out_what_writes_nothing() -> None:

@@ -243,6 +243,24 @@ def test_a_matcher_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyP
         house.assert_nothing_held()
 
 
+@pytest.mark.parametrize("verb", ["mask", "consume", "forced_tokens", "is_finished", "error"])
+def test_a_matcher_that_raises_ends_its_request_alone(verb: str) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("out of its mind")
+
+    house = House()
+    grammar = compiled(ScriptedGrammar(({1: 1, 2: 1}, {1: 0, 2: 0})))
+    failing = house.submit([1], grammar=grammar)
+    healthy = house.submit([1, 1], grammar=grammar)
+    house.step()
+    assert failing.follower is not None
+    setattr(failing.follower._matcher, verb, fail)
+    house.run()
+    assert failing.finish_reason is FinishReason.ERROR and "mind" in (failing.error or "")
+    assert_right(healthy)
+    house.assert_nothing_held()
+
+
 def test_a_token_that_the_grammar_refuses_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
