@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import EngineError, InvalidRequest
+from .documents import DocumentJudge, Documents
 from .process_meter import ProcessMeter, peak_rss_bytes
 
 PEER_FORMS = (
@@ -51,6 +52,7 @@ class Measurement:
     output_tokens: int
     output_sha: str
     peak_rss_bytes: int
+    documents: Documents | None = None  # of a workload under a schema
 
 
 def stemma_specs(model: Path, *, has_http: bool) -> list[EngineSpec]:
@@ -128,10 +130,11 @@ class RunningEngine:
         """Carry out what was loaded; an `Outcome`'s fields."""
         return self._ask({"op": "run"})
 
-    def measure(self, work: str, repeat: int) -> Measurement:
-        """Carry out what was loaded and look at the processes meanwhile."""
+    def measure(self, work: str, repeat: int, judge: DocumentJudge | None = None) -> Measurement:
+        """Carry out what was loaded and look at the processes meanwhile; `judge` the outputs."""
         with ProcessMeter(self.pid) as meter:
             outcome = self.run()
+        outputs = outcome.pop("outputs")
         return Measurement(
             engine=self.spec.name,
             work=work,
@@ -139,6 +142,7 @@ class RunningEngine:
             cpu_s=meter.cpu_s,
             others_cores=meter.others_cores,
             peak_rss_bytes=peak_rss_bytes(self.pid),
+            documents=judge.judge(outputs) if judge and outputs is not None else None,
             **outcome,
         )
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 DEFAULT_FOLDER = Path("build/bench")
@@ -33,27 +35,42 @@ def write_report(
     args: argparse.Namespace,
     *,
     shown: Sequence[Mapping[str, Any]] | None = None,
+    printed: object = None,
     **details: Any,
 ) -> None:
     """Print `rows` (all with the same keys) as `args` ask and write them with the machine.
 
-    `shown` are the table's rows where they are not the same; `details` go into the file only.
+    `shown` are the table's rows where they are not the same, `printed` is what --json prints where
+    it is not the rows; `details` go into the file only.
     """
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{name}.json"
     report = {"machine": machine(), "rows": list(rows), **details}
     path.write_text(json.dumps(report, indent=1) + "\n")
     if args.json:
-        print(json.dumps(list(rows)))
+        print(json.dumps(list(rows) if printed is None else printed))
         return
-    table = Table(title=name)
-    first, *_ = shown = shown or rows
+    print_table(name, shown or rows)
+    print(f"written to {path}")
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with the same keys; of none, nothing."""
+    if not rows:
+        return
+    table = Table(title=title)
+    first = rows[0]
     for key in first:
         table.add_column(key, justify="left" if isinstance(first[key], str) else "right")
-    for row in shown:
-        table.add_row(*(_shown(value) for value in row.values()))
+    for row in rows:
+        table.add_row(*(escape(shown_value(value)) for value in row.values()))
     Console().print(table)
-    print(f"written to {path}")
+
+
+def console_progress() -> Progress:
+    """A progress bar on standard error; nothing where that is not a terminal."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def machine() -> dict[str, Any]:
@@ -84,7 +101,8 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
+    """A cell of a table: three digits, or whole numbers from 100 on."""
     if value is None:
         return ""
     if isinstance(value, float):

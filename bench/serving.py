@@ -24,11 +24,12 @@ from pathlib import Path
 
 from ..errors import EngineError, InvalidRequest
 from ..runtime.config import EMBEDDED_MODEL
-from .comparison import STARTUP_TARGET_S, STARTUP_TARGETS, shown, summary
+from .comparison import STARTUP_TARGET_S, STARTUP_TARGETS, shown, shown_documents, summary
+from .documents import DocumentJudge
 from .engines import PEER_FORMS, EngineSpec, Measurement, RunningEngine, peer_spec, stemma_specs
 from .limits import Limits, model_costs
 from .process_meter import QUIET_CORES, ProcessMeter, wait_until_idle
-from .report import write_report
+from .report import print_table, write_report
 from .workloads import DEFINITIONS, Workload, make_workload, names_of
 
 WARMUP_REPEAT = 97
@@ -98,6 +99,7 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
         for work, measured in found.items()
         for spec in specs
     ]
+    documents = [shown_documents(row) for row in rows if row["documents"]]
     write_report(
         "serving",
         rows,
@@ -109,6 +111,8 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
         engines=described,
         repeats=[asdict(one) for measured in found.values() for one in measured],
     )
+    if not args.json:
+        print_table("documents under a schema", documents)
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
@@ -129,8 +133,6 @@ def _workloads(args: argparse.Namespace) -> list[Workload]:
 
 
 def _reason_against(work: Workload, max_model_len: int) -> str | None:
-    if work.json_schema is not None:
-        return "constrained decoding is not there yet"
     if work.num_tokens() > max_model_len:
         return f"needs a context of {work.num_tokens()} tokens, the model has {max_model_len}"
     return None
@@ -147,13 +149,14 @@ def _measure(
     for engine in engines:
         engine.load(path, WARMUP_REPEAT)
         engine.run()
+    judge = DocumentJudge(args.model, work.json_schema) if work.json_schema else None
     found = []
     for repeat in range(args.repeats):
         for engine in engines:
             engine.load(path, repeat)
             if args.wait_idle:
                 wait_until_idle(engine.pid, args.wait_idle)
-            one = engine.measure(work.name, repeat)
+            one = engine.measure(work.name, repeat, judge)
             noted = "" if one.others_cores <= QUIET_CORES else ", disturbed"
             _say(
                 f"{work.name} {repeat + 1}/{args.repeats} {one.engine}: {one.wall_s:.2f} s "

@@ -7,7 +7,10 @@ is its help. Modules keep heavy imports inside `run`.
 from __future__ import annotations
 
 from ..bench import (
+    conformance,
+    grammar_load,
     limits,
+    masks,
     model,
     radix,
     schedule,
@@ -16,13 +19,17 @@ from ..bench import (
     startup,
     step,
     threads,
+    vocabularies,
     workloads,
 )
 from ..bench.report import add_report_flags
 from .connect import Commands
 
-BENCHMARKS = (serving, radix, schedule, step, stall, startup, threads, limits)
-MAKERS = (model, workloads)
+BENCHMARKS = (
+    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
+    limits,
+)  # fmt: skip
+MAKERS = (model, vocabularies, workloads)
 
 
 def add_parser(commands: Commands) -> None:
@@ -30,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("bench", help="measure: a table, and JSON with the machine")
     names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     for module in (*BENCHMARKS, *MAKERS):
-        name = module.__name__.rpartition(".")[2]
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
         text = (module.__doc__ or "").partition("\n")[0]
         command = names.add_parser(name, help=text, description=module.__doc__)
         module.add_flags(command)

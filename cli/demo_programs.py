@@ -70,6 +70,8 @@ CHAT = (
 FORK_TEXT = "Clara Voss is 41 years old. She works as a pilot. She lives in Geneva and likes chess."
 FORK_FIELDS = ("name, age", "job, city", "name, hobby")
 
+NUMBERS = ("age", "quantity", "price", "guests")  # which the model writes without quotes
+
 _ACTION = re.compile(r"Action: (calculator|lookup)\[(.*)\]\s*$")
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -122,11 +124,24 @@ def agent(s: ProgramState, question: str, max_steps: int = 6) -> None:
     s["answer"] = step.rpartition("Answer:")[2].strip()
 
 
+def schema_of(fields: str) -> dict[str, Any]:
+    """Of an object with these fields in this order, each a text, a number, or null."""
+    return {
+        "type": "object",
+        "properties": {
+            name: {"type": ["number" if name in NUMBERS else "string", "null"]}
+            for name in fields.split(", ")
+        },
+        "required": fields.split(", "),
+        "additionalProperties": False,
+    }
+
+
 @function
 def extract(s: ProgramState, kind: str, fields: str, text: str) -> None:
     """A text becomes a JSON object."""
     s += user(f"Text: {text}\nExtract {fields} as JSON.")
-    s += assistant(gen("json", max_tokens=96, temperature=0))
+    s += assistant(gen("json", max_tokens=96, temperature=0, json_schema=schema_of(fields)))
 
 
 @function
@@ -145,5 +160,5 @@ def fork_join(s: ProgramState, text: str, field_sets: tuple[str, ...]) -> None:
     forks = s.fork(len(field_sets))
     for fork, fields in zip(forks, field_sets, strict=True):
         fork += user(f"Now extract {fields} as JSON.")
-        fork += assistant(gen("part", max_tokens=64, temperature=0))
+        fork += assistant(gen("part", max_tokens=64, temperature=0, json_schema=schema_of(fields)))
     forks.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
@@ -27,6 +28,7 @@ def add_parser(commands: Commands) -> None:
         metavar="ID=BIAS",
         help="added to a token's logit, in [-100, 100] (repeatable)",
     )
+    add_constraint_flags(parser)
     parser.add_argument("--n", type=int, default=1, metavar="N", help="so many answers")
     parser.add_argument("--json", action="store_true", help="print text and counts as JSON")
     add_backend_flags(parser)
@@ -46,6 +48,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     add("--repetition-penalty", type=float, metavar="F", help="in (0, 10] (default: the model's)")
     add("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
     add("--seed", type=int, metavar="N", help="fixes all draws")
+
+
+def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
+    """What the answer must be: at most one of these."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--regex", metavar="REGEX", help="the whole answer matches it")
+    add("--json-schema", metavar="FILE|JSON", help="the answer is JSON of this schema")
+    add("--ebnf", metavar="FILE", help="the answer follows this grammar (Lark's syntax or GBNF)")
+    add("--choices", action="append", metavar="TEXT", help="the likeliest of these (repeatable)")
 
 
 SAMPLING_FLAGS = (
@@ -75,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     names = (*SAMPLING_FLAGS, "max_tokens", "min_tokens", "stop", "n")
     options = {name: getattr(args, name) for name in names}
     options["logit_bias"] = dict(map(_bias, args.logit_bias)) if args.logit_bias else None
+    options |= _constraint(args)
     with open_backend(args) as backend:
         state = _answer.stream(
             prompt, is_raw=args.raw, options=options, seed=args.seed, backend=backend
@@ -89,6 +101,24 @@ def run(args: argparse.Namespace) -> int:
             for number, text in enumerate(state["text"], 1):
                 print(f"[{number}] {text}")
     return 0
+
+
+def _constraint(args: argparse.Namespace) -> dict[str, Any]:
+    """What gen is told of it."""
+    if args.choices and args.n > 1:
+        raise InvalidRequest.of("n", args.n, "1, together with choices")
+    schema = args.json_schema
+    if schema is not None and not schema.lstrip().startswith(("{", "true", "false")):
+        schema = _read("json_schema", schema)
+    ebnf = None if args.ebnf is None else _read("ebnf", args.ebnf)
+    return {"regex": args.regex, "json_schema": schema, "ebnf": ebnf, "choices": args.choices}
+
+
+def _read(field: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest.of(field, path, f"a file that can be read ({error})") from error
 
 
 def _as_json(state: ProgramState) -> dict[str, Any]:

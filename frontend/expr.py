@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import InvalidProgram
+from .constraint import PropertyOrder, Whitespace, constraint_of
 from .ir import (
     CHOICES_METHODS,
     MAX_CHOICES,
@@ -121,6 +122,15 @@ def gen(
     priority: int | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    json_schema: object = None,
+    ebnf: str | None = None,
+    dtype: type | None = None,
+    structural_tag: object = None,
+    whitespace: Whitespace | None = None,
+    property_order: PropertyOrder | None = None,
+    lenient: bool | None = None,
+    jump_forward: bool | None = None,
 ) -> Expr:
     """Generate text and call it `name`.
 
@@ -149,7 +159,29 @@ def gen(
             runs first.
         choices: the same as `select(name, choices)`.
         choices_method: see `select`.
+        regex: the whole output matches it.
+        json_schema: the output is JSON of this schema: a dict, JSON text, or a pydantic model
+            class, whose objects take no further properties unless it says `extra="allow"`.
+        ebnf: the output is in the language of this grammar, in Lark's or GBNF's syntax.
+        dtype: int, float, bool ("True" or "False") or str (in double quotes); the value is text.
+        structural_tag: free text with tags that hold JSON, see docs/constrained-decoding.md.
+        whitespace: between JSON's tokens, "compact" (none, the default) or "flexible".
+        property_order: of JSON objects, that of the "schema" (default) or "any".
+        lenient: enforce what can be of the schema, check the rest afterwards and name it in
+            `get_meta_info(name)["warnings"]`; default: a schema that cannot be enforced fails.
+        jump_forward: False: compute tokens one by one also where only one can follow.
     """
+    constraint = constraint_of(
+        regex=regex,
+        json_schema=json_schema,
+        ebnf=ebnf,
+        choices=choices,
+        dtype=dtype,
+        structural_tag=structural_tag,
+        whitespace=whitespace,
+        property_order=property_order,
+        lenient=lenient,
+    )
     if choices is not None:
         return select(name, choices, choices_method or CHOICES_METHODS[0])  # type: ignore[arg-type]
     if choices_method is not None:
@@ -172,8 +204,20 @@ def gen(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         priority=priority,
+        constraint=constraint,
+        jump_forward=jump_forward,
     )
     return GenExpr(_checked_name(name), params)
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expr:
+    """`gen(..., dtype=int)`."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expr:
+    """`gen(..., dtype=str)`."""
+    return gen(name, max_tokens, dtype=str, **options)
 
 
 def select(

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from ..errors import InvalidProgram
+from .constraint import Constraint
 
 ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
@@ -52,27 +53,36 @@ class GenParams:
     logit_bias: tuple[tuple[int, float], ...] | None = None  # (token id, bias)
     min_tokens: int | None = None
     n: int | None = None  # samples, 1 to MAX_SAMPLES
+    constraint: Constraint | None = None  # what the output must be
+    jump_forward: bool | None = None  # False: sample what is forced anyhow, token by token
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
-        if defaults == _NOTHING_GIVEN:
-            return self
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        return replace(defaults, **given)
+        return self if defaults == _NOTHING_GIVEN else replace(defaults, **self.given())
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not None."""
+        values = ((name, getattr(self, name)) for name in _GEN_FIELDS)
+        return {name: value for name, value in values if value is not None}
 
     def to_wire(self) -> dict[str, object]:
         """Only what was given."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        given = self.given()
+        if self.constraint is not None:
+            given["constraint"] = asdict(self.constraint)
+        return given
 
     @classmethod
     def from_wire(cls, given: object) -> GenParams:
         """Raises InvalidProgram on a name that is not a field."""
         if not isinstance(given, dict):
             raise InvalidProgram.of("gen params", given, "an object")
-        unknown = sorted(set(given) - _GEN_FIELDS)
+        unknown = sorted(set(given).difference(_GEN_FIELDS))
         if unknown:
             raise InvalidProgram.of(unknown[0], given[unknown[0]], f"one of {sorted(_GEN_FIELDS)}")
         values = {name: _frozen(value) for name, value in given.items()}
+        if "constraint" in values:
+            values["constraint"] = Constraint.from_wire(values["constraint"])
         for name, value in values.items():
             if value is None:  # JSON's for a number that is none
                 raise InvalidProgram.of(name, value, "a finite number, or left out")
@@ -98,7 +108,7 @@ def _frozen(value: Any) -> Any:
 
 
 _NOTHING_GIVEN = GenParams()
-_GEN_FIELDS = frozenset(f.name for f in fields(GenParams))
+_GEN_FIELDS = tuple(f.name for f in fields(GenParams))
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,16 @@ class PagedAttention(Protocol):
         ...
 
 
+class ApplyTokenMask(Protocol):
+    def __call__(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        """Set the logits of tokens that may not be sampled to -inf, IN PLACE; other rows stay.
+
+        logits [N, vocab_size] float32 or float64, contiguous; rows [K] int64, distinct; masks
+        [K, ceil(vocab_size / 32)] int32, contiguous: bit i % 32 of word i // 32 allows token i.
+        """
+        ...
+
+
 class Captured(Protocol):
     """A forward pass over fixed tensors, recorded once to be run again at less cost."""
 

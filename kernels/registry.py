@@ -15,13 +15,16 @@ from . import ops
 from .cpu import dense as cpu_dense
 from .cpu import linear as cpu_linear
 from .cpu import paged_attention as cpu_attention
+from .cpu import token_mask as cpu_mask
 from .native import dense as native_dense
 from .native import linear as native_linear
 from .native import paged_attention as native_attention
+from .native import token_mask as native_mask
 from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
 from .reference import dense as reference_dense
 from .reference import paged_attention as reference_attention
+from .reference import token_mask as reference_mask
 
 KernelMode = Literal["auto", "cpu", "reference"]
 """auto: the fastest that runs here; cpu: torch calls, nothing compiled; reference: the truth."""
@@ -48,6 +51,7 @@ class Kernels:
     rotate_and_store: ops.RotateAndStore
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    apply_token_mask: ops.ApplyTokenMask
     capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
@@ -80,6 +84,7 @@ def _reference(reason: str) -> Kernels:
         rotate_and_store=reference_dense.rotate_and_store,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
+        apply_token_mask=reference_mask.apply_token_mask,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
         choices=_choices("reference", reason, "reference", reason),
@@ -101,6 +106,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         rotate_and_store=cpu_dense.rotate_and_store,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
+        apply_token_mask=cpu_mask.apply_token_mask,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
@@ -118,6 +124,7 @@ def _native() -> Kernels:
         rotate_and_store=native_dense.rotate_and_store,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
+        apply_token_mask=native_mask.apply_token_mask,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
         choices=_choices("native", reason, "native", reason),
@@ -131,6 +138,6 @@ def _choices(
         KernelChoice("linear", linear_backend, linear_reason),
         *(
             KernelChoice(op, backend, reason)
-            for op in ("rms_norm", "rotate_and_store", "paged_attention")
+            for op in ("rms_norm", "rotate_and_store", "paged_attention", "apply_token_mask")
         ),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import InvalidProgram, ModelLoadError
@@ -47,14 +48,21 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"{folder}: the chat template is not jinja2: {error}") from error
         self._variables = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+        variables = jinja2.meta.find_undeclared_variables(environment.parse(source or _FALLBACK))
+        self.knows_tools = "tools" in variables
         self._cache: dict[tuple[tuple[str, ...], bool], list[str]] = {}
 
-    def marks(self, roles: Sequence[str], *, open_turn: bool = False) -> list[str]:
+    def marks(
+        self, roles: Sequence[str], *, open_turn: bool = False, tools: Sequence[Any] = ()
+    ) -> list[str]:
         """`len(roles) + 1` texts: before the first content, between contents, after the last.
 
-        With `open_turn` a generation prompt (an opened assistant's turn) ends the last of them.
+        With `open_turn` a generation prompt (an opened assistant's turn) ends the last of them;
+        `tools`, in OpenAI's format, are told to a template that knows them.
         Raises InvalidProgram with the template's own words when it refuses these roles.
         """
+        if tools and self.knows_tools:
+            return self._render(tuple(roles), open_turn, tools)
         key = (tuple(roles), open_turn)
         if key not in self._cache:
             if len(self._cache) > 1024:
@@ -62,12 +70,17 @@ class ChatTemplate:
             self._cache[key] = self._render(key[0], open_turn)
         return self._cache[key]
 
-    def _render(self, roles: tuple[str, ...], open_turn: bool) -> list[str]:
+    def _render(
+        self, roles: tuple[str, ...], open_turn: bool, tools: Sequence[Any] = ()
+    ) -> list[str]:
         slots = [_PLACEHOLDER.format(index=i) for i in range(len(roles))]
         messages = [{"role": r, "content": slot} for r, slot in zip(roles, slots, strict=True)]
         try:
             pieces = self._template.generate(
-                messages=messages, add_generation_prompt=open_turn, **self._variables
+                messages=messages,
+                add_generation_prompt=open_turn,
+                tools=list(tools) or None,
+                **self._variables,
             )
             text = _joined(pieces)
         except Exception as error:  # a template is a program: it can raise anything

@@ -32,6 +32,8 @@ class EngineConfig:
     max_running_requests: int = 128
     schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
     decode_slowdown: float = DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/stall.py
+    disable_jump_forward: bool = False  # compute what a grammar forces token by token
+    grammar_timeout: float = 2.0  # seconds that compiling one may take
     num_threads: int | None = None  # None: all cores, one for a small model
     spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
 
@@ -51,6 +53,8 @@ class EngineConfig:
         slowdown = self.decode_slowdown
         fits = slowdown == 0 or 1.0 <= slowdown <= 1000.0
         _require("decode_slowdown", slowdown, fits, "0 or a number in [1, 1000]")
+        timeout = self.grammar_timeout
+        _require("grammar_timeout", timeout, 0.1 <= timeout <= 600.0, "a number in [0.1, 600]")
         fraction = self.mem_fraction
         fits = fraction is None or 0.0 < fraction <= 0.95
         _require("mem_fraction", fraction, fits, "a number in (0, 0.95]")
@@ -125,6 +129,18 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=POLICY_NAMES,
         default=DEFAULT_POLICY,
         help="which waiting request is admitted next (default: %(default)s)",
+    )
+    add(
+        "--disable-jump-forward",
+        action="store_true",
+        help="compute tokens that a grammar forces one by one (the output is the same)",
+    )
+    add(
+        "--grammar-timeout",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds that compiling a grammar may take (default: %(default)s)",
     )
     add(
         "--num-threads",

@@ -11,9 +11,11 @@ import logging
 import time
 from typing import Any, Protocol
 
+from ..constrained.vocabulary import Vocabulary
 from ..errors import PromptTooLong
 from .chat_template import ChatTemplate
 from .config import EngineConfig
+from .grammar_compiler import GrammarCompiler
 from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
@@ -24,6 +26,7 @@ from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
 from .schedule.waiting import MAX_OVERTAKES
 from .step import StepPlan, StepResult
+from .token_bytes import token_bytes
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -57,8 +60,12 @@ class Engine:
         schedule_policy: str = DEFAULT_POLICY,
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         max_overtakes: int | None = MAX_OVERTAKES,
+        vocab_size: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them."""
         self._executor = executor
+        self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
             KVCacheManager(num_pages, page_size),
@@ -68,6 +75,7 @@ class Engine:
             decode_slowdown=decode_slowdown,
             max_overtakes=max_overtakes,
             segment_cost_tokens=executor.segment_cost_tokens,
+            vocab_size=vocab_size,
         )
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
@@ -75,7 +83,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return self.scheduler.has_work
+        has_grammars = self.grammars is not None and self.grammars.is_ready
+        return has_grammars or self.scheduler.has_work
 
     def next_request_id(self) -> int:
         """Ids are unique within the process."""
@@ -107,6 +116,8 @@ class Engine:
 
     def step(self) -> None:
         """Plan, execute, apply: once."""
+        if self.grammars is not None and self.grammars.is_ready:
+            self.grammars.collect()
         plan = self.scheduler.plan()
         if plan is None:
             return
@@ -137,6 +148,7 @@ class Engine:
             "num_waiting": len(self.scheduler.waiting),
             "num_running": len(self.scheduler.running),
             "uptime_s": time.monotonic() - self.started_s,
+            "grammars": {} if self.grammars is None else self.grammars.describe(),
             "stats": {name: getattr(stats, name) for name in stats.__slots__},
         }
 
@@ -174,7 +186,13 @@ class LoadedModel:
             max_running_requests=config.max_running_requests,
             schedule_policy=config.schedule_policy,
             decode_slowdown=config.decode_slowdown,
+            vocab_size=self.model_config.vocab_size,
+            grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
+
+    def _vocabulary(self) -> Vocabulary:
+        written = token_bytes(self.config.model, self.tokenizer)
+        return Vocabulary(written, self.tokenizer.encode, self.model_config.vocab_size)
 
     def defaults(self) -> Defaults:
         """What a gen leaves open is the model's own choice (generation_config.json)."""
@@ -199,6 +217,7 @@ class LoadedModel:
             "device": self.config.device,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
+            "template_knows_tools": self.template.knows_tools,
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

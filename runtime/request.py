@@ -14,6 +14,7 @@ from .step import Adjustment, RowResult
 
 if TYPE_CHECKING:
     from ..radix.tree import Node
+    from .schedule.grammar import Follower, PendingGrammar
 
 
 MAX_PRIORITY = 1000
@@ -56,8 +57,9 @@ class Scoring:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request's tokens are `prompt` and what was sampled; KV of the first `num_computed_tokens`
-    of them is in `pages`.
+    """A request's tokens are `prompt` and what was sampled, or followed from its grammar; KV of the
+    first `num_computed_tokens` of them is in `pages`. Until the grammar is there, all but the last
+    token may be computed.
 
     Invariant: num_published <= num_computed_tokens (after a step) <= num_tokens, and
     `pages[: num_published / page_size]` belong to the tree, the rest to the request.
@@ -72,11 +74,15 @@ class Request:
     priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
     scoring: Scoring | None = None
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
+    grammar: PendingGrammar | None = None  # what the output must be
+    jump_forward: bool = True  # append what is forced at once, not token by token
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 when scoring
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_kind: str = "EngineError"  # the class of `error`
+    follower: Follower | None = None  # where the output is in its grammar, once that is there
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
@@ -109,8 +115,19 @@ class Request:
 
     @property
     def num_missing(self) -> int:
-        """Tokens without KV: 1 while it decodes."""
+        """Tokens without KV."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_ready_tokens(self) -> int:
+        """Tokens that may be computed now: the last one only when it can be sampled after."""
+        is_waiting = self.grammar is not None and self.follower is None
+        return len(self.token_ids) - is_waiting
+
+    @property
+    def num_ready(self) -> int:
+        """Those of them without KV: 1 while it decodes."""
+        return self.num_ready_tokens - self.num_computed_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -157,7 +174,7 @@ class Request:
         return replace(self._adjustment, output_ids=output, masked_ids=masked)
 
     def append_token(self, token_id: int) -> None:
-        """A token was sampled."""
+        """A token was sampled, or had to follow."""
         self.note_first_token()
         self.token_ids.append(token_id)
 

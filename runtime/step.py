@@ -17,8 +17,11 @@ of the same plan writes (a shared prompt computed once): rows therefore must all
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from .sampling_params import SamplingParams
 
@@ -64,6 +67,7 @@ class Row(NamedTuple):
     adjustment: Adjustment | None = None  # set: change the logits before sampling
     target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
     target_start: int = 0  # ... input index target_start + i
+    mask: int | None = None  # set: sample only tokens of this row of the plan's masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,9 @@ class StepPlan:
     step_id: int
     rows: tuple[Row, ...]
     segments: tuple[SharedSegment, ...] = ()
+    # [num_masked_rows, ceil(vocab_size / 32)] uint32: bit i % 32 of word i // 32 allows token i.
+    # NOTE: a mask needs the token before it, so a masked row never has `from_previous`.
+    masks: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from stemma.constrained.matcher import Mask
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.step import Row, RowResult, StepPlan, StepResult
@@ -36,23 +39,116 @@ def next_token(chain: int) -> int:
     return token_id % VOCAB_SIZE if token_id else STOP_ID
 
 
+def pick(chain: int, allowed: Sequence[int]) -> int:
+    """What the scripted model samples in this state if only these tokens may come."""
+    return min(allowed, key=lambda token_id: (token_id - next_token(chain)) % VOCAB_SIZE)
+
+
+@dataclass(frozen=True)
+class ScriptedGrammar:
+    """An automaton over token ids: `moves[state][token id]` is the next state, 0 the first one.
+
+    Runs of forced tokens are cut at `MAX_RUN`, so that an endless one is followed piece by piece.
+    """
+
+    MAX_RUN = 5
+
+    moves: tuple[dict[int, int], ...]
+    accepting: frozenset[int] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+    def matcher(self) -> ScriptedMatcher:
+        return ScriptedMatcher(self)
+
+    def is_finished(self, state: int) -> bool:
+        return not self.moves[state]
+
+    @classmethod
+    def of(cls, *texts: Sequence[int]) -> ScriptedGrammar:
+        """Exactly these outputs."""
+        prefixes = sorted({tuple(t[:n]) for t in texts for n in range(len(t) + 1)})
+        number = {prefix: index for index, prefix in enumerate(prefixes)}
+        moves: tuple[dict[int, int], ...] = tuple({} for _ in prefixes)
+        for prefix in prefixes[1:]:
+            moves[number[prefix[:-1]]][prefix[-1]] = number[prefix]
+        return cls(moves, frozenset(number[tuple(text)] for text in texts))
+
+
+class ScriptedMatcher:
+    """A `Matcher` of a ScriptedGrammar; `fail_after` that many tokens it has an error."""
+
+    fail_after: int | None = None
+
+    def __init__(self, grammar: ScriptedGrammar) -> None:
+        self.grammar = grammar
+        self.states = [0]
+
+    def mask(self, out: Mask) -> None:
+        out.fill(0)
+        for token_id in () if self.error() else self.grammar.moves[self.states[-1]]:
+            out[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def consume(self, token_id: int) -> bool:
+        state = self.grammar.moves[self.states[-1]].get(token_id)
+        if state is not None:
+            self.states.append(state)
+        return state is not None
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.states[len(self.states) - num_tokens :]
+
+    def is_accepting(self) -> bool:
+        return self.states[-1] in self.grammar.accepting
+
+    def is_finished(self) -> bool:
+        return self.grammar.is_finished(self.states[-1])
+
+    def forced_tokens(self) -> Sequence[int]:
+        state, run = self.states[-1], list[int]()
+        while len(run) < self.grammar.MAX_RUN and state not in self.grammar.accepting:
+            moves = self.grammar.moves[state]
+            if len(moves) != 1:
+                break
+            ((token_id, state),) = moves.items()
+            run.append(token_id)
+        return run
+
+    def error(self) -> str | None:
+        is_failed = self.fail_after is not None and len(self.states) > self.fail_after
+        return "the scripted matcher was told to fail" if is_failed else None
+
+
 def score_of(chain: int, target: int) -> float:
     """What the scripted model says of `target` in this state."""
     return -float(zlib.crc32(target.to_bytes(4, "little"), chain) % 1000) / 100
 
 
 def expected_output(
-    prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int] = frozenset()
+    prompt: Sequence[int],
+    max_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+    grammar: ScriptedGrammar | None = None,
 ) -> tuple[list[int], FinishReason]:
-    """What a request yields when nothing else exists: no pool, no batch, no cache."""
-    chain = chain_of(prompt)
+    """What a request yields when nothing else exists: no pool, no batch, no cache, no jumps."""
+    chain, state = chain_of(prompt), 0
     output: list[int] = []
+    if grammar is not None and grammar.is_finished(0):
+        return output, FinishReason.STOP
     while len(output) < max_tokens:
-        token_id = next_token(chain)
+        allowed = set(range(VOCAB_SIZE))
+        if grammar is not None:
+            allowed = set(grammar.moves[state]) | (
+                stop_ids if state in grammar.accepting else set()
+            )
+        token_id = pick(chain, sorted(allowed))
         if token_id in stop_ids:
             return output, FinishReason.STOP
         output.append(token_id)
         chain = chain_of([token_id], chain)
+        if grammar is not None:
+            state = grammar.moves[state][token_id]
+            if grammar.is_finished(state):
+                return output, FinishReason.STOP
     return output, FinishReason.LENGTH
 
 
@@ -93,7 +189,7 @@ class ScriptedExecutor:
         if len(self.plans) in self.fail_steps:
             self._poison([slot for row in plan.rows for slot in self._fresh_slots(row)])
             raise StepFailed(f"step {len(self.plans)} was told to fail")
-        results = tuple(self._answer(row) for row in plan.rows)
+        results = tuple(self._answer(row, plan) for row in plan.rows)
         self._poison_failed_rows(plan)
         return StepResult(plan.step_id, results)
 
@@ -137,7 +233,7 @@ class ScriptedExecutor:
             chain = chain_of([token_id], chain)
             self.kv[slot] = (token_id, chain)
 
-    def _answer(self, row: Row) -> RowResult:
+    def _answer(self, row: Row, plan: StepPlan) -> RowResult:
         end = row.start + len(row.input_ids)
         chains = self._read_back(row, end)
         if row.request_id in self.row_errors:
@@ -146,7 +242,14 @@ class ScriptedExecutor:
             score_of(chains[row.start + row.target_start + i], target)
             for i, target in enumerate(row.target_ids)
         )
-        token_id = None if row.sampling is None else next_token(chains[-1])
+        allowed: Sequence[int] = range(VOCAB_SIZE)
+        if row.mask is not None:
+            assert plan.masks is not None and row.sampling is not None
+            bits = np.unpackbits(plan.masks[row.mask].view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits).tolist()
+            if not allowed:
+                return RowResult(error="the mask allows nothing")
+        token_id = None if row.sampling is None else pick(chains[-1], allowed)
         return RowResult(token_id=token_id, target_logprobs=scores, target_argmax=row.target_ids)
 
     def _read_back(self, row: Row, end: int) -> list[int]:

@@ -9,6 +9,7 @@ from fakes import (
     VOCAB_SIZE,
     FakeListener,
     ScriptedExecutor,
+    ScriptedGrammar,
     chain_of,
     expected_output,
     make_request,
@@ -47,6 +48,7 @@ class House:
             token_budget=self.token_budget,
             max_running_requests=self.max_running,
             schedule_policy=self.policy,
+            vocab_size=VOCAB_SIZE,
         )
         if self.is_hopeful:
             hope(self.engine)
@@ -107,7 +109,11 @@ def assert_right(request: Request) -> None:
     assert listener.tokens == output
     if request.scoring is not None:
         return assert_scored_right(request)
-    expected, reason = expected_output(request.prompt, request.max_output_tokens, request.stop_ids)
+    grammar = None if request.grammar is None else request.grammar.bound
+    assert grammar is None or isinstance(grammar, ScriptedGrammar)
+    expected, reason = expected_output(
+        request.prompt, request.max_output_tokens, request.stop_ids, grammar
+    )
     if listener.stop_after is not None and len(expected) >= listener.stop_after:
         expected, reason = expected[: listener.stop_after], FinishReason.STOP
     if request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):

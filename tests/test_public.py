@@ -5,10 +5,11 @@ from __future__ import annotations
 import stemma as st
 
 NAMES = """
-    function gen select tokens system user assistant system_begin system_end user_begin
-    user_end assistant_begin assistant_end set_default_backend Engine Runtime flush_cache
-    get_server_info Function Forks ProgramState StemmaError InvalidRequest InvalidProgram
-    PromptTooLong ModelLoadError ProtocolError EngineError ProgramError BatchError __version__
+    function gen gen_int gen_string select tokens system user assistant system_begin system_end
+    user_begin user_end assistant_begin assistant_end set_default_backend Engine Runtime
+    flush_cache get_server_info Function Forks ProgramState StemmaError InvalidRequest
+    InvalidProgram InvalidGrammar UnsupportedSchema PromptTooLong ModelLoadError ProtocolError
+    EngineError ProgramError BatchError __version__
 """
 
 

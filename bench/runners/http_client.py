@@ -85,16 +85,16 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def run_forest(
-    workload: Workload, complete: Callable[[WorkItem, list[int]], list[int]]
+    workload: Workload, complete: Callable[[Workload, WorkItem, list[int]], list[int]]
 ) -> PromptBook:
     """Carry out a workload: each request in its own thread, as soon as its parent is done.
 
-    `complete` takes a request and its prompt and returns the output's ids.
+    `complete` takes the workload, a request and its prompt and returns the output's ids.
     """
     book, children = PromptBook(), workload.children()
 
     def carry_out(item: WorkItem) -> list[Future[Any]]:
-        book.outputs[item.id] = complete(item, book.prompt(item))
+        book.outputs[item.id] = complete(workload, item, book.prompt(item))
         return [pool.submit(carry_out, child) for child in children.get(item.id, [])]
 
     with ThreadPoolExecutor(len(workload.requests)) as pool:

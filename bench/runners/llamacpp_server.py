@@ -42,16 +42,18 @@ class LlamaCppServer:
     def run(self, workload: Workload) -> PromptBook:
         return run_forest(workload, self._complete)
 
-    def _complete(self, item: WorkItem, prompt: list[int]) -> list[int]:
+    def _complete(self, workload: Workload, item: WorkItem, prompt: list[int]) -> list[int]:
         body = {
             "prompt": prompt,
             "n_predict": item.max_tokens,
             "temperature": 0,
             "samplers": ["temperature"],
-            "ignore_eos": True,
+            "ignore_eos": workload.ignore_eos,
             "cache_prompt": True,
             "return_tokens": True,
         }
+        if workload.json_schema is not None:
+            body["json_schema"] = workload.json_schema
         return list(self._client.post("/completion", body)["tokens"])
 
     def close(self) -> None:

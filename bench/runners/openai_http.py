@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from ...errors import EngineError
 from ..workloads import PromptBook, WorkItem, Workload
@@ -29,15 +30,18 @@ class OpenAIHttp:
     def run(self, workload: Workload) -> PromptBook:
         return run_forest(workload, self._complete)
 
-    def _complete(self, item: WorkItem, prompt: list[int]) -> list[int]:
-        body = {
+    def _complete(self, workload: Workload, item: WorkItem, prompt: list[int]) -> list[int]:
+        body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,
             "max_tokens": item.max_tokens,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": workload.ignore_eos,
             "return_token_ids": True,
         }
+        if workload.json_schema is not None:
+            schema = {"name": "document", "schema": workload.json_schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         choice = self._client.post("/v1/completions", body)["choices"][0]
         if choice.get("token_ids") is None:
             raise EngineError(f"{self.engine} does not know return_token_ids")

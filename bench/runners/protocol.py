@@ -4,8 +4,9 @@
     driver -> runner    {"op": "load", "path", "repeat"}           read and rotate a workload
     driver -> runner    {"op": "run"}                              carry it out
 
-Each is answered by one line: `{}` to load, an `Outcome`'s fields to run, or `{"error": text}`. The
-runner ends when its standard input closes. Standard library only.
+Each is answered by one line: `{}` to load, an `Outcome`'s fields to run, or `{"error": text}`. A
+workload under a schema is answered with its outputs, which the driver judges. The runner ends when
+its standard input closes. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Runner(Protocol):
     mode: str  # "offline" or "http"
 
     def run(self, workload: Workload) -> PromptBook:
-        """Carry out all requests, greedily; prompts and outputs by request."""
+        """Carry out all requests, greedily and under the workload's schema if it has one; prompts
+        and outputs by request."""
 
     def close(self) -> None:
         """End the engine."""
@@ -41,12 +43,14 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A workload carried out. Equal `output_sha` means equal tokens."""
+    """A workload carried out. Equal `output_sha` means equal tokens; `outputs`, in the order of the
+    requests' ids, are there if the workload has a schema."""
 
     wall_s: float
     prompt_tokens: int
     output_tokens: int
     output_sha: str
+    outputs: list[list[int]] | None = None
 
 
 def main(start: Callable[[argparse.Namespace], Runner]) -> int:
@@ -110,6 +114,7 @@ def _carry_out(runner: Runner, workload: Workload) -> Outcome:
         prompt_tokens=sum(map(len, book.prompts.values())),
         output_tokens=sum(map(len, outputs)),
         output_sha=hashlib.sha256(json.dumps(outputs).encode()).hexdigest()[:12],
+        outputs=None if workload.json_schema is None else outputs,
     )
 
 

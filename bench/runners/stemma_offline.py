@@ -18,19 +18,29 @@ States = dict[int, ProgramState]
 
 
 @function
-def _tree(s: ProgramState, root: WorkItem, children: Children, states: States) -> None:
+def _tree(
+    s: ProgramState, root: WorkItem, workload: Workload, children: Children, states: States
+) -> None:
     """`root` and all below it; `states` gets the branch that each request was made on."""
-    _grow(s, root, children, states)
+    _grow(s, root, workload, children, states)
 
 
-def _grow(s: ProgramState, item: WorkItem, children: Children, states: States) -> None:
+def _grow(
+    s: ProgramState, item: WorkItem, workload: Workload, children: Children, states: States
+) -> None:
     s += tokens(item.tokens)
-    s += gen(str(item.id), max_tokens=item.max_tokens, temperature=0, ignore_eos=True)
+    s += gen(
+        str(item.id),
+        max_tokens=item.max_tokens,
+        temperature=0,
+        ignore_eos=workload.ignore_eos,
+        json_schema=workload.json_schema,
+    )
     states[item.id] = s
     below = children.get(item.id, [])
     branches = s.fork(len(below)) if len(below) > 1 else [s] * len(below)
     for branch, child in zip(branches, below, strict=True):
-        _grow(branch, child, children, states)
+        _grow(branch, child, workload, children, states)
 
 
 class StemmaOffline:
@@ -55,7 +65,7 @@ def run_workload(workload: Workload, backend: Backend) -> PromptBook:
     """One program a tree, all at once."""
     children, states = workload.children(), States()
     rows = [{"root": root} for root in children[None]]
-    _tree.run_batch(rows, children=children, states=states, backend=backend)
+    _tree.run_batch(rows, workload=workload, children=children, states=states, backend=backend)
     book = PromptBook()
     for item in workload.requests:
         book.prompt(item)

@@ -1,7 +1,7 @@
 """vLLM's offline `LLM` class, in one process. Runs under the Python of vLLM's own environment.
 
 `LLM.generate` takes whole batches, so a workload goes stage by stage. Prefix caching is on, as it
-is by default.
+is by default. Schemas go through xgrammar, without whitespace between JSON's tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..workloads import PromptBook, Workload
+from ..workloads import PromptBook, WorkItem, Workload
 from .protocol import main
 
 BYTES_PER_VALUE = 2  # bfloat16
@@ -35,28 +35,36 @@ class VllmOffline:
             max_num_seqs=128,
             kv_cache_memory_bytes=args.kv_tokens * _kv_bytes_per_token(Path(args.model)),
             enable_prefix_caching=True,
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
             seed=0,
         )
-        self._sampling_params = vllm.SamplingParams
 
     def run(self, workload: Workload) -> PromptBook:
         book = PromptBook()
         for stage in workload.stages():
             prompts = [{"prompt_token_ids": book.prompt(item)} for item in stage]
-            params = [self._params(item.max_tokens) for item in stage]
+            params = [_params(item, workload) for item in stage]
             answers = self._llm.generate(prompts, params, use_tqdm=False)
             for item, answer in zip(stage, answers, strict=True):
                 book.outputs[item.id] = list(answer.outputs[0].token_ids)
         return book
 
-    def _params(self, max_tokens: int) -> object:
-        return self._sampling_params(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
-
     def close(self) -> None:
         """It ends with this process."""
+
+
+def _params(item: WorkItem, workload: Workload) -> object:
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+    schema = workload.json_schema
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=item.max_tokens,
+        ignore_eos=workload.ignore_eos,
+        detokenize=False,
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
+    )
 
 
 def _kv_bytes_per_token(folder: Path) -> int:

@@ -20,6 +20,7 @@ _SIGNATURES = {
     "stemma_rotate_and_store": (*(_POINTER,) * 5, *(_INT,) * 5),
     "stemma_attention": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
     "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),
+    "stemma_apply_token_mask": (*(_POINTER,) * 3, *(_INT,) * 4),
     "stemma_replay": (_POINTER, _INT, _POINTER),
 }
 SPIN_ENV = "STEMMA_SPIN_US"

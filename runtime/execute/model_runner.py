@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...constrained.matcher import Mask
 from ...errors import InvalidRequest
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ..memory.device_pool import DeviceKVPool
@@ -43,6 +44,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 NON_FINITE = "the model produced non-finite logits"
+NOTHING_ALLOWED = "the grammar allows no token"
 _NOTHING = RowResult()
 # Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
 _SCORED_AT_ONCE = 256
@@ -192,6 +194,8 @@ class ModelRunner:
         logits = self.model.compute_logits(picked)
         params = [_sampling_of(plan.rows[index]) for index in wanted.sampled_rows]
         raw = self._adjust([plan.rows[index] for index in wanted.sampled_rows], logits)
+        if plan.masks is not None:
+            self._mask(plan, plan.masks, wanted, logits)
         sampled = sample(logits, params, wanted.sampled_positions)
         # A failed row's token is never shown, but a plan made ahead may name it.
         previous[list(wanted.sampled_rows)] = sampled.token_ids
@@ -202,22 +206,39 @@ class ModelRunner:
                 own = raw.get(place, logits[place])
                 results[index] = _with_logprobs(results[index], own, params[place])
         for place in np.flatnonzero(~sampled.is_finite).tolist():
-            results[wanted.sampled_rows[place]] = RowResult(error=NON_FINITE)
+            index = wanted.sampled_rows[place]
+            results[index] = RowResult(error=_why_not_finite(plan, plan.rows[index]))
 
     def _adjust(self, rows: Sequence[Row], logits: Tensor) -> dict[int, Tensor]:
         """Change the logits [len(rows), vocab_size] of rows that ask for it; by place, what the
-        model said of those of them that want logprobs."""
+        model said of the rows that want logprobs, where that is or will be changed."""
         adjusted = [
             AdjustedRow(place, _sampling_of(row), self._completed(row, row.adjustment))
             for place, row in enumerate(rows)
             if row.adjustment is not None
         ]
-        if not adjusted:
-            return {}
-        wanted = [row.place for row in adjusted if row.params.logprobs is not None]
+        wanted = [
+            place
+            for place, row in enumerate(rows)
+            if (row.adjustment is not None or row.mask is not None)
+            and _sampling_of(row).logprobs is not None
+        ]
         raw = {place: logits[place].clone() for place in wanted}
-        adjust_logits(logits, adjusted)
+        if adjusted:
+            adjust_logits(logits, adjusted)
         return raw
+
+    def _mask(self, plan: StepPlan, masks: Mask, wanted: WantedLogits, logits: Tensor) -> None:
+        """Leave the rows under a grammar only what it allows."""
+        masked = [
+            (place, mask)
+            for place, index in enumerate(wanted.sampled_rows)
+            if (mask := plan.rows[index].mask) is not None
+        ]
+        places, order = zip(*masked, strict=True)
+        packed = torch.from_numpy(masks[list(order)].view(np.int32)).to(self.device)
+        rows = torch.tensor(places, device=self.device)
+        self.kernels.apply_token_mask(logits, rows, packed)
 
     def _completed(self, row: Row, adjustment: Adjustment) -> Adjustment:
         """With the token that the plan did not know yet."""
@@ -296,6 +317,12 @@ def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:
 def _sampling_of(row: Row) -> SamplingParams:
     assert row.sampling is not None, "only rows that sample are asked for their parameters"
     return row.sampling
+
+
+def _why_not_finite(plan: StepPlan, row: Row) -> str:
+    has_mask = plan.masks is not None and row.mask is not None
+    is_empty = has_mask and not plan.masks[row.mask].any()  # type: ignore[index]
+    return NOTHING_ALLOWED if is_empty else NON_FINITE
 
 
 def _with_logprobs(result: RowResult, logits: Tensor, params: SamplingParams) -> RowResult:

@@ -7,7 +7,7 @@ all its requests have ended. It knows nothing of branches.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,10 @@ class RequestQueue(Protocol):
 
     def abort(self, request: Request) -> None:
         """End a request now; nothing happens if it has ended."""
+
+
+Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]
+"""(schema, text, on_done): see `world.GrammarSource.validate`."""
 
 
 class Report(Protocol):
@@ -60,9 +64,12 @@ class GenCall:
         tokenizer: Tokenizer,
         *,
         is_streaming: bool,
+        validate: Validate | None = None,
     ) -> None:
+        """`validate`: for outputs of which a grammar holds only a part."""
         self._report = report
         self._is_streaming = is_streaming
+        self._validate = validate
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._detokenizer = Detokenizer(tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
@@ -93,7 +100,7 @@ class GenCall:
             return
         if request.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = request.error or "the call was aborted"
-            self._report.failed(reason, "EngineError")
+            self._report.failed(reason, request.error_kind)
             return
         if self._hit is None:
             self._detokenizer.flush()
@@ -102,7 +109,17 @@ class GenCall:
         num_kept = request.num_output_tokens if self._hit is None else self._hit.num_tokens
         ids = array("i", request.output_ids[:num_kept])
         tail = "" if self._hit is None else self._hit.tail
-        self._report.finished(ids, tail, self._payload(request, ids))
+        payload = self._payload(request, ids)
+        schema = None if request.grammar is None else request.grammar.schema
+        if schema is None or self._validate is None:
+            return self._report.finished(ids, tail, payload)
+
+        def finish(errors: tuple[str, ...]) -> None:
+            payload["meta"]["warnings"] += errors
+            if not self._is_aborted:
+                self._report.finished(ids, tail, payload)
+
+        self._validate(schema, payload["text"], finish)
 
     def _send_delta(self, *, is_final: bool) -> None:
         delta = self._detokenizer.take_delta(is_final=is_final)
@@ -117,6 +134,9 @@ class GenCall:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
             meta["logprobs"] = self._logprobs
+        if request.grammar is not None and request.grammar.bound is not None:
+            meta["grammar_path"] = request.grammar.bound.path
+            meta["warnings"] = list(request.grammar.bound.warnings)
         return {"value": text, "text": text, "meta": meta}
 
     def _logprob_of(self, result: RowResult) -> dict[str, Any]:
@@ -143,6 +163,7 @@ class SamplesCall:
         tokenizer: Tokenizer,
         *,
         is_streaming: bool,
+        validate: Validate | None = None,
     ) -> None:
         self._report = report
         self._endings: dict[int, _Ending] = {}
@@ -152,6 +173,7 @@ class SamplesCall:
                 sampling,
                 tokenizer,
                 is_streaming=is_streaming and index == 0,
+                validate=validate,
             )
             for index, sampling in enumerate(samplings)
         ]

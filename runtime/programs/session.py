@@ -14,10 +14,13 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend import ir, wire
+from ...frontend.constraint import Constraint
 from ..request import MAX_PRIORITY, Request, Scoring
 from ..sampling_params import SamplingParams, seed_of_sample
+from ..schedule.grammar import PendingGrammar
 from .calls import Call, GenCall, SamplesCall, SelectCall
 from .transcript import Marked, Transcript
 from .world import World
@@ -73,8 +76,10 @@ class ProgramSession:
         instance: int,
         is_streaming: bool,
         client: Hashable = "",
+        tools: tuple[Any, ...] = (),
     ) -> None:
-        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon."""
+        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tools` is
+        what a chat template is told of."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
@@ -89,7 +94,7 @@ class ProgramSession:
         self._has_ended = False
         self.is_done = False
         root = self._branch(0)
-        root.transcript = Transcript(world.tokenizer, world.template)
+        root.transcript = Transcript(world.tokenizer, world.template, tools)
 
     # --- input ------------------------------------------------------------------------------------
 
@@ -212,13 +217,17 @@ class ProgramSession:
     def _start_gen(self, branch: Branch, op: ir.Gen) -> None:
         world, report = self._world, _BranchReport(self, branch)
         samplings = self._samplings(branch, op)
+        jump_forward = self._jump_forward(op.params)
         prompt = self._prompt(branch)
+        grammar = self._grammar(op.params.constraint)
+        options: dict[str, Any] = {"is_streaming": self._is_streaming}
+        options["validate"] = None if world.grammars is None else world.grammars.validate
         call: GenCall | SamplesCall
         if len(samplings) == 1:
-            call = GenCall(report, samplings[0], world.tokenizer, is_streaming=self._is_streaming)
+            call = GenCall(report, samplings[0], world.tokenizer, **options)
             samples = [call]
         else:
-            call = SamplesCall(report, samplings, world.tokenizer, is_streaming=self._is_streaming)
+            call = SamplesCall(report, samplings, world.tokenizer, **options)
             samples = call.samples
         for sample, sampling in zip(samples, samplings, strict=True):
             sample.request = Request(
@@ -229,9 +238,33 @@ class ProgramSession:
                 client=self._client,
                 priority=_priority(op.params),
                 stop_ids=world.defaults.stop_ids(sampling),
+                grammar=grammar,
+                jump_forward=jump_forward,
             )
         self._submit(call, [sample.request for sample in samples if sample.request])
         branch.call = call
+
+    def _grammar(self, constraint: Constraint | None) -> PendingGrammar | None:
+        if constraint is None:
+            return None
+        if self._world.grammars is None:
+            raise InvalidRequest(f"{constraint.kind}: this runtime has no grammars", "constraint")
+        return self._world.grammars.ask(
+            GrammarSpec(
+                constraint.kind,
+                constraint.source,
+                constraint.whitespace,
+                constraint.property_order,
+                constraint.is_lenient,
+            )
+        )
+
+    def _jump_forward(self, params: ir.GenParams) -> bool:
+        """Off where each token's log probability is asked for: a forced one has none."""
+        wanted = self._world.jump_forward if params.jump_forward is None else params.jump_forward
+        if not isinstance(wanted, bool):
+            raise InvalidRequest.of("jump_forward", wanted, "true or false")
+        return wanted and params.logprobs is None
 
     def _samplings(self, branch: Branch, op: ir.Gen) -> list[SamplingParams]:
         """Of each sample. Raises InvalidRequest naming the field at fault."""

@@ -15,6 +15,7 @@ import re
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import InvalidProgram
 from ..chat_template import ChatTemplate
@@ -55,9 +56,13 @@ class Transcript:
     message before it ended.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, tools: tuple[Any, ...] = ()
+    ) -> None:
+        """`tools`: what the template is told of, in OpenAI's format."""
         self._tokenizer = tokenizer
         self._template = template
+        self._tools = tools
         self.ids = array("i")
         self.content_start = 0  # where the open message's content begins in `ids`
         self._raw = _Run()
@@ -69,7 +74,7 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
-        twin = Transcript(self._tokenizer, self._template)
+        twin = Transcript(self._tokenizer, self._template, self._tools)
         twin.ids = self.ids[:]
         twin.content_start = self.content_start
         twin._raw = self._raw.copy()
@@ -127,7 +132,7 @@ class Transcript:
 
     def _rendered(self, roles: list[str], *, open_turn: bool = False) -> list[str]:
         """The template's marks, without its BOS where raw text has brought one."""
-        marks = self._template.marks(roles, open_turn=open_turn)
+        marks = self._template.marks(roles, open_turn=open_turn, tools=self._tools)
         if not self._raw.ids:
             return marks
         return [marks[0].removeprefix(self._tokenizer.bos_token), *marks[1:]]

@@ -7,10 +7,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from ...constrained.spec import GrammarSpec
 from ...frontend import ir
 from ..chat_template import ChatTemplate
 from ..sampling_params import SamplingParams
+from ..schedule.grammar import PendingGrammar
 from ..tokenizer import Tokenizer
 from .calls import RequestQueue
 
@@ -31,9 +34,9 @@ class Defaults:
 
     def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
         """Of the first sample. Raises InvalidRequest naming the field at fault."""
-        values = given.to_wire()
-        values.pop("priority", None)
-        values.pop("n", None)
+        values = given.given()
+        for name in ("priority", "n", "constraint", "jump_forward"):
+            values.pop(name, None)
         values.setdefault("max_tokens", self.max_tokens)
         values.setdefault("temperature", self.temperature)
         values.setdefault("top_p", self.top_p)
@@ -41,12 +44,22 @@ class Defaults:
         values.setdefault("min_p", self.min_p)
         values.setdefault("repetition_penalty", self.repetition_penalty)
         values.setdefault("seed", seed)
-        return SamplingParams(**values)  # type: ignore[arg-type]
+        return SamplingParams(**values)
 
     def stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
         """Tokens that end an output."""
         eos = () if sampling.ignore_eos else self.eos_token_ids
         return frozenset((*sampling.stop_token_ids, *eos))
+
+
+class GrammarSource(Protocol):
+    """Where programs get their grammars."""
+
+    def ask(self, spec: GrammarSpec) -> PendingGrammar:
+        """The grammar of this spec, perhaps still on its way."""
+
+    def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
+        """Call `on_done` later with what makes `text` invalid under `schema`."""
 
 
 class Replays:
@@ -85,3 +98,5 @@ class World:
     queue: RequestQueue
     next_request_id: Callable[[], int]
     replays: Replays
+    grammars: GrammarSource | None = None
+    jump_forward: bool = True  # unless a gen says otherwise

@@ -5,27 +5,36 @@ catch up with them (as in vLLM's v1 scheduler). A step has a token budget; runni
 theirs first, those that decode before those with a prompt to compute, so that decoding never stalls
 behind a long prompt. The rest goes to chunks of waiting prompts, in the order of the policy
 (`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
-generate (`admission.py`). When pages run out all the same, the policy's victim is preempted: what
+generate (`admission.py`). A request whose grammar is still being compiled computes all but its last
+token; tokens that its grammar forces are appended at once and computed as one chunk
+(`grammar.py`). When pages run out all the same, the policy's victim is preempted: what
 it computed stays cached while there is room, and it waits at the head of the queue.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+import numpy as np
+
+from ...constrained.matcher import Mask
 from ...errors import OutOfPages
 from ..request import FinishReason, Request, RequestState, Scoring
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenEstimate
+from .grammar import Follower
 from .kv_cache import KVCacheManager, Publication
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .stall import DEFAULT_SLOWDOWN, StallLimit
 from .tree_order import depth_first, shared_segments
 from .waiting import MAX_OVERTAKES, WaitingQueue
+
+log = logging.getLogger(__name__)
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
 
@@ -40,6 +49,7 @@ class SchedulerStats:
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     num_generated_tokens: int = 0
+    num_jumped_tokens: int = 0  # of these: forced by a grammar, not sampled
     num_shared_tokens: int = 0  # KV that rows did not read because a segment was read once for all
     num_steps: int = 0
 
@@ -71,10 +81,12 @@ class Scheduler:
         max_overtakes: int | None = MAX_OVERTAKES,
         segment_cost_tokens: int = 32,
         decode_slowdown: float = DEFAULT_SLOWDOWN,
+        vocab_size: int = 0,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
-        `decode_slowdown`: see `stall`."""
+        `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars."""
         self.kv_cache = kv_cache
+        self._mask_words = -(-vocab_size // 32)
         self.token_budget = token_budget
         self.segment_cost_tokens = segment_cost_tokens
         self.stall = StallLimit(decode_slowdown)
@@ -89,11 +101,19 @@ class Scheduler:
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._in_flight: _Planned | None = None
         self._step_id = 0
+        self._compiling: dict[Request, None] = {}  # those that lack their grammar
+        self._is_stalled = False  # the last plan was empty: they all wait
 
     @property
     def has_work(self) -> bool:
         """Whether a plan would have rows."""
-        return bool(self.waiting or self.running)
+        if not self._compiling:
+            return bool(self.waiting or self.running)
+        if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
+            return True
+        if self._is_stalled:
+            return False
+        return bool(self.waiting) or any(r.num_ready > 0 for r in self.running)
 
     @property
     def policy(self) -> str:
@@ -112,6 +132,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. The caller has checked that alone it fits the pool."""
         self.waiting.add(request)
+        if request.grammar is not None:
+            self._compiling[request] = None
+        self._is_stalled = False
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever its state; nothing happens if it has already ended."""
@@ -123,16 +146,19 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if nothing can run; its pages are reserved, prompts published."""
         assert self._in_flight is None, "the previous plan was neither applied nor failed"
+        self._take_grammars()
         rows: list[Row] = []
         requests: list[Request] = []
         publications: list[Publication | None] = []
+        masked: list[Follower] = []
         for request, num_tokens in self._share_out():
-            rows.append(self._row(request, num_tokens))
+            rows.append(self._row(request, num_tokens, masked))
             requests.append(request)
-            # A decoded token enters the tree with its whole run, when the request ends.
-            is_decode = num_tokens == 1 and request.num_computed_tokens >= len(request.prompt)
+            # What was generated enters the tree with its whole run, when the request ends.
+            is_output = request.num_computed_tokens >= len(request.prompt)
             end = request.num_computed_tokens + num_tokens
-            publications.append(None if is_decode else self.kv_cache.publish(request, end))
+            publications.append(None if is_output else self.kv_cache.publish(request, end))
+        self._is_stalled = bool(self._compiling) and not rows
         if not rows:
             return None
         self._step_id += 1
@@ -142,13 +168,48 @@ class Scheduler:
             paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
         )
         self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
-        plan = StepPlan(self._step_id, tuple(rows), segments)
+        plan = StepPlan(self._step_id, tuple(rows), segments, self._masks(masked))
         self._in_flight = _Planned(
             plan,
             tuple(requests[index] for index in order),
             tuple(publications[index] for index in order),
         )
         return plan
+
+    def _take_grammars(self) -> None:
+        """Begin the outputs whose grammars have come since the last plan."""
+        for request in [r for r in self._compiling if r.grammar is not None and r.grammar.is_done]:
+            if request in self._compiling:  # no listener has aborted it meanwhile
+                del self._compiling[request]
+                reason = self._begin_output(request)
+                if reason is not None:
+                    self._finish(request, reason)
+
+    def _begin_output(self, request: Request) -> FinishReason | None:
+        """The grammar is there, or never will be; a reason if the request has ended with that."""
+        grammar = request.grammar
+        assert grammar is not None
+        if grammar.failure is not None:
+            request.error, request.error_kind = grammar.failure.message, grammar.failure.kind
+            return FinishReason.ERROR
+        try:
+            request.follower = grammar.follower(request.jump_forward, request.stop_ids)
+        except Exception as error:
+            log.exception("a matcher could not be made")
+            request.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
+            return FinishReason.ERROR
+        if request.follower.is_finished:
+            return FinishReason.STOP
+        return self._append_forced(request, request.follower)
+
+    def _masks(self, followers: Sequence[Follower]) -> Mask | None:
+        """A row for each of them."""
+        if not followers:
+            return None
+        masks = np.zeros((len(followers), self._mask_words), dtype=np.uint32)
+        for follower, mask in zip(followers, masks):
+            follower.mask(mask)
+        return masks
 
     def _share_out(self) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
@@ -157,7 +218,7 @@ class Scheduler:
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
         in_order = self._decoding_first()
-        is_decoding = bool(in_order) and in_order[0].num_missing == 1
+        is_decoding = bool(in_order) and in_order[0].num_ready == 1
         self._long_budget = self.stall.max_chunk() if is_decoding else None
         for request in in_order:
             if budget <= 0:
@@ -165,14 +226,14 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue  # preempted a moment ago
             num_tokens = 1
-            if request.num_missing > 1:
+            if request.num_ready > 1:
                 self.kv_cache.catch_up(request)
                 num_tokens = self._chunk(request, budget)
                 if num_tokens == 0:
                     continue
             end = request.num_computed_tokens + num_tokens
             if self._reserve_or_preempt(request, end, planned):
-                if end < request.num_tokens:
+                if end < request.num_ready_tokens:
                     cut.append((request, end))
                 planned.append(request)
                 yield request, num_tokens
@@ -182,11 +243,11 @@ class Scheduler:
             yield from self._admissions(budget, cut)
 
     def _decoding_first(self) -> list[Request]:
-        """The running requests, those with one token to compute before all others."""
-        filling = [r for r in self.running if r.num_missing > 1]
-        if not filling:
+        """The running requests with tokens to compute, those with one before all others."""
+        filling = [r for r in self.running if r.num_ready > 1]
+        if not filling and not self._compiling:
             return self.running[:]
-        return [r for r in self.running if r.num_missing == 1] + filling
+        return [r for r in self.running if r.num_ready == 1] + filling
 
     def _admissions(
         self, budget: int, cut: list[tuple[Request, int]]
@@ -206,22 +267,24 @@ class Scheduler:
                     num_held_back += 1
                     continue
                 num_tokens = self._admit(request, budget, cut)
-                if num_tokens == 0:
+                if num_tokens is None:
                     return
+                if num_tokens == 0:
+                    continue
                 end = request.num_computed_tokens + num_tokens
-                if end < request.num_tokens:
+                if end < request.num_ready_tokens:
                     cut.append((request, end))
                 yield request, num_tokens
                 budget -= num_tokens
 
     def _chunk(self, request: Request, budget: int) -> int:
-        """All that is missing, or what the budget allows, then in whole pages if it can; 0 where
+        """All that is ready, or what the budget allows, then in whole pages if it can; 0 where
         other long prompts have taken what there is for such beside decode rows."""
         is_limited = self._long_budget is not None and self._is_long(request)
         if is_limited:
             budget = min(budget, self._long_budget or 0)
-        num_tokens = min(request.num_missing, budget)
-        if num_tokens < request.num_missing:
+        num_tokens = min(request.num_ready, budget)
+        if num_tokens < request.num_ready:
             end = request.num_computed_tokens + num_tokens
             aligned = end - end % self.kv_cache.page_size
             if aligned > request.num_computed_tokens:
@@ -231,7 +294,10 @@ class Scheduler:
         return num_tokens
 
     def _is_long(self, request: Request) -> bool:
-        """Whether a request's prompt, but for what was cached, fills more than half a step."""
+        """Whether a request's prompt, but for what was cached, fills more than half a step; a
+        forced run behind it counts as decoding."""
+        if request.num_computed_tokens >= request.num_prompt_tokens:
+            return False
         if request.is_admitted:
             num_uncached = request.num_tokens - request.num_cached_tokens
         else:
@@ -253,8 +319,11 @@ class Scheduler:
                 if victim is request:
                     return False
 
-    def _admit(self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]) -> int:
-        """Admit a request if there are pages for it; its first chunk's size, or 0."""
+    def _admit(
+        self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]
+    ) -> int | None:
+        """Admit a request if there are pages for it; its first chunk's size (0 where only its
+        grammar is missing), or None."""
         self.kv_cache.attach(request)
         num_tokens = self._chunk(request, budget)
         try:
@@ -262,7 +331,7 @@ class Scheduler:
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)
-            return 0
+            return None
         self.waiting.remove(request)
         insort(self.running, request, key=self.waiting.policy.keep)
         self._num_new_tokens += request.num_new_tokens
@@ -291,7 +360,7 @@ class Scheduler:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
-        request.num_cached_tokens = request.num_computed_tokens
+        request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         self.stats.num_prompt_tokens += request.num_prompt_tokens
         self.stats.num_cached_tokens += request.num_cached_tokens
 
@@ -301,7 +370,8 @@ class Scheduler:
         self._leave(victim)
         self.waiting.put_back(victim)
 
-    def _row(self, request: Request, num_tokens: int) -> Row:
+    def _row(self, request: Request, num_tokens: int, masked: list[Follower]) -> Row:
+        """One more of `masked` if the row samples under a grammar."""
         token_ids, pages = request.token_ids, request.pages
         start = request.num_computed_tokens
         end = start + num_tokens
@@ -317,6 +387,10 @@ class Scheduler:
         else:
             sampling = None
             targets, target_start = _targets(request, request.scoring, start, end)
+        mask = None
+        if sampling is not None and request.follower is not None:
+            mask = len(masked)
+            masked.append(request.follower)
         return Row(
             request.id,
             request.table_row,
@@ -328,6 +402,7 @@ class Scheduler:
             None if sampling is None else request.adjustment,
             targets,
             target_start,
+            mask,
         )
 
     # --- results --------------------------------------------------------------------------------
@@ -371,6 +446,7 @@ class Scheduler:
             request = planned.requests[index]
             if not request.is_finished:
                 request.error = errors[index]
+                _note_lost(request)
                 self._finish(request, FinishReason.ERROR)
 
     def _take(self, request: Request, outcome: RowResult) -> None:
@@ -382,21 +458,41 @@ class Scheduler:
             return
         if outcome.token_id is None:
             return
-        self.stats.num_generated_tokens += 1
         reason = self._append(request, outcome.token_id, outcome)
+        if reason is None and request.follower is not None:
+            reason = self._append_forced(request, request.follower)
         if reason is not None:
             self._finish(request, reason)
 
     def _append(self, request: Request, token_id: int, outcome: RowResult) -> FinishReason | None:
+        self.stats.num_generated_tokens += 1
         if token_id in request.stop_ids:
             request.note_first_token()
             return FinishReason.STOP
+        follower = request.follower
+        if follower is not None and not follower.consume(token_id):
+            if not _note_lost(request):
+                request.error = f"token {token_id} does not follow from the grammar"
+            return FinishReason.ERROR
         request.append_token(token_id)
-        self._num_new_tokens -= 1
+        if request.state is RequestState.RUNNING:
+            self._num_new_tokens -= 1
         reason = request.listener.on_token(request, outcome)
+        if reason is None and follower is not None and follower.is_finished:
+            return FinishReason.STOP
         if reason is None and request.num_output_tokens >= request.max_output_tokens:
             return FinishReason.LENGTH
         return reason
+
+    def _append_forced(self, request: Request, follower: Follower) -> FinishReason | None:
+        """Append what must follow, as if it had been sampled; a reason if that ends the request."""
+        while run := follower.forced_run():
+            for token_id in run:
+                self.stats.num_jumped_tokens += 1
+                reason = self._append(request, token_id, RowResult(token_id=token_id))
+                if reason is not None:
+                    return reason
+        return FinishReason.ERROR if _note_lost(request) else None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         assert request.finish_reason is None, f"request {request.id} ended twice"
@@ -406,6 +502,8 @@ class Scheduler:
             self.waiting.remove(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
+        self._compiling.pop(request, None)
+        self._is_stalled = False
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
@@ -430,6 +528,15 @@ class Scheduler:
         assert self._num_new_tokens == num_new_tokens, f"{self._num_new_tokens} {num_new_tokens}"
         rows = [request.table_row for request in self.running] + self._free_rows
         assert len(rows) == len(set(rows)), f"a table row is owned twice: {sorted(rows)}"
+
+
+def _note_lost(request: Request) -> bool:
+    """Whether the request's grammar cannot be followed any further, which is then its error."""
+    error = None if request.follower is None else request.follower.error
+    if error is None:
+        return False
+    request.error, request.error_kind = f"the grammar cannot be followed: {error}", "InvalidGrammar"
+    return True
 
 
 def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:

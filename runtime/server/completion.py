@@ -41,6 +41,7 @@ class CompletionFailed(Exception):
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
+        self.field: str | None = None  # of the client's request, where that is known
 
 
 class Completion:
@@ -57,13 +58,17 @@ class Completion:
         seed: int,
         instance: int = 0,
         stream: bool = False,
+        tools: str | None = None,
     ) -> None:
-        """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it."""
+        """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it;
+        `tools`: what the chat template is to tell the model of, as JSON."""
         self.n = n
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
         self._connection = connection
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        if tools is not None:
+            create["tools"] = tools
         self._program = connection.open_program(self, create)
         ops = _prompt_ops(prompt)
         for op in (*ops, *_gen_ops(len(ops), params, n)):

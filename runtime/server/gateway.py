@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import orjson
 import zmq
 
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
@@ -82,10 +83,14 @@ class Gateway:
             queue=self._engine,
             next_request_id=self._engine.next_request_id,
             replays=Replays(),
+            grammars=self._engine.grammars,
+            jump_forward=not loaded.config.disable_jump_forward,
         )
         self._router = _bind(context or zmq.Context.instance(), endpoints)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        if self._engine.grammars is not None:  # wakes the loop when one is there
+            self._poller.register(self._engine.grammars, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -96,6 +101,8 @@ class Gateway:
     def run(self) -> None:
         """Serve until stopped."""
         next_sweep = time.monotonic() + 1.0
+        if self._engine.grammars is not None:
+            self._engine.grammars.start()
         try:
             while not self._should_stop:
                 self._receive(0 if self._engine.has_work else IDLE_POLL_MS)
@@ -109,6 +116,8 @@ class Gateway:
                 self._send_events()
         finally:
             self._router.close(linger=200)
+            if self._engine.grammars is not None:
+                self._engine.grammars.close()
 
     # --- in -----------------------------------------------------------------------------------
 
@@ -194,6 +203,7 @@ class Gateway:
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
             client=client.session,
+            tools=_tools(values.get("tools")),
         )
         return session
 
@@ -318,6 +328,19 @@ def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ProtocolError(f"{name}={value!r} is not allowed: an integer in [0, 2**63)")
     return value
+
+
+def _tools(value: object) -> tuple[Any, ...]:
+    """From JSON text. Raises ProtocolError."""
+    if value is None:
+        return ()
+    try:
+        tools = orjson.loads(value if isinstance(value, str) else b"")
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"tools is not JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise ProtocolError("tools is not a list")
+    return tuple(tools)
 
 
 def _peak_rss_bytes() -> int:

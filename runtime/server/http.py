@@ -21,13 +21,20 @@ from starlette.exceptions import HTTPException
 
 from ...errors import EngineError, InvalidRequest
 from ...frontend.backend import Backend
+from ...frontend.ir import GenParams
 from .completion import Completion, CompletionFailed, Message, Outcome
 from .openai_schema import ChatReply, ChatRequest, CompletionRequest, Reply, TextReply, usage
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Item = tuple[int, str | Outcome]  # index of the choice, and text or its end
 _DISCONNECT_POLL_S = 0.2
-_INVALID_KINDS = ("InvalidRequest", "InvalidProgram", "PromptTooLong")
+_GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
+_INVALID_KINDS = (
+    "InvalidRequest",
+    "InvalidProgram",
+    "PromptTooLong",
+    *_GRAMMAR_KINDS,
+)
 
 
 def create_app(backend: Backend) -> FastAPI:
@@ -78,23 +85,28 @@ class _Server:
         """OpenAI's chat completions."""
         self._require_model(body.model)
         prompts: list[Prompt] = [[message.plain() for message in body.messages]]
-        make = ChatReply(self._model)
-        return await self._answer(body, request, prompts, make)
+        tool_use = body.tool_use(bool(self._connection.info["template_knows_tools"]))
+        params = body.params(tool_use)
+        make = ChatReply(self._model, tool_use)
+        return await self._answer(body, params, request, prompts, make, tools=tool_use.for_template)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
         self._require_model(body.model)
         make = TextReply(self._model, has_token_ids=body.return_token_ids)
-        return await self._answer(body, request, body.prompts(), make)
+        return await self._answer(body, body.params(), request, body.prompts(), make)
 
     async def _answer(
         self,
         body: ChatRequest | CompletionRequest,
+        params: GenParams,
         request: Request,
         prompts: Sequence[Prompt],
         make: Reply,
+        *,
+        tools: str | None = None,
     ) -> Response:
-        params, seed = body.params(), secrets.randbits(62)
+        seed = secrets.randbits(62)
         calls = [
             Completion(
                 self._connection,
@@ -104,10 +116,11 @@ class _Server:
                 seed=seed,
                 instance=instance,
                 stream=body.stream,
+                tools=tools,
             )
             for instance, prompt in enumerate(prompts)
         ]
-        items = _merged(calls)
+        items = _merged(calls, body.constraint_field)
         if not body.stream:
             outcomes = await _collect(items, len(prompts) * body.n, request)
             choices = [make.choice(index, outcome) for index, outcome in enumerate(outcomes)]
@@ -123,9 +136,11 @@ class _Server:
             raise HTTPException(404, f"model {name!r} does not exist; this is {self._model!r}")
 
 
-async def _merged(calls: Sequence[Completion]) -> AsyncGenerator[Item, None]:
+async def _merged(
+    calls: Sequence[Completion], constraint_field: str | None
+) -> AsyncGenerator[Item, None]:
     """What comes of several prompts, as it comes, with all samples numbered through. Leaving early
-    cancels them all."""
+    cancels them all. `constraint_field`: what the client called a grammar that may be refused."""
     queue: asyncio.Queue[Item | BaseException] = asyncio.Queue()
 
     async def forward(first: int, call: Completion) -> None:
@@ -133,6 +148,8 @@ async def _merged(calls: Sequence[Completion]) -> AsyncGenerator[Item, None]:
             async for index, item in call.deltas():
                 queue.put_nowait((first + index, item))
         except CompletionFailed as error:
+            if error.kind in _GRAMMAR_KINDS:
+                error.field = constraint_field
             queue.put_nowait(error)
 
     with ExitStack() as stack:
@@ -230,7 +247,9 @@ async def _on_invalid_request(request: Request, error: Exception) -> JSONRespons
 async def _on_completion_failed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CompletionFailed)
     if error.kind in _INVALID_KINDS:
-        return _error(400, str(error), "invalid_request_error")
+        has_name = error.field is None or str(error).startswith(f"{error.field}:")
+        named = str(error) if has_name else f"{error.field}: {error}"
+        return _error(400, named, "invalid_request_error", error.field)
     return _error(500, str(error), "server_error")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...errors import InvalidRequest
 from ...frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
 from .completion import Message, Outcome
+from .constraint_fields import ConstraintFields
+from .tools import BEGIN, Tool, ToolChoice, ToolUse
 
 UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
 
@@ -26,7 +29,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _SamplingFields(BaseModel):
+class _SamplingFields(ConstraintFields):
     """Fields that both endpoints share; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `stop_token_ids` and `ignore_eos` are extras that vLLM has too."""
 
@@ -78,6 +81,8 @@ class _SamplingFields(BaseModel):
             stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            constraint=self.constraint(),
+            jump_forward=self.jump_forward,
         )
 
 
@@ -109,12 +114,31 @@ class ChatRequest(_SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
 
-    def params(self) -> GenParams:
+    def tool_use(self, template_knows_tools: bool) -> ToolUse:
+        """Raises InvalidRequest."""
+        choice = self.tool_choice or ("auto" if self.tools else "none")
+        return ToolUse(self.tools or (), choice, template_knows_tools)
+
+    def params(self, tool_use: ToolUse | None = None) -> GenParams:
         """Sampling as the program's gen takes it."""
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
         wanted = next(value for value in given if value is not None)
-        return self._params(wanted, (self.top_logprobs or 0) if self.logprobs else None)
+        params = self._params(wanted, (self.top_logprobs or 0) if self.logprobs else None)
+        of_tools = None if tool_use is None else tool_use.constraint()
+        if of_tools is None:
+            return params
+        if params.constraint is None:
+            return replace(params, constraint=of_tools)
+        if tool_use is not None and tool_use.is_forced:
+            raise InvalidRequest.of(
+                self.constraint_field or "tools",
+                "...",
+                "left out where tool_choice asks for a call",
+            )
+        return params
 
 
 class CompletionRequest(_SamplingFields):
@@ -200,37 +224,79 @@ class _Reply:
 
 
 class ChatReply(_Reply):
-    """Answers of /v1/chat/completions."""
+    """Answers of /v1/chat/completions. Where tools may be called, a stream holds back what may be a
+    call, and sends calls whole."""
 
     prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tool_use: ToolUse | None = None) -> None:
         super().__init__(model)
+        self._tool_use = tool_use if tool_use is not None and tool_use.may_call else None
         self._begun: set[int] = set()
+        self._held: dict[int, str] = {}  # text that may be the beginning of a call
 
     def choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+        message, reason = self._message(outcome)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": outcome.text},
-            "finish_reason": outcome.meta["finish_reason"],
+            "message": {"role": "assistant", **message},
+            "finish_reason": reason,
             "logprobs": _chat_logprobs(outcome.meta.get("logprobs")),
+            **_warnings(outcome),
         }
 
+    def _message(self, outcome: Outcome) -> tuple[dict[str, Any], str]:
+        """Content and tool calls, and the finish reason."""
+        reason: str = outcome.meta["finish_reason"]
+        content: str | None = outcome.text
+        if self._tool_use is None:
+            return {"content": content}, reason
+        content, calls = self._tool_use.read(outcome.text)
+        if not calls:
+            return {"content": content}, reason
+        items = [call.as_openai() for call in calls]
+        return {"content": content, "tool_calls": items}, "tool_calls"
+
     def chunks(self, index: int, item: str | Outcome) -> list[dict[str, Any]]:
-        deltas: list[tuple[dict[str, str], str | None]] = []
+        deltas: list[tuple[dict[str, Any], str | None]] = []
         if index not in self._begun:
             self._begun.add(index)
             deltas.append(({"role": "assistant", "content": ""}, None))
         if isinstance(item, str):
-            deltas.append(({"content": item}, None))
+            text = item if self._tool_use is None else self._sendable(index, item)
+            if text:
+                deltas.append(({"content": text}, None))
         else:
-            deltas.append(({}, item.meta["finish_reason"]))
+            deltas += self._last_deltas(index, item)
         return [
             self._chunk({"index": index, "delta": delta, "finish_reason": reason})
             for delta, reason in deltas
         ]
+
+    def _sendable(self, index: int, fresh: str) -> str:
+        """What of a stream's text is surely no part of a call."""
+        assert self._tool_use is not None
+        held = self._held.get(index, "") + fresh
+        sizes = range(min(len(BEGIN), len(held)), 0, -1)
+        keep = next((n for n in sizes if BEGIN.startswith(held[-n:])), 0)
+        end = held.find(BEGIN) if BEGIN in held else len(held) - keep
+        end = 0 if self._tool_use.is_forced else end
+        self._held[index] = held[end:]
+        return held[:end]
+
+    def _last_deltas(self, index: int, outcome: Outcome) -> list[tuple[dict[str, Any], str | None]]:
+        """What was held back, as calls or as text, and the end."""
+        message, reason = self._message(outcome)
+        held = self._held.pop(index, "")
+        last: list[tuple[dict[str, Any], str | None]] = []
+        if calls := message.get("tool_calls"):
+            numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+            last.append(({"tool_calls": numbered}, None))
+        elif held:
+            last.append(({"content": held}, None))
+        return [*last, ({}, reason)]
 
 
 class TextReply(_Reply):
@@ -252,6 +318,7 @@ class TextReply(_Reply):
             "finish_reason": outcome.meta["finish_reason"],
             "logprobs": _completion_logprobs(outcome.meta.get("logprobs")),
             **ids,
+            **_warnings(outcome),
         }
 
     def chunks(self, index: int, item: str | Outcome) -> list[dict[str, Any]]:
@@ -259,6 +326,12 @@ class TextReply(_Reply):
         text = item if isinstance(item, str) else ""
         reason = None if is_text else item.meta["finish_reason"]  # type: ignore[union-attr]
         return [self._chunk({"index": index, "text": text, "finish_reason": reason})]
+
+
+def _warnings(outcome: Outcome) -> dict[str, Any]:
+    """What of a schema was not enforced, or not fulfilled; an extra field, where there is any."""
+    found = outcome.meta.get("warnings")
+    return {"warnings": found} if found else {}
 
 
 def _chat_logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:

@@ -14,7 +14,8 @@ from stemma.bench.workloads import WorkItem, Workload
 KEYS = {
     "work", "engine", "wall_s", "wall_min_s", "wall_max_s", "cpu_s", "tok_s", "output_tokens",
     "ratio", "ratio_min", "ratio_max", "cpu_ratio", "target", "share", "quiet", "others_cores",
-    "equal_outputs", "peak_rss_mb",
+    "equal_outputs", "peak_rss_mb", "documents", "valid_documents", "s_per_valid",
+    "cpu_s_per_valid", "mean_tokens", "mean_canonical_tokens",
 }  # fmt: skip
 
 
@@ -30,18 +31,23 @@ def test_serving_reports_rows_limits_and_engines_without_any_peer(tmp_path: Path
     rows = json.loads(done.stdout)
     assert [(row["work"], row["engine"]) for row in rows] == [
         ("W2", "stemma"), ("W2", "stemma-http"), ("D1", "stemma"), ("D1", "stemma-http"),
+        ("W5", "stemma"), ("W5", "stemma-http"),
     ]  # fmt: skip
     for row in rows:
         assert set(row) == KEYS and row["wall_min_s"] <= row["wall_s"] <= row["wall_max_s"]
-        assert row["output_tokens"] == {"W2": 6 * 32, "D1": 128}[row["work"]]
         assert row["equal_outputs"] == 1, "both ways are the same engine"
+    for row in rows[:4]:
+        assert row["output_tokens"] == {"W2": 6 * 32, "D1": 128}[row["work"]]
+        assert row["documents"] is None
+    for row in rows[4:]:
+        assert (row["documents"], row["valid_documents"]) == (4, 4) and row["s_per_valid"] > 0
+        assert row["output_tokens"] < 4 * 128, "end-of-sequence is honoured"
     assert rows[0]["ratio"] is None and rows[1]["ratio"] > 0 and rows[2]["share"] > 0
-    assert "W5 is left out: constrained decoding" in done.stderr
     report = json.loads((tmp_path / "serving.json").read_text())
     assert {"cpu", "cores", "commit", "torch"} <= set(report["machine"])
     assert report["limits"]["read_gb_s"] > 0 and report["limits"]["matmul_gflop_s"] > 0
     assert [engine["mode"] for engine in report["engines"]] == ["offline", "http"]
-    assert len(report["repeats"]) == 2 * 2
+    assert len(report["repeats"]) == 3 * 2
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:

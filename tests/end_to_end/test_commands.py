@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,25 @@ def test_generate_takes_bias_penalties_and_several_answers(
     forced = stemma_command("generate", "The ", *flags, "--logit-bias", "65=100", "--json")
     text = json.loads(forced.stdout)["text"]
     assert text and text == text[: len(text) // 6] * 6, "six times the same token"
+
+
+def test_generate_obeys_a_regex_a_schema_and_a_grammar(
+    stemma_command: Run, served: Any, tmp_path: Path
+) -> None:
+    def generate(*flags: str) -> str:
+        done = stemma_command("generate", "Hello", *flags, "--endpoint", served.endpoint)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.removesuffix("\n")
+
+    assert re.fullmatch("[0-9]{4}", generate("--regex", "[0-9]{4}"))
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    assert json.loads(generate("--json-schema", str(tmp_path / "schema.json")))["a"] in (1, 2)
+    (tmp_path / "grammar.lark").write_text('start: "(" inner ")"\ninner: "x" | "(y)"')
+    assert generate("--ebnf", str(tmp_path / "grammar.lark")) in ("(x)", "((y))")
+    refused = stemma_command("generate", "x", "--regex", "(", "--endpoint", served.endpoint)
+    assert refused.returncode == 1 and "not closed" in refused.stderr
 
 
 def test_run_runs_the_only_program_of_a_file(stemma_command: Run, served: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stemma.errors import InvalidProgram, InvalidRequest
 from stemma.frontend import ir, wire
+from stemma.frontend.constraint import Constraint, ConstraintKind
 from stemma.runtime.sampling_params import SamplingParams
 
 TEXT = st.text(max_size=20)
@@ -31,6 +32,16 @@ PARAMS = st.builds(
     priority=st.none() | st.integers(-1000, 1000),
     logit_bias=st.none() | st.lists(st.tuples(INT, st.floats(-9, 9)), max_size=3).map(tuple),
     n=st.none() | INT,
+    constraint=st.none()
+    | st.builds(
+        Constraint,
+        st.sampled_from(get_args(ConstraintKind)),
+        TEXT,
+        st.sampled_from(["compact", "flexible"]),
+        st.sampled_from(["schema", "any"]),
+        st.booleans(),
+    ),
+    jump_forward=st.none() | st.booleans(),
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
 OPS = st.one_of(

@@ -7,8 +7,10 @@ identical to those of the request alone on an empty cache, whatever there is of
     batch composition                      order and time of arrival          aborted neighbours
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
     tree attention on and off              every scheduling policy            all of it at random
+    jump-forward on and off
 
-and whatever the request asks for: greedy, drawn with a seed, or with penalties, bias, min_tokens.
+and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
+under a grammar.
 
 Part c. Low precision and fast kernels: the tokens that path A chose (batch, cache hits, chunks) are
 replayed through path B (one scoring pass on an empty cache); at every position the best logprob
@@ -20,6 +22,7 @@ measured by the test on the same tokens and printed.
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from array import array
@@ -37,12 +40,16 @@ from fakes import FakeListener
 from house import hope
 
 import stemma as st
+from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.spec import GrammarSpec
+from stemma.constrained.vocabulary import Vocabulary
 from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.request import FinishReason, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.schedule.grammar import PendingGrammar
 from stemma.runtime.schedule.policy import DEFAULT_POLICY, POLICY_NAMES
 from stemma.runtime.server.gateway import Gateway
 
@@ -57,6 +64,8 @@ class Job:
     sampling: SamplingParams
     arrives: int = 0
     leaves: int | None = None
+    grammar: GrammarSpec | None = None
+    jump_forward: bool = True
 
 
 def _jobs() -> list[Job]:
@@ -97,7 +106,33 @@ def _adjusted(index: int, job: Job) -> Job:
 
 
 ADJUSTED = [_adjusted(index, job) for index, job in enumerate(GREEDY)]
-JOBS = {"greedy": GREEDY, "sampled": SAMPLED, "adjusted": ADJUSTED}
+SPECS = (
+    GrammarSpec("regex", r'\{"id":[0-9]{1,4},"colour":"(red|green|blue)","by":"[a-z]*"\}'),
+    GrammarSpec("choices", '["north east","north west","southern","no wind at all today"]'),
+    GrammarSpec(
+        "ebnf", 'start: "<ul>" item+ "</ul>"\nitem: "<li>" (/[a-z0-9]{1,3}/ | start) "</li>"'
+    ),
+    GrammarSpec("regex", r"(\w{2}: [^\n]{1,12}\n){3,}"),
+)
+
+
+def _constrained(index: int, job: Job) -> Job:
+    """Under automata and a parser; greedy, drawn and penalised; every second one token by token."""
+    sampling = (GREEDY, SAMPLED, ADJUSTED)[index % 3][index].sampling
+    sampling = replace(sampling, max_tokens=18, stop_token_ids=(), min_tokens=0)
+    return replace(job, sampling=sampling, grammar=SPECS[index % 4], jump_forward=index % 2 == 0)
+
+
+CONSTRAINED = [_constrained(index, job) for index, job in enumerate(GREEDY)]
+JOBS = {
+    "greedy": GREEDY, "sampled": SAMPLED, "adjusted": ADJUSTED, "constrained": CONSTRAINED
+}  # fmt: skip
+BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 260)
+
+
+@functools.cache
+def compiled(spec: GrammarSpec) -> PendingGrammar:
+    return PendingGrammar(bound=compile_grammar(spec).bind(BYTES))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +185,8 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job]) -> list[Request]:
             job.sampling,
             FakeListener(),
             stop_ids=frozenset(job.sampling.stop_token_ids),
+            grammar=None if job.grammar is None else compiled(job.grammar),
+            jump_forward=job.jump_forward,
         )
         for job in jobs
     ]
@@ -166,7 +203,8 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job]) -> list[Request]:
         step += 1
     for job, request in zip(jobs, requests):
         if job.leaves is None or request.finish_reason is not FinishReason.ABORT:
-            assert request.finish_reason is FinishReason.LENGTH, request.error
+            ended = (FinishReason.LENGTH, *[FinishReason.STOP] * (job.grammar is not None))
+            assert request.finish_reason in ended, request.error
     return requests
 
 
@@ -192,6 +230,32 @@ def test_adjustments_do_change_what_is_said(load: Load) -> None:
         assert changed.output_ids != same.output_ids, index
         if job.sampling.stop_token_ids:
             assert all(token_id % 2 for token_id in changed.output_ids)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("jump_forward", [False, True])
+def test_tokens_are_identical_with_jump_forward_on_and_off(
+    load: Load, page_size: int, jump_forward: bool
+) -> None:
+    alone = [outputs_of(serve(load(), [job]))[0] for job in CONSTRAINED]
+    loaded = load(page_size=page_size, chunked_prefill_size=24)
+    stats = loaded.engine.scheduler.stats
+    num_before, num_steps = stats.num_jumped_tokens, stats.num_steps
+    jobs = [replace(job, jump_forward=jump_forward) for job in CONSTRAINED]
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert (stats.num_jumped_tokens - num_before > 20) == jump_forward
+    assert stats.num_steps > num_steps
+
+
+def test_an_output_under_a_grammar_is_of_its_language_or_the_beginning_of_it(load: Load) -> None:
+    for job, request in zip(CONSTRAINED, serve(load(), CONSTRAINED)):
+        assert job.grammar is not None
+        pending = compiled(job.grammar)
+        assert pending.bound is not None
+        matcher = pending.bound.matcher()
+        assert all(matcher.consume(token_id) for token_id in request.output_ids)
+        if request.finish_reason is FinishReason.STOP:
+            assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

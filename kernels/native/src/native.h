@@ -33,4 +33,7 @@ void stemma_rotate_and_store(void* heads, const void* cos, const void* sin, void
 void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv, void* out);
 void stemma_gather_rows(const void* table, const int64_t* index, void* rows, int64_t num_rows,
                         int64_t row_bytes);
+void stemma_apply_token_mask(void* logits, const int64_t* rows, const uint32_t* masks,
+                             int64_t num_rows, int64_t vocab_size, int64_t num_words,
+                             int64_t is_double);
 }

@@ -1,0 +1,311 @@
+"""Constrained answers over HTTP: each way of asking for one, tools, and input that means harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+import stemma as st
+
+MODEL = "stemma-tiny"
+TEXT = "Text: Anna Berg is 34 years old. She lives in Lisbon.\nExtract name, age, city as JSON."
+ASK: list[Any] = [{"role": "user", "content": TEXT}]
+PLAIN = {"messages": ASK, "temperature": 0, "max_tokens": 64}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 7]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+@pytest.fixture
+def client(served: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(served: Any, **fields: Any) -> httpx.Response:
+    url = f"{served.url}/v1/chat/completions"
+    headers = {"content-type": "application/json"}  # json.dumps, for the lone surrogates
+    content = json.dumps({**PLAIN, **fields})
+    return httpx.post(url, content=content, headers=headers, timeout=60)
+
+
+def answer(served: Any, **fields: Any) -> str:
+    reply = ask(served, **fields)
+    assert reply.status_code == 200, reply.text
+    content: str = reply.json()["choices"][0]["message"]["content"]
+    return content
+
+
+def test_a_pydantic_model_is_parsed_from_the_answer(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(
+        model=MODEL, messages=ASK, temperature=0, response_format=Person
+    )
+    parsed = reply.choices[0].message.parsed
+    assert parsed == Person(name="Anna Berg", age=34, city="Lisbon")
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_a_constrained_stream_is_the_whole_answer(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "model": MODEL, "messages": ASK, "temperature": 1.5, "seed": 4,
+        "response_format": {
+            "type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}
+        },
+    }  # fmt: skip
+    whole = client.chat.completions.create(**fields).choices[0].message.content
+    chunks = list(client.chat.completions.create(**fields, stream=True))
+    assert whole == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert whole is not None and set(json.loads(whole)) == {"name", "age"}
+    assert len(chunks) > 4, "it came in pieces"
+
+
+def test_json_objects_and_text_are_formats_too(served: Any) -> None:
+    found = answer(served, response_format={"type": "json_object"}, max_tokens=200)
+    assert isinstance(json.loads(found), dict)
+    assert answer(served, response_format={"type": "text"}) == answer(served)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "[A-Z]{3}-[0-9]{2}"},
+        {"guided_regex": "[A-Z]{3}-[0-9]{2}"},
+        {"structured_outputs": {"regex": "[A-Z]{3}-[0-9]{2}"}},
+        {"ebnf": 'start: /[A-Z]{3}/ "-" /[0-9]{2}/'},
+        {"guided_grammar": 'root ::= [A-Z] [A-Z] [A-Z] "-" [0-9] [0-9]'},
+        {"guided_choice": ["ABC-12", "DEF-34"]},
+        {"structured_outputs": {"choice": ["ABC-12", "DEF-34"]}},
+    ],
+    ids=str,
+)
+def test_each_way_to_ask_for_a_language_is_obeyed_on_both_endpoints(
+    served: Any, fields: dict[str, Any]
+) -> None:
+    assert re.fullmatch("[A-Z]{3}-[0-9]{2}", answer(served, **fields))
+    body = {"prompt": "The code: ", "temperature": 1, "max_tokens": 30, **fields}
+    reply = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+    assert re.fullmatch("[A-Z]{3}-[0-9]{2}", reply["choices"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json_schema": SCHEMA},
+        {"json_schema": json.dumps(SCHEMA)},
+        {"guided_json": SCHEMA},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+    ids=["json_schema", "json_schema text", "guided_json", "structured_outputs"],
+)
+def test_each_way_to_ask_for_a_schema_is_obeyed(served: Any, fields: dict[str, Any]) -> None:
+    assert answer(served, **fields) == '{"name":"Anna Berg","age":34}'
+
+
+def test_jump_forward_changes_no_answer(served: Any) -> None:
+    both = {answer(served, json_schema=SCHEMA, jump_forward=on, seed=1) for on in (True, False)}
+    assert len(both) == 1
+
+
+def test_n_answers_are_each_constrained(served: Any) -> None:
+    reply = ask(served, json_schema=SCHEMA, n=4, temperature=3, max_tokens=400).json()
+    for choice in reply["choices"]:
+        assert choice["finish_reason"] in ("stop", "length")
+        if choice["finish_reason"] == "stop":
+            assert set(json.loads(choice["message"]["content"])) == {"name", "age"}
+
+
+def test_what_strict_refuses_lenient_does_with_a_warning(served: Any) -> None:
+    """That texts differ is more than a grammar can say."""
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "tags": tags}}  # type: ignore[dict-item]
+    form = {"name": "x", "schema": schema}
+    strict = ask(served, response_format={"type": "json_schema", "json_schema": form})
+    assert strict.status_code == 400 and strict.json()["error"]["param"] == "response_format"
+    form["strict"] = False
+    lenient = ask(served, response_format={"type": "json_schema", "json_schema": form}).json()
+    assert lenient["choices"][0]["warnings"]
+    assert {"name", "age"} <= set(json.loads(lenient["choices"][0]["message"]["content"]))
+
+
+def test_a_lenient_answer_that_is_invalid_all_the_same_says_where(served: Any) -> None:
+    letter = {"type": "string", "pattern": "^[a-i]$"}  # nine of nine: the model repeats itself
+    schema = {"type": "array", "items": letter, "minItems": 9, "maxItems": 9, "uniqueItems": True}
+    reply = ask(served, json_schema=schema, lenient=True)
+    assert reply.status_code == 200, reply.text
+    warnings = reply.json()["choices"][0]["warnings"]
+    assert any("non-unique" in warning for warning in warnings), warnings
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_tool_is_called_with_arguments_of_its_schema(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": ASK, "temperature": 0, "max_tokens": 128}
+    fields |= {"tools": [WEATHER, CLOCK], "tool_choice": "required"}
+    if stream:
+        chunks = list(client.chat.completions.create(**fields, stream=True))
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        assert not any(delta.content for delta in deltas)
+        (calls,) = [delta.tool_calls for delta in deltas if delta.tool_calls]
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        choice = client.chat.completions.create(**fields).choices[0]
+        assert choice.message.content is None
+        calls, reason = choice.message.tool_calls, choice.finish_reason
+    assert reason == "tool_calls" and calls is not None
+    (call,) = calls
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "weather":
+        assert set(arguments) == {"city", "days"} and arguments["days"] in (1, 7)
+    else:
+        assert call.function.name == "clock" and arguments == {}
+
+
+def test_a_named_tool_is_the_one_that_is_called(client: openai.OpenAI) -> None:
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    reply = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=0, tools=[WEATHER, CLOCK], tool_choice=choice
+    )  # type: ignore[call-overload]
+    (call,) = reply.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+    assert set(json.loads(call.function.arguments)) == {"city", "days"}
+
+
+def test_a_call_that_is_cut_is_text_of_finish_reason_length(served: Any) -> None:
+    reply = ask(served, tools=[WEATHER], tool_choice="required", max_tokens=3).json()["choices"][0]
+    assert reply["finish_reason"] == "length" and "tool_calls" not in reply["message"]
+    assert reply["message"]["content"].startswith('{"')
+
+
+def test_tools_that_need_not_be_called_change_nothing(served: Any) -> None:
+    """The embedded model's template does not know tools."""
+    plain = answer(served)
+    assert answer(served, tools=[WEATHER]) == answer(served, tools=[WEATHER], tool_choice="none")
+    assert answer(served, tools=[WEATHER], tool_choice="auto") == plain
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"regex": "(a"}, "regex"),
+        ({"regex": "a(?=b)"}, "regex"),
+        ({"regex": "[^\\s\\S]"}, "regex"),
+        ({"guided_regex": "(?P<x>a)(?P=x)"}, "guided_regex"),
+        ({"ebnf": "start: nothing"}, "ebnf"),
+        ({"ebnf": "start: )"}, "ebnf"),
+        ({"json_schema": {"type": "nonsense"}}, "json_schema"),
+        ({"json_schema": {"$ref": "https://example.com/x.json"}}, "json_schema"),
+        ({"json_schema": {"$ref": "#/$defs/no"}}, "json_schema"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema"),
+        ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": False}, "json_schema"),
+        ({"guided_json": {"enum": []}}, "guided_json"),
+        ({"regex": "a\ud800"}, "regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a\udfff"]}, "guided_choice"),
+        ({"structured_outputs": {"json": {"type": "nonsense"}}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"magic": 1}}, "structured_outputs.magic"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"regex": "a", "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}},
+         "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "required", "regex": "a"}, "regex"),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)  # fmt: skip
+def test_what_cannot_be_is_a_400_that_names_the_field(
+    served: Any, fields: dict[str, Any], param: str
+) -> None:
+    reply = ask(served, **fields)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["message"]
+    assert error["param"] == param or param.startswith("response_format")
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    return schema
+
+
+HARMFUL = [
+    {"regex": "(a{1000}){100}"},
+    {"regex": "a{100000}"},
+    {"regex": "(a|b)*a(a|b){20}"},
+    {"regex": "((((a*)*)*)*)*b"},
+    {"json_schema": deep(100)},
+    {"json_schema": {"enum": [f"value {i}" for i in range(5000)]}},
+    {"json_schema": {"type": "string", "pattern": "^(a|b)*a(a|b){18}$"}},
+    {"json_schema": {"const": "\x00"}},
+    {"json_schema": '{"const":"\\ud800"}'},
+    {"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}},
+    {"ebnf": 'start: start "a" | "b"'},
+    {"ebnf": "start: start"},
+    {"guided_choice": [f"choice {i}" * 20 for i in range(2000)]},
+]
+
+
+def test_harmful_grammars_are_answered_or_refused_while_others_are_served(
+    served: Any, embedded: st.Engine
+) -> None:
+    """Each of them three times and all at once."""
+    replies: list[tuple[dict[str, Any], httpx.Response]] = []
+
+    def send(fields: dict[str, Any]) -> None:
+        replies.append((fields, ask(served, **fields, max_tokens=8)))
+
+    threads = [threading.Thread(target=send, args=(f,)) for f in HARMFUL * 3]
+    for thread in threads:
+        thread.start()
+    normal = answer(served, regex="[0-9]{3} [a-z]{3}")
+    assert re.fullmatch("[0-9]{3} [a-z]{3}", normal)
+    for thread in threads:
+        thread.join(60)
+    assert len(replies) == len(threads)
+    for fields, reply in replies:
+        assert reply.status_code in (200, 400), (fields, reply.text)
+        if reply.status_code == 400:
+            assert reply.json()["error"]["message"]
+    assert answer(served) and answer(served, json_schema=SCHEMA)

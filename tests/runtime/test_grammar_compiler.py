@@ -1,0 +1,206 @@
+"""Grammars compiled in another process: once, within limits, and whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stemma.constrained.spec import GrammarSpec
+from stemma.constrained.vocabulary import Vocabulary
+from stemma.runtime import grammar_compiler
+from stemma.runtime.grammar_compiler import ENTRY_BYTES, GrammarCompiler
+from stemma.runtime.schedule.grammar import PendingGrammar
+
+Make = Callable[..., GrammarCompiler]
+DIGITS = GrammarSpec("regex", "[0-9]{3}")
+LETTERS = GrammarSpec("regex", "[a-z]{3}")
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 256)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[GrammarCompiler] = []
+
+    def make_one(**options: float) -> GrammarCompiler:
+        made.append(GrammarCompiler(vocabulary, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make_one
+    for compiler in made:
+        compiler.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GrammarCompiler]:
+    """For tests that leave it as good as new."""
+    compiler = GrammarCompiler(vocabulary)
+    yield compiler
+    compiler.close()
+
+
+def wait(compiler: GrammarCompiler, *pending: PendingGrammar) -> None:
+    deadline = time.monotonic() + 30
+    while not all(grammar.is_done for grammar in pending):
+        assert select.select([compiler.fileno()], [], [], deadline - time.monotonic())[0]
+        compiler.collect()
+
+
+def worker_pid(compiler: GrammarCompiler) -> int:
+    worker = compiler._lanes[0]._worker
+    assert worker is not None
+    return worker._process.pid
+
+
+def test_a_grammar_arrives_and_is_remembered(shared: GrammarCompiler) -> None:
+    pending = shared.ask(DIGITS)
+    wait(shared, pending)
+    assert pending.bound is not None and pending.bound.matcher().consume(ord("7"))
+    num_hits = shared.stats.num_hits
+    assert shared.ask(GrammarSpec("regex", "[0-9]{" + "3}")) is pending
+    assert shared.stats.num_hits == num_hits + 1
+
+
+def test_equal_grammars_on_their_way_are_compiled_once(shared: GrammarCompiler) -> None:
+    before = shared.stats.num_compiled
+    several = [shared.ask(LETTERS) for _ in range(5)]
+    wait(shared, *several)
+    assert len(set(map(id, several))) == 1 and shared.stats.num_compiled == before + 1
+
+
+def test_what_is_no_grammar_is_refused_and_remembered(shared: GrammarCompiler) -> None:
+    wrong = shared.ask(GrammarSpec("regex", "(a"))
+    right = shared.ask(GrammarSpec("regex", "(a)"))
+    wait(shared, wrong, right)
+    assert wrong.failure is not None and wrong.failure.kind == "InvalidGrammar"
+    assert "regex" in wrong.failure.message and right.bound is not None
+    assert shared.ask(GrammarSpec("regex", "(a")) is wrong
+
+
+def test_a_worker_killed_while_idle_is_replaced(shared: GrammarCompiler) -> None:
+    wait(shared, shared.ask(DIGITS))
+    os.kill(worker_pid(shared), signal.SIGKILL)
+    after = shared.ask(GrammarSpec("regex", "after [a-z]+"))
+    wait(shared, after)
+    assert after.bound is not None
+
+
+def test_a_worker_killed_at_work_is_replaced_and_its_grammar_begun_again(make: Make) -> None:
+    compiler = make()
+    wait(compiler, compiler.ask(DIGITS))
+    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    lost, next_one = compiler.ask(LETTERS), compiler.ask(GrammarSpec("regex", "b"))
+    time.sleep(0.05)
+    os.kill(worker_pid(compiler), signal.SIGKILL)
+    wait(compiler, lost, next_one)
+    assert lost.bound is not None and next_one.bound is not None
+
+
+def test_without_a_worker_grammars_fail_and_are_not_remembered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make()
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/bin/false")
+        lost = compiler.ask(DIGITS)
+        wait(compiler, lost)
+        assert lost.failure is not None and lost.failure.kind == "EngineError"
+    again = compiler.ask(DIGITS)
+    wait(compiler, again)
+    assert again.bound is not None
+
+
+def test_what_takes_too_long_is_refused_by_the_workers_own_alarm(make: Make) -> None:
+    compiler = make(timeout_s=0.002)
+    slow = compiler.ask(GrammarSpec("regex", "|".join(f"word{i}[0-9]*x" for i in range(2000))))
+    wait(compiler, slow)
+    assert slow.failure is not None and slow.failure.kind == "InvalidGrammar"
+    assert "more than 0.002 s" in slow.failure.message
+
+
+def test_a_worker_that_hangs_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "GRACE_S", 0.1)
+    compiler = make(timeout_s=0.5)
+    wait(compiler, compiler.ask(DIGITS))
+    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    # The quick lane's limit is the patient one's here: both must give up.
+    compiler._lanes[0]._patient = None
+    hung = compiler.ask(LETTERS)
+    wait(compiler, hung)
+    assert hung.failure is not None and "more than 0.5 s" in hung.failure.message
+
+
+def test_what_is_too_slow_for_the_quick_lane_is_done_by_the_patient_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "QUICK_LIMIT_S", 0.002)
+    compiler = make(timeout_s=20.0)
+    slow = compiler.ask(GrammarSpec("regex", "|".join(f"word{i}[0-9]*x" for i in range(500))))
+    wait(compiler, slow)
+    assert slow.bound is not None, slow.failure
+    assert compiler._lanes[1]._worker is not None
+
+
+def test_the_least_recently_used_are_forgotten_past_the_bound(make: Make) -> None:
+    compiler = make(max_cached_bytes=3 * (ENTRY_BYTES + 2048))
+    specs = [GrammarSpec("regex", f"{letter}+") for letter in "abcdefgh"]
+    for spec in specs:
+        wait(compiler, compiler.ask(spec), compiler.ask(specs[0]))
+    describe = compiler.describe()
+    assert describe["cached_bytes"] <= 3 * (ENTRY_BYTES + 2048)
+    assert 1 < describe["num_cached"] < len(specs)
+    num_hits = compiler.stats.num_hits
+    compiler.ask(specs[0])
+    assert compiler.stats.num_hits == num_hits + 1, "the one in use was forgotten"
+
+
+def test_too_many_on_their_way_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 2)
+    compiler = make()
+    accepted = [compiler.ask(DIGITS), compiler.ask(LETTERS)]
+    refused = compiler.ask(GrammarSpec("regex", "c"))
+    assert refused.failure is not None and "later" in refused.failure.message
+    wait(compiler, *accepted)
+    assert not compiler.ask(GrammarSpec("regex", "c")).is_done
+
+
+def test_a_worker_ends_with_its_parent_however_that_dies(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_grammar_compiler import *\n"
+        "compiler = GrammarCompiler(vocabulary); wait(compiler, compiler.ask(DIGITS))\n"
+        "print(worker_pid(compiler), flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while _is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _is_alive(pid)
+
+
+def test_closing_ends_the_worker(make: Make) -> None:
+    compiler = make()
+    wait(compiler, compiler.ask(DIGITS))
+    pid = worker_pid(compiler)
+    compiler.close()
+    assert not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,115 @@
+"""Tools over HTTP: what they ask of an output, how calls are read from it and sent in a stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stemma.errors import InvalidRequest
+from stemma.runtime.chat_template import ChatTemplate
+from stemma.runtime.server.completion import Outcome
+from stemma.runtime.server.openai_schema import ChatReply
+from stemma.runtime.server.tools import BEGIN, END, NamedChoice, Tool, ToolChoice, ToolUse
+from stemma.runtime.tokenizer import Tokenizer
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": "weather", "parameters": CITY}}),
+    Tool.model_validate({"type": "function", "function": {"name": "clock"}}),
+]
+NAMED = NamedChoice.model_validate({"type": "function", "function": {"name": "weather"}})
+CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "a {{b}}"}}}}\n{END}'
+
+
+def use(choice: ToolChoice, knows: bool = True) -> ToolUse:
+    return ToolUse(TOOLS, choice, knows)
+
+
+def test_a_forced_call_is_json_of_the_functions_and_their_arguments() -> None:
+    required = use("required").constraint()
+    assert required is not None and required.kind == "json_schema"
+    calls = json.loads(required.source)["anyOf"]
+    assert [call["properties"]["name"]["const"] for call in calls] == ["weather", "clock"]
+    assert calls[0]["properties"]["arguments"] == CITY
+    named = use(NAMED).constraint()
+    assert named is not None and json.loads(named.source) == CITY
+
+
+def test_auto_is_free_text_with_tags_where_the_template_knows_tools() -> None:
+    constraint = use("auto").constraint()
+    assert constraint is not None and constraint.kind == "structural_tag"
+    tag = json.loads(constraint.source)
+    assert tag["triggers"] == [BEGIN]
+    assert all(structure["begin"].startswith(BEGIN) for structure in tag["structures"])
+    for unused in (use("auto", knows=False), use("none"), ToolUse((), "auto", True)):
+        assert unused.constraint() is None and not unused.may_call
+        assert unused.for_template is None
+
+
+def test_a_choice_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="tool_choice"):
+        ToolUse(TOOLS[1:], NAMED, True)
+    with pytest.raises(InvalidRequest, match="tool_choice"):
+        ToolUse((), "required", True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "content", "calls"),
+    [
+        ("required", '{"name":"clock","arguments":{}}', None, [("clock", "{}")]),
+        (NAMED, '{"city":"x"}', None, [("weather", '{"city":"x"}')]),
+        ("required", '{"name":"clo', '{"name":"clo', []),
+        ("auto", "No tool.", "No tool.", []),
+        ("auto", f"Wait. {CALL}", "Wait.", [("weather", '{"city": "a {b}"}')]),
+        ("auto", CALL + CALL, None, [("weather", '{"city": "a {b}"}')] * 2),
+        ("auto", f"{BEGIN}\n{{", f"{BEGIN}\n{{", []),
+    ],
+)
+def test_calls_are_read_as_they_were_written(
+    choice: ToolChoice, text: str, content: str | None, calls: list[tuple[str, str]]
+) -> None:
+    found, read = use(choice).read(text)
+    assert found == content and [(call.name, call.arguments) for call in read] == calls
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "text", ["Plain < text <tool", f"Before {CALL}", CALL, f"A {BEGIN[:-1]} b", f"x {BEGIN} {{"]
+)
+def test_a_stream_sends_text_at_once_and_calls_whole(text: str, size: int) -> None:
+    tool_use = use("auto")
+    reply = ChatReply("m", tool_use)
+    deltas: list[dict[str, Any]] = []
+    for start in range(0, len(text), size):
+        chunks = reply.chunks(0, text[start : start + size])
+        deltas += [chunk["choices"][0]["delta"] for chunk in chunks]
+    chunks = reply.chunks(0, Outcome(text, {"finish_reason": "stop"}))
+    deltas += [chunk["choices"][0]["delta"] for chunk in chunks]
+    streamed = "".join(delta.get("content", "") for delta in deltas)
+    content, calls = tool_use.read(text)
+    names = [c["function"]["name"] for d in deltas for c in d.get("tool_calls", ())]
+    assert names == [call.name for call in calls]
+    assert streamed.strip() == (content or "").strip()
+    reason = chunks[-1]["choices"][0]["finish_reason"]
+    assert reason == ("tool_calls" if calls else "stop")
+
+
+def test_a_template_is_told_of_tools_if_it_knows_them(
+    byte_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    source = (
+        "{% if tools %}{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source)
+    template = ChatTemplate(tmp_path, byte_tokenizer)
+    tools = json.loads(use("auto").for_template or "[]")
+    assert template.knows_tools
+    assert template.marks(["user"], tools=tools) == ["[weather][clock]<user>", ""]
+    assert template.marks(["user"]) == ["<user>", ""]
+    plain = ChatTemplate(tmp_path / "none", byte_tokenizer)
+    assert not plain.knows_tools
+    assert plain.marks(["user"], tools=tools) == plain.marks(["user"])
