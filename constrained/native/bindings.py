@@ -16,10 +16,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stemma_automaton_sizes": (None, _POINTER, _POINTER),
     "stemma_copy_automaton": (None, *(_POINTER,) * 4),
     "stemma_free_automaton": (None, _POINTER),
+    "stemma_build_trie": (_INT64, ctypes.c_char_p, _POINTER, _INT64, *(_POINTER,) * 5),
+    "stemma_token_mask": (None, _POINTER, _POINTER, ctypes.c_int32, _POINTER),
 }
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
     """None where it cannot be built: `why_not_native` says why."""
     loaded = _load()

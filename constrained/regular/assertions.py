@@ -1,42 +1,23 @@
-"""Anchors and lookaheads of a regex, resolved into expressions over the whole text.
+"""What a regex is parsed to: expressions, and assertions about the text around a position.
 
-A zero-width assertion says something about all that stands before or after it, so a regex with
-assertions is resolved from its end to its beginning, with the language of the rest of the text at
-hand: `$` makes the rest empty, a lookahead is an intersection with the rest, `^` keeps only what
-holds at the text's start. A rest is therefore two languages, one for each kind of position.
-
-    resolve(a(?=b)., rest) = a . (b ANYTHING  and  . rest)
+Where a lookaround asks for no more than its neighbour matches anyway, both become one expression:
+`(?!-)[a-z-]+` is an intersection of `[a-z-]+`. The others wait for the rest of the text, in
+`resolution.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from ..grammar import (
-    EMPTY_WORD,
-    NOTHING,
-    Alt,
-    And,
-    Chars,
-    Concat,
-    Expression,
-    Literal,
-    Not,
-    Repeat,
-    alt,
-    concat,
-    optional,
-    repeat,
-)
+from ..grammar import Alt, And, Chars, Concat, Expression, Literal, Not, Repeat, alt, concat
 from .charsets import ALL
 
 ANYTHING = Repeat(Chars(ALL), 0, None)
-SOMETHING = Repeat(Chars(ALL), 1, None)
-MAX_ASSERTIONS = 50  # counted once for each turn of a repetition; nesting grows with them
-MAX_TREE_SIZE = 200_000  # nodes, counting shared ones as often as they are used
+_UNBOUNDED = float("inf")
+_MAX_OPERANDS = 50  # of lookarounds merged into one neighbour
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +35,15 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Look:
     """`(?=body)` or `(?!body)`; `position` in the pattern."""
+
+    body: Node
+    is_negative: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """`(?<=body)` or `(?<!body)`; `position` in the pattern."""
 
     body: Node
     is_negative: bool
@@ -84,25 +74,9 @@ class Loop:
     position: int
 
 
-Assertion: TypeAlias = Start | End | Look | Sequence | Choice | Loop
+Assertion: TypeAlias = Start | End | Look | Behind | Sequence | Choice | Loop
 Node: TypeAlias = Expression | Assertion
-ASSERTIONS = (Start, End, Look, Sequence, Choice, Loop)
-
-
-class Unresolvable(Exception):
-    """A use of assertions that is not supported: what, and its position in the pattern."""
-
-    def __init__(self, reason: str, position: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.position = position
-
-
-class Rest(NamedTuple):
-    """Texts that may follow at the text's start, and elsewhere; one object where they agree."""
-
-    at_start: Expression
-    inside: Expression
+ASSERTIONS = (Start, End, Look, Behind, Sequence, Choice, Loop)
 
 
 def sequence(parts: Iterable[Node]) -> Node:
@@ -113,6 +87,7 @@ def sequence(parts: Iterable[Node]) -> Node:
         if is_literal:
             nodes = [Literal("".join(part.text for part in nodes if isinstance(part, Literal)))]
         joined += nodes
+    joined = _merged(joined)
     plain = [part for part in joined if not isinstance(part, ASSERTIONS)]
     if len(plain) == len(joined):
         return concat(*plain)
@@ -127,216 +102,72 @@ def choice(parts: list[Node]) -> Node:
     return parts[0] if len(parts) == 1 else Choice(tuple(parts))
 
 
-def resolve(node: Node, *, anchored: bool) -> Expression:
-    """The whole texts that match: all of the text, or, unanchored, any stretch of it.
+def _merged(parts: list[Node]) -> list[Node]:
+    """With every lookaround merged into its neighbour that asks for no more than that matches."""
+    found: list[Node] = []
+    for part in parts:
+        if isinstance(part, Behind):
+            before = _neighbours(part, reversed(found))
+            if before:
+                found[-len(before) :] = [_intersection(part, concat(*reversed(before)))]
+                continue
+        found.append(part)
+    for index in range(len(found) - 1, -1, -1):
+        look = found[index]
+        if isinstance(look, Look):
+            after = _neighbours(look, (found[at] for at in range(index + 1, len(found))))
+            if after:
+                found[index : index + 1 + len(after)] = [_intersection(look, concat(*after))]
+    return found
 
-    Raises Unresolvable.
+
+def _neighbours(look: Look | Behind, parts: Iterator[Node]) -> list[Expression]:
+    """The first parts, as few as are never shorter than what is looked for; [] if there are none.
+
+    What was merged before only counts alone, so that merged expressions do not nest.
     """
-    if not isinstance(node, ASSERTIONS):
-        return node if anchored else concat(ANYTHING, node, ANYTHING)
-    if _num_assertions(node) > MAX_ASSERTIONS:
-        raise Unresolvable(f"more than {MAX_ASSERTIONS} anchors and lookaheads, repeated ones", 0)
-    end = EMPTY_WORD if anchored else ANYTHING
-    found = _before(node, Rest(end, end))
-    if not anchored:
-        found = _before(ANYTHING, found)
-    if _tree_size(found.at_start) > MAX_TREE_SIZE:
-        raise Unresolvable("its lookaheads and anchors multiply to an expression too large", 0)
-    return found.at_start
+    longest = _UNBOUNDED if isinstance(look.body, ASSERTIONS) else _lengths(look.body)[1]
+    found: list[Expression] = []
+    shortest = 0.0
+    for part in parts:
+        if isinstance(part, ASSERTIONS) or (isinstance(part, And) and not _can_take(part, found)):
+            break
+        found.append(part)
+        shortest += _lengths(part)[0]
+        if shortest >= longest:
+            return found
+    return []
 
 
-def _before(node: Node, rest: Rest) -> Rest:
-    """The rest of the text from where the node begins, given the rest from where it ends."""
-    match node:
-        case Start():
-            return Rest(rest.at_start, NOTHING)
-        case End():
-            return _each(rest, lambda text: _ending(text, node.may_precede_newline))
-        case Look():
-            ahead = _before(node.body, Rest(ANYTHING, ANYTHING))
-            return _both(_each(ahead, Not) if node.is_negative else ahead, rest)
-        case Sequence(parts):
-            for part in reversed(parts):
-                rest = _before(part, rest)
-            return rest
-        case Choice(parts):
-            return _either(*(_before(part, rest) for part in parts))
-        case Loop():
-            return _before_loop(node, rest)
-        case _:
-            return _before_expression(node, rest)
+def _can_take(merged: And, found: list[Expression]) -> bool:
+    return not found and len(merged.parts) < _MAX_OPERANDS
 
 
-def _before_expression(expression: Expression, rest: Rest) -> Rest:
-    inside = concat(expression, rest.inside)
-    if rest.at_start is rest.inside or not _is_nullable(expression):
-        return Rest(inside, inside)
-    if rest.inside == NOTHING:
-        return Rest(rest.at_start, NOTHING)
-    something = SOMETHING if expression is ANYTHING else And((expression, SOMETHING))
-    return Rest(Alt((rest.at_start, concat(something, rest.inside))), inside)
+def _intersection(look: Look | Behind, neighbour: Expression) -> Expression:
+    assert not isinstance(look.body, ASSERTIONS)
+    is_ahead = isinstance(look, Look)
+    seen = concat(look.body, ANYTHING) if is_ahead else concat(ANYTHING, look.body)
+    operands = neighbour.parts if isinstance(neighbour, And) else (neighbour,)
+    return And((*operands, Not(seen) if look.is_negative else seen))
 
 
-def _before_loop(loop: Loop, rest: Rest) -> Rest:
-    after = rest
-    if loop.most is None:
-        rest = _before_star(loop, rest)
-    else:
-        for _ in range(loop.most - loop.least):
-            rest = _either(after, _before(loop.part, rest))
-    for _ in range(loop.least):
-        rest = _before(loop.part, rest)
-    return rest
-
-
-def _before_star(loop: Loop, rest: Rest) -> Rest:
-    """Within the loop no `^` and no `$` holds, but in the first turn and in the last two: one at
-    the end, one more over the newline that may follow Python's `$`."""
-    if _has_look(loop.part):
-        return _before_tempered(loop, rest)
-    last = rest
-    for _ in range(2):
-        last = _either(rest, _before(loop.part, last))
-    inside = concat(repeat(_without_anchors(loop.part), 0), last.inside)
-    first = _before(loop.part, Rest(NOTHING, inside)).at_start
-    return Rest(_alt(last.at_start, first), inside)
-
-
-def _before_tempered(loop: Loop, rest: Rest) -> Rest:
-    """`((?!P).)*` up to the text's end: no P begins anywhere in the rest."""
-    parts = loop.part.parts if isinstance(loop.part, Sequence) else ()
-    looks = [part for part in parts[:-1] if isinstance(part, Look)]
-    body = parts[-1] if parts else None
-    if (
-        not isinstance(body, Chars)
-        or len(looks) < len(parts) - 1
-        or rest != Rest(EMPTY_WORD, EMPTY_WORD)
-    ):
-        reason = "a lookahead in an unbounded repetition is supported only as ((?!..).)* at the end"
-        raise Unresolvable(reason, loop.position)
-    forbidden = []
-    for look in looks:
-        ahead = _before(look.body, Rest(ANYTHING, ANYTHING))
-        if ahead.at_start is not ahead.inside:
-            raise Unresolvable("^ in a lookahead that is repeated", look.position)
-        forbidden.append(ahead.inside if look.is_negative else Not(ahead.inside))
-    begins_forbidden = concat(ANYTHING, And((SOMETHING, _alt(*forbidden))))
-    inside = And((Repeat(body, 0, None), Not(begins_forbidden)))
-    return Rest(inside, inside)
-
-
-def _each(rest: Rest, change: Callable[[Expression], Expression]) -> Rest:
-    inside = change(rest.inside)
-    at_start = inside if rest.at_start is rest.inside else change(rest.at_start)
-    return Rest(at_start, inside)
-
-
-def _either(*rests: Rest) -> Rest:
-    inside = _alt(*(rest.inside for rest in rests))
-    if all(rest.at_start is rest.inside for rest in rests):
-        return Rest(inside, inside)
-    return Rest(_alt(*(rest.at_start for rest in rests)), inside)
-
-
-def _both(a: Rest, b: Rest) -> Rest:
-    inside = _and(a.inside, b.inside)
-    if a.at_start is a.inside and b.at_start is b.inside:
-        return Rest(inside, inside)
-    return Rest(_and(a.at_start, b.at_start), inside)
-
-
-def _alt(*parts: Expression) -> Expression:
-    """Without comparing parts, which may be large."""
-    some = tuple({id(part): part for part in parts if part != NOTHING}.values())
-    return some[0] if len(some) == 1 else Alt(some)
-
-
-def _and(a: Expression, b: Expression) -> Expression:
-    if a is ANYTHING or b is ANYTHING:
-        return b if a is ANYTHING else a
-    if NOTHING in (a, b):
-        return NOTHING
-    return And((a, b))
-
-
-def _ending(rest: Expression, may_precede_newline: bool) -> Expression:
-    if may_precede_newline and rest != EMPTY_WORD:
-        return _and(optional(Literal("\n")), rest)
-    return EMPTY_WORD if _is_nullable(rest) else NOTHING
-
-
-def _is_nullable(expression: Expression) -> bool:
-    """Whether the empty text is one of the expression's; of what a regex can hold."""
+def _lengths(expression: Expression) -> tuple[float, float]:
+    """Bounds of the number of characters that it matches."""
     match expression:
         case Literal(text):
-            return not text
-        case Concat(parts) | And(parts):
-            return all(map(_is_nullable, parts))
+            return len(text), len(text)
+        case Chars():
+            return 1, 1
+        case Concat(parts):
+            shortest, longest = zip(*map(_lengths, parts)) if parts else ((0,), (0,))
+            return sum(shortest), sum(longest)
         case Alt(parts):
-            return any(map(_is_nullable, parts))
-        case Repeat(part, least, _):
-            return least == 0 or _is_nullable(part)
-        case Not(part):
-            return not _is_nullable(part)
+            shortest, longest = zip(*map(_lengths, parts)) if parts else ((0,), (0,))
+            return min(shortest), max(longest)
+        case Repeat(part, least, most):
+            short, long = _lengths(part)
+            return short * least, _UNBOUNDED if most is None else long * most
+        case And(parts):
+            return max((_lengths(part)[0] for part in parts), default=0), _UNBOUNDED
         case _:
-            return False
-
-
-def _has_look(node: Node) -> bool:
-    match node:
-        case Look():
-            return True
-        case Sequence(parts) | Choice(parts):
-            return any(map(_has_look, parts))
-        case Loop(part):
-            return _has_look(part)
-        case _:
-            return False
-
-
-def _without_anchors(node: Node) -> Expression:
-    """What a part without lookaheads matches where neither `^` nor `$` holds."""
-    match node:
-        case Start() | End():
-            return NOTHING
-        case Sequence(parts):
-            return concat(*map(_without_anchors, parts))
-        case Choice(parts):
-            return alt(*map(_without_anchors, parts))
-        case Loop(part, least, most):
-            return repeat(_without_anchors(part), least, most)
-        case _:
-            assert not isinstance(node, ASSERTIONS)
-            return node
-
-
-def _num_assertions(node: Node) -> int:
-    match node:
-        case Start() | End():
-            return 1
-        case Look(body):
-            return 1 + _num_assertions(body)
-        case Sequence(parts) | Choice(parts):
-            return sum(map(_num_assertions, parts))
-        case Loop(part, least, most):
-            return _num_assertions(part) * (least + 3 if most is None else most)
-        case _:
-            return 0
-
-
-def _tree_size(expression: Expression) -> int:
-    """Nodes, counting shared ones as often as they are used; each is visited once."""
-    sizes: dict[int, int] = {}
-
-    def size(node: Expression) -> int:
-        if id(node) not in sizes:
-            match node:
-                case Concat(parts) | Alt(parts) | And(parts):
-                    sizes[id(node)] = 1 + sum(map(size, parts))
-                case Repeat(part) | Not(part):
-                    sizes[id(node)] = 1 + size(part)
-                case _:
-                    sizes[id(node)] = 1
-        return sizes[id(node)]
-
-    return size(expression)
+            return 0, _UNBOUNDED

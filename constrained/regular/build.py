@@ -20,8 +20,8 @@ def build_dfa(
     `max_states` bounds every automaton on the way, also before it is minimal. Raises NotRegular;
     TooManyStates where a limit or the deadline is hit; InvalidGrammar for an unknown rule.
     """
+    native = library()  # may compile for seconds, once: no time of the grammar's
     budget = Budget.of(max_states, deadline_s)
-    native = library()
     if native is None:
         return reference_dfa(grammar, budget)
     return compiled_dfa(grammar, budget, native)

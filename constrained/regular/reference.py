@@ -63,6 +63,7 @@ def _determinised(
 ) -> Dfa:
     if depth > MAX_OPERAND_DEPTH:
         raise TooManyStates(f"And and Not are nested deeper than {MAX_OPERAND_DEPTH}")
+    budget.check_time()
     nfa = _Nfa()
     start, accept = nfa.new(budget), nfa.new(budget)
     _Construction(nfa, rules, budget, depth).run(expression, start, accept, outer)

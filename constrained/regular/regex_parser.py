@@ -3,7 +3,7 @@
 "ecma": ECMA-262 with the u flag, as JSON Schema recommends for `pattern`; where that flag forbids
 what is common and clear (`\\-`, a lone `{`, `[\\w-.]`), it is taken as without the flag.
 "python": `re`. Groups capture nothing here, and lazy quantifiers match the same texts as greedy
-ones. What is not regular, or looks behind, is refused by name.
+ones. What is not regular is refused by name, and so is what `resolution.py` cannot resolve.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ..grammar import Chars, Expression, Literal, repeat
 from . import charsets, unicode_classes
 from .assertions import (
     ASSERTIONS,
+    Behind,
     End,
     Look,
     Loop,
     Node,
     Start,
-    Unresolvable,
     choice,
-    resolve,
     sequence,
 )
 from .charsets import Ranges
+from .resolution import Unresolvable, resolve
 
 Dialect: TypeAlias = OneOf["ecma", "python"]
-MAX_PATTERN_LENGTH = 100_000
-MAX_GROUP_DEPTH = 100
+MAX_PATTERN_LENGTH = 50_000
+MAX_GROUP_DEPTH = 50
 MAX_COUNT = 2**31 - 1
 
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
@@ -76,7 +76,7 @@ class _Group:
 
     position: int
     flags: _Flags  # of what stands after it
-    is_look: bool = False
+    kind: type[Look] | type[Behind] | None = None
     is_negative: bool = False
     choices: list[Node] = field(default_factory=list)
     items: list[Node] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Group:
     def close(self) -> Node:
         self.next_choice()
         node = choice(self.choices)
-        return Look(node, self.is_negative, self.position) if self.is_look else node
+        return node if self.kind is None else self.kind(node, self.is_negative, self.position)
 
 
 class _Parser:
@@ -244,12 +244,10 @@ class _Parser:
         if flags is not None:
             self.position = flags.end()
             self.flags = self._changed(flags.group(1), flags.group(2) or "", position)
-        elif self._skip("="):
-            group.is_look = True
-        elif self._skip("!"):
-            group.is_look = group.is_negative = True
+        elif self._skip("=") or self._skip("!"):
+            group.kind, group.is_negative = Look, self.pattern[self.position - 1] == "!"
         elif self._skip("<=") or self._skip("<!"):
-            raise self.error("lookbehinds are not supported", position)
+            group.kind, group.is_negative = Behind, self.pattern[self.position - 1] == "!"
         elif self.is_python and self._skip("P="):
             raise self.error("backreferences are not supported: they are not regular", position)
         elif self._skip("P<" if self.is_python else "<"):
@@ -280,7 +278,7 @@ class _Parser:
             raise self.error("no group is open", position)
         group = self.groups.pop()
         self.flags = group.flags
-        self.groups[-1].add(group.close(), can_repeat=not group.is_look)
+        self.groups[-1].add(group.close(), can_repeat=group.kind is None)
 
     # -- escapes
 

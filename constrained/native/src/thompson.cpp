@@ -243,6 +243,7 @@ class Thompson {
 
 Dfa Construction::determinised(int32_t node, std::vector<int32_t> open_rules, int32_t depth) {
     if (depth > kMaxOperandDepth) throw Failure{Code::nesting};
+    budget_.check_time();
     return minimal(subsets(Thompson(*this, open_rules, depth).run(node), budget_), budget_);
 }
 

@@ -1,0 +1,205 @@
+"""From what a caller asks for to something that can be matched; says which path and why.
+
+Runs in a worker process: what it makes is plain data, and what it cannot make in time is an error
+of that grammar alone.
+
+    regex, choices, JSON Schema --> Grammar --regular-----------------> Dfa        path "fsm"
+                                       |------recursive or too large--> Lark text  path "pushdown"
+    EBNF, structural tags ----------------------------------------------^
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from ..errors import InvalidGrammar, UnsupportedSchema
+from .fsm import FsmGrammar
+from .grammar import Grammar, alt
+from .grammar import Literal as Text
+from .lark import json_to_lark, regular_to_lark
+from .matcher import Matcher
+from .pushdown import PushdownGrammar, check_lark, gbnf_to_lark
+from .regular.build import NotRegular, TooManyStates, build_dfa
+from .regular.dfa import Dfa
+from .regular.regex_parser import parse_regex
+from .schema.schema_grammar import SchemaGrammar, schema_grammar
+from .spec import GrammarSpec
+from .structural_tags import parse_tags, tags_to_lark
+from .unique_keys import UniqueKeys
+from .vocabulary import Vocabulary
+
+Path = Literal["fsm", "pushdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one compilation may cost before it goes to the parser instead."""
+
+    max_states: int = 50_000
+    max_seconds: float = 1.0
+
+
+class BoundGrammar(Protocol):
+    """A grammar over a vocabulary: shared by all outputs under it."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def matcher(self) -> Matcher:
+        """For one more output, at the grammar's beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar before it meets a vocabulary: one of `dfa` and `lark`. May cross processes."""
+
+    path: Path
+    reason: str  # why this path
+    dfa: Dfa | None = None
+    lark: str | None = None
+    warnings: tuple[str, ...] = ()
+    schema: str | None = None  # lenient: outputs are to be validated against it
+    needs_unique_keys: bool = False
+
+    def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
+        """Raises InvalidGrammar where no token begins a text of the language."""
+        bound = self._bound(vocabulary)
+        return UniqueKeys(bound, vocabulary) if self.needs_unique_keys else bound
+
+    def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
+        if self.dfa is not None:
+            return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
+        assert self.lark is not None
+        return PushdownGrammar(self.lark, vocabulary, self.reason, self.warnings)
+
+
+def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGrammar:
+    """Raises InvalidGrammar or UnsupportedSchema; `field` is the spec's kind."""
+    try:
+        return _COMPILERS[spec.kind](spec, limits)
+    except UnsupportedSchema:
+        raise
+    except InvalidGrammar as error:
+        if error.field is not None:
+            raise
+        raise InvalidGrammar(f"{spec.kind}: {error}", spec.kind) from error
+    except RecursionError:
+        raise InvalidGrammar(f"{spec.kind}: nested too deeply", spec.kind) from None
+
+
+def prepare(vocabulary: Vocabulary) -> None:
+    """Build now what the first grammar of each path would else wait for."""
+    out = np.empty(vocabulary.num_words, np.uint32)
+    for spec in (GrammarSpec("regex", "a?"), GrammarSpec("ebnf", 'start: "a"?')):
+        compile_grammar(spec).bind(vocabulary).matcher().mask(out)
+
+
+def _regex(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    expression = parse_regex(spec.source, dialect="python", anchored=True)
+    return _of_grammar(Grammar.of(expression), limits, regular_to_lark)
+
+
+def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    choices = _json(spec)
+    if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
+        raise InvalidGrammar("a JSON array of texts is expected")
+    if any(not _is_text(choice) for choice in choices):
+        raise InvalidGrammar("lone surrogates are no text")
+    return _of_grammar(Grammar.of(alt(*map(Text, choices))), limits, regular_to_lark)
+
+
+def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    lark = gbnf_to_lark(spec.source) if "::=" in spec.source else spec.source
+    return CompiledGrammar(
+        "pushdown", "a grammar of the caller's own rules", lark=lark, warnings=check_lark(lark)
+    )
+
+
+def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    made = _schema_grammar(_json(spec), spec)
+    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    return replace(
+        compiled,
+        warnings=made.warnings,
+        schema=spec.source if spec.is_lenient else None,
+        needs_unique_keys=made.needs_unique_keys,
+    )
+
+
+def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    made = _schema_grammar({"type": "object"}, spec)
+    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    return replace(compiled, needs_unique_keys=made.needs_unique_keys)
+
+
+def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    warnings: list[str] = []
+
+    def grammar_of(schema: object) -> Grammar:
+        made = _schema_grammar(schema, spec)
+        warnings.extend(made.warnings)
+        return made.grammar
+
+    lark = tags_to_lark(parse_tags(_json(spec)), grammar_of)
+    check_lark(lark)
+    reason = "free text around tags"
+    return CompiledGrammar("pushdown", reason, lark=lark, warnings=tuple(warnings))
+
+
+def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
+    return schema_grammar(
+        schema,
+        whitespace=spec.whitespace,
+        property_order=spec.property_order,
+        is_lenient=spec.is_lenient,
+    )
+
+
+_COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
+    "regex": _regex,
+    "choices": _choices,
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
+}
+
+
+def _of_grammar(
+    grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
+) -> CompiledGrammar:
+    """An automaton where there is one within the limits, else a grammar for the parser."""
+    try:
+        dfa = build_dfa(grammar, max_states=limits.max_states, deadline_s=limits.max_seconds)
+    except NotRegular as error:
+        reason = f"recursive: {error}"
+    except TooManyStates as error:
+        reason = f"too large for an automaton: {error}"
+    else:
+        if dfa.is_empty:
+            raise InvalidGrammar("it matches nothing")
+        return CompiledGrammar("fsm", f"regular, {dfa.num_states} states", dfa=dfa)
+    lark = to_lark(grammar)
+    return CompiledGrammar("pushdown", reason, lark=lark, warnings=check_lark(lark))
+
+
+def _json(spec: GrammarSpec) -> object:
+    try:
+        return json.loads(spec.source)
+    except ValueError as error:
+        raise InvalidGrammar(f"not JSON: {error}") from error
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

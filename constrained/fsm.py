@@ -1,0 +1,184 @@
+"""Regular grammars over a vocabulary: a state of the automaton is all that an output needs.
+
+Masks and forced runs depend on the state only, so they are found once and shared by every output
+of every request under the grammar (Willard & Louf 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from ..errors import InvalidGrammar
+from .jump_forward import MAX_FORCED_BYTES, ForcedTokens
+from .matcher import Mask
+from .regular.dfa import DEAD, Dfa
+from .token_masks import walk_of
+from .vocabulary import Vocabulary
+
+
+class FsmGrammar:
+    """An automaton bound to a vocabulary.
+
+    Raises InvalidGrammar where no token begins a text of the language.
+    """
+
+    path: Literal["fsm"] = "fsm"
+
+    def __init__(
+        self, dfa: Dfa, vocabulary: Vocabulary, reason: str = "", warnings: tuple[str, ...] = ()
+    ) -> None:
+        self.dfa = dfa
+        self.vocabulary = vocabulary
+        self.reason = reason
+        self.warnings = warnings
+        self.forced = ForcedTokens(vocabulary)
+        self._walk = walk_of(dfa, vocabulary)
+        self._first_key = vocabulary.masks.new_grammar()
+        self._classes = dfa.class_of.tobytes()
+        self._table = dfa.transitions.ravel().data
+        self._num_classes = dfa.transitions.shape[1]
+        self._accepting = dfa.accepting.tobytes()
+        self._exits = _exits(dfa)
+        self._forced_runs: dict[int, tuple[bytes, int]] = {}
+        if not self.is_accepting(dfa.start) and not self.mask(dfa.start).any():
+            raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
+
+    def matcher(self) -> FsmMatcher:
+        """At the grammar's beginning."""
+        return FsmMatcher(self)
+
+    def mask(self, state: int) -> Mask:
+        """[num_words], shared and read-only."""
+        masks = self.vocabulary.masks
+        row = masks.get(self._first_key + state)
+        if row is None:
+            row = np.empty(self.vocabulary.num_words, np.uint32)
+            self._walk(state, row)
+            masks.put(self._first_key + state, row)
+        return row
+
+    def step(self, state: int, data: bytes) -> int:
+        """The state after some bytes."""
+        table, num_classes = self._table, self._num_classes
+        for byte_class in data.translate(self._classes):
+            state = table[state * num_classes + byte_class]
+            if state == DEAD:
+                break
+        return state
+
+    def is_accepting(self, state: int) -> bool:
+        return self._accepting[state] != 0
+
+    def is_final(self, state: int) -> bool:
+        """Whether no byte may follow."""
+        return self._exits[state] == _NO_EXIT
+
+    def is_stuck(self, state: int) -> bool:
+        """Whether only bytes may follow that the vocabulary cannot write."""
+        if self.vocabulary.writes_all_bytes or self.is_accepting(state):
+            return False
+        return not self.mask(state).any()
+
+    def forced_tokens(self, state: int, consumed: Sequence[int]) -> tuple[int, ...]:
+        """Tokens that must follow in a state that was reached by these tokens."""
+        if self._exits[state] < 0 or self.is_accepting(state):
+            return ()
+        run = self._forced_runs.get(state)
+        if run is None:
+            run = self._forced_runs[state] = self.forced_bytes(state)
+        forced, after = run
+        return self.forced.after(consumed, forced, state, lambda rest: self.can_extend(after, rest))
+
+    def forced_bytes(self, state: int) -> tuple[bytes, int]:
+        """The only bytes that can follow before the language branches or may end, and the state
+        after them."""
+        forced = b""
+        while len(forced) < MAX_FORCED_BYTES and not self.is_accepting(state):
+            if self._exits[state] < 0:
+                break
+            forced += bytes([self._exits[state]])
+            state = self.step(state, forced[-1:])
+        return forced, state
+
+    def can_extend(self, state: int, rest: bytes) -> bool:
+        """Whether a token that begins with `rest` and is longer may be written, where `state` is
+        the one after `rest`."""
+        trie = self.vocabulary.trie
+        root = trie.find(rest)
+        if root is None:
+            return False
+        states = [state]
+        at, end = root + 1, int(trie.end[root])
+        while at < end:
+            depth = int(trie.depth[at]) - len(rest)
+            after = self.step(states[depth - 1], bytes([trie.byte[at]]))
+            if after == DEAD:
+                at = int(trie.end[at])
+                continue
+            if trie.first[at] < trie.first[at + 1]:
+                return True
+            states[depth:] = [after]
+            at += 1
+        return False
+
+
+class FsmMatcher:
+    """One output's place in an automaton: the states after each token."""
+
+    def __init__(self, grammar: FsmGrammar) -> None:
+        self._grammar = grammar
+        self._states = [grammar.dfa.start]
+        self._tokens: list[int] = []
+
+    def mask(self, out: Mask) -> None:
+        np.copyto(out, self._grammar.mask(self._states[-1]))
+
+    def consume(self, token_id: int) -> bool:
+        grammar = self._grammar
+        data = grammar.vocabulary.token_bytes[token_id]
+        state = grammar.step(self._states[-1], data)
+        if state == DEAD or not data:
+            return False
+        self._states.append(state)
+        self._tokens.append(token_id)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        assert num_tokens <= len(self._tokens), (num_tokens, len(self._tokens))
+        if num_tokens:
+            del self._states[-num_tokens:]
+            del self._tokens[-num_tokens:]
+
+    def is_accepting(self) -> bool:
+        return self._grammar.is_accepting(self._states[-1])
+
+    def forced_tokens(self) -> Sequence[int]:
+        return self._grammar.forced_tokens(self._states[-1], self._tokens)
+
+    def is_finished(self) -> bool:
+        return self._grammar.is_final(self._states[-1])
+
+    def error(self) -> str | None:
+        if self._grammar.is_stuck(self._states[-1]):
+            return "no token of the vocabulary continues the text"
+        return None
+
+
+_NO_EXIT, _MANY_EXITS = -1, -2
+
+
+def _exits(dfa: Dfa) -> list[int]:
+    """Of each state: its only byte, or none, or many."""
+    class_sizes = np.bincount(dfa.class_of, minlength=dfa.transitions.shape[1])
+    is_alive = dfa.transitions != DEAD
+    num_bytes = is_alive @ class_sizes
+    only_class = is_alive.argmax(axis=1)
+    byte_of_class = np.zeros(len(class_sizes), np.int64)
+    byte_of_class[dfa.class_of[::-1]] = np.arange(255, -1, -1)
+    exits = np.where(num_bytes == 1, byte_of_class[only_class], _MANY_EXITS)
+    exits[num_bytes == 0] = _NO_EXIT
+    only: list[int] = exits.tolist()
+    return only

@@ -1,0 +1,188 @@
+"""What an expression is to a lexer of JSON: which characters it has, and where in a string it ends.
+
+Bounds, not truths: a set holds at least what can occur. Found once for each rule, from the rules
+that refer to no other upwards, and once for each part of an expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import TypeAlias
+
+from .grammar import Alt, And, Chars, Concat, Expression, Literal, Not, Ref, Repeat
+
+STRUCTURAL = "{}[],:"
+SPACES = " \t\n\r"
+QUOTE, BACKSLASH = '"', "\\"
+
+
+class Kind(IntEnum):
+    """What a character is to JSON outside strings."""
+
+    STRUCTURE = 0
+    QUOTE = 1
+    SPACE = 2
+    WORD = 3  # of numbers, true, false, null
+
+
+class Place(IntEnum):
+    """Where in a JSON string token the text so far ends."""
+
+    BEFORE = 0
+    INSIDE = 1
+    ESCAPE = 2
+    BEHIND = 3
+    BEYOND = 4  # this is no string token
+
+
+Kinds: TypeAlias = frozenset[Kind]
+Places: TypeAlias = frozenset[Place]
+_Moves: TypeAlias = tuple[Places, ...]  # by the place before
+
+_NEXT_PLACE = {  # at a quote, at a backslash, at any other character
+    Place.BEFORE: (Place.INSIDE, Place.BEYOND, Place.BEYOND),
+    Place.INSIDE: (Place.BEHIND, Place.ESCAPE, Place.INSIDE),
+    Place.ESCAPE: (Place.INSIDE, Place.INSIDE, Place.INSIDE),
+    Place.BEHIND: (Place.BEYOND, Place.BEYOND, Place.BEYOND),
+    Place.BEYOND: (Place.BEYOND, Place.BEYOND, Place.BEYOND),
+}
+_STAY: _Moves = tuple(frozenset({place}) for place in Place)
+_ANYWHERE: _Moves = (frozenset(Place),) * len(Place)
+
+
+class JsonShapes:
+    """Kinds and places of the parts of one grammar.
+
+    `recursive` names the rules that lead to themselves; of these nothing is known.
+    """
+
+    def __init__(self, rules: Mapping[str, Expression]) -> None:
+        self._known: dict[int, tuple[Expression, Kinds, _Moves]] = {}
+        self._of_rule: dict[str, tuple[Kinds, _Moves]] = {}
+        for name in _from_below(rules):
+            self._of_rule[name] = self._shape(rules[name])
+        self.recursive = frozenset(rules) - frozenset(self._of_rule)
+
+    def kinds(self, expression: Expression) -> Kinds:
+        """Of the characters in its texts."""
+        return self._shape(expression)[0]
+
+    def places(self, expression: Expression, before: Places) -> Places:
+        """Where its texts end."""
+        moves = self._shape(expression)[1]
+        return _union(moves[place] for place in before)
+
+    def _shape(self, expression: Expression) -> tuple[Kinds, _Moves]:
+        known = self._known.get(id(expression))
+        if known is None:  # kept with the expression, so that its id stays its own
+            known = (expression, *self._found(expression))
+            self._known[id(expression)] = known
+        return known[1:]
+
+    def _found(self, expression: Expression) -> tuple[Kinds, _Moves]:
+        if isinstance(expression, Literal):
+            columns = [frozenset({_column(character)}) for character in expression.text]
+            return frozenset(map(_kind, expression.text)), _along(map(_moved, columns))
+        if isinstance(expression, Chars):
+            return _kinds_of(expression), _moved(_columns_of(expression))
+        if isinstance(expression, Ref):
+            return self._of_rule.get(expression.name, (frozenset(Kind), _ANYWHERE))
+        if isinstance(expression, Repeat):
+            kinds, moves = self._shape(expression.part)
+            return kinds, _repeated(moves, expression.least)
+        if isinstance(expression, Not):
+            return frozenset(Kind), _ANYWHERE
+        shapes = [self._shape(part) for part in expression.parts]
+        if isinstance(expression, And):
+            kinds = frozenset(Kind).intersection(*(kinds for kinds, _ in shapes))
+            among = zip(*(moves for _, moves in shapes))
+            return kinds, tuple(frozenset(Place).intersection(*places) for places in among)
+        kinds = frozenset[Kind]().union(*(kinds for kinds, _ in shapes))
+        if isinstance(expression, Concat):
+            return kinds, _along(moves for _, moves in shapes)
+        return kinds, tuple(_union(moves[place] for _, moves in shapes) for place in Place)
+
+
+def _from_below(rules: Mapping[str, Expression]) -> Iterable[str]:
+    """Names of the rules that never lead to themselves, each after those that it refers to."""
+    waiting = {name: set(_references(expression)) for name, expression in rules.items()}
+    users: dict[str, list[str]] = {}
+    for name, references in waiting.items():
+        for reference in references:
+            users.setdefault(reference, []).append(name)
+    ready = [name for name, references in waiting.items() if not references]
+    while ready:
+        name = ready.pop()
+        yield name
+        for user in users.get(name, ()):
+            waiting[user].discard(name)
+            if not waiting[user]:
+                ready.append(user)
+
+
+def _references(expression: Expression) -> Iterable[str]:
+    if isinstance(expression, Ref):
+        yield expression.name
+    elif isinstance(expression, Repeat | Not):
+        yield from _references(expression.part)
+    elif isinstance(expression, Concat | Alt | And):
+        for part in expression.parts:
+            yield from _references(part)
+
+
+def _union(sets: Iterable[Places]) -> Places:
+    return frozenset[Place]().union(*sets)
+
+
+def _along(steps: Iterable[_Moves]) -> _Moves:
+    moves = _STAY
+    for step in steps:
+        moves = tuple(_union(step[place] for place in places) for places in moves)
+    return moves
+
+
+def _repeated(moves: _Moves, least: int) -> _Moves:
+    """Any number of times from `least`: at least there, whatever the bound."""
+    reached = moves if least else _STAY
+    while True:
+        more = tuple(places | _union(moves[place] for place in places) for places in reached)
+        if more == reached:
+            return reached
+        reached = more
+
+
+def _moved(columns: frozenset[int]) -> _Moves:
+    return tuple(frozenset(_NEXT_PLACE[place][column] for column in columns) for place in Place)
+
+
+def _kind(character: str) -> Kind:
+    if character in STRUCTURAL:
+        return Kind.STRUCTURE
+    if character == QUOTE:
+        return Kind.QUOTE
+    return Kind.SPACE if character in SPACES else Kind.WORD
+
+
+def _column(character: str) -> int:
+    return 0 if character == QUOTE else 1 if character == BACKSLASH else 2
+
+
+def _kinds_of(chars: Chars) -> Kinds:
+    special = [c for c in STRUCTURAL + SPACES + QUOTE if _contains(chars, c)]
+    words = {Kind.WORD} if _size(chars) > len(special) else set()
+    return frozenset(map(_kind, special)) | words
+
+
+def _columns_of(chars: Chars) -> frozenset[int]:
+    special = [c for c in QUOTE + BACKSLASH if _contains(chars, c)]
+    others = {2} if _size(chars) > len(special) else set()
+    return frozenset(map(_column, special)) | others
+
+
+def _size(chars: Chars) -> int:
+    return sum(high - low + 1 for low, high in chars.ranges)
+
+
+def _contains(chars: Chars, character: str) -> bool:
+    return any(low <= ord(character) <= high for low, high in chars.ranges)

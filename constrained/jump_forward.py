@@ -1,0 +1,105 @@
+"""Jump-forward: bytes that the grammar forces, as the tokens that a tokenizer would write.
+
+Where only one text can follow, no model is needed to write it (the compressed automaton of SGLang,
+Zheng et al. 2024, section 4). Tokens are cut from bytes here so that the whole output stays
+canonical, as far as this can be known before the rest is written:
+
+    consumed ... "city"  :  "         forced bytes          unknown
+                 [left context] + F = ","country":"        ...
+                                      kept tokens  | held back: `":"` may become `":` `""`
+
+The left context is re-encoded with the forced text and must come out unchanged. Tokens at the end
+are held back from the first byte on from which a token of the vocabulary, allowed by the grammar,
+would reach into what is not yet known. (Holding back only whole tokens that a longer one extends
+was not enough: `":"` before an empty string is written `":` `""`; 15% of the runs were wrong.)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+from .vocabulary import Vocabulary
+
+MAX_CONTEXT_TOKENS = 3  # a guess: pre-tokenizers look back no further than a word
+MAX_FORCED_BYTES = 1024  # what is forced beyond follows in a run of its own
+MAX_CACHED_RUNS = 4096  # of one grammar
+
+
+class ForcedTokens:
+    """The forced runs of one grammar, cached: shared by all its matchers."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._runs: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
+        self._settled: OrderedDict[Hashable, int] = OrderedDict()
+
+    def after(
+        self,
+        consumed: Sequence[int],
+        forced: bytes,
+        place: Hashable,
+        can_extend: Callable[[bytes], bool],
+    ) -> tuple[int, ...]:
+        """Tokens that write the beginning of `forced` after the tokens consumed.
+
+        `can_extend(rest)` says whether a token longer than `rest`, beginning with it, may stand
+        where the bytes `rest` end the forced ones. The result depends on the last consumed tokens
+        and on `place`, which stands for `forced` and `can_extend`, only.
+        """
+        context = tuple(consumed[-MAX_CONTEXT_TOKENS:])
+        key = (place, context)
+        run = self._runs.get(key)
+        if run is None:
+            run = self._tokenized(context, forced, self._settled_bytes(place, forced, can_extend))
+            self._runs[key] = run
+            if len(self._runs) > MAX_CACHED_RUNS:
+                self._runs.popitem(last=False)
+        return run
+
+    def _tokenized(self, context: tuple[int, ...], forced: bytes, settled: int) -> tuple[int, ...]:
+        kept: list[int] = []
+        position = 0
+        for token in self._encoded(context, forced) if settled else ():
+            data = self._vocabulary.token_bytes[token]
+            position += len(data)
+            if position > settled or not data or not forced.endswith(data, 0, position):
+                break
+            kept.append(token)
+        return tuple(kept)
+
+    def _settled_bytes(
+        self, place: Hashable, forced: bytes, can_extend: Callable[[bytes], bool]
+    ) -> int:
+        """How many of the forced bytes no token reaches that goes on beyond them."""
+        settled = self._settled.get(place)
+        if settled is None:
+            first = max(0, len(forced) - self._vocabulary.max_token_bytes + 1)
+            reached = (p for p in range(first, len(forced)) if can_extend(forced[p:]))
+            settled = self._settled[place] = next(reached, len(forced))
+            if len(self._settled) > MAX_CACHED_RUNS:
+                self._settled.popitem(last=False)
+        return settled
+
+    def _encoded(self, context: tuple[int, ...], forced: bytes) -> Sequence[int]:
+        """The forced bytes' tokens after as much of the context as keeps its own tokens."""
+        for num_left in range(len(context), -1, -1):
+            left = context[len(context) - num_left :]
+            written = b"".join([self._vocabulary.token_bytes[token] for token in left])
+            text = whole_characters(written + forced)
+            if text is None:
+                continue
+            encoded = tuple(self._vocabulary.encode(text))
+            if encoded[:num_left] == left:
+                return encoded[num_left:]
+        return ()
+
+
+def whole_characters(data: bytes) -> str | None:
+    """The text of all but a character cut off at the end; None: it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":
+            return None
+        return data[: error.start].decode()

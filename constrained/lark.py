@@ -1,0 +1,251 @@
+"""Grammars in llguidance's dialect of Lark: what no automaton holds, written for its parser.
+
+The parser's lexer is greedy and never goes back: had a grammar of JSON the terminals `{` and
+`{"a":`, then after `{"` it would wait for an `a`, whatever else might follow the first. So rules of
+JSON are cut where JSON's own tokens end (RFC 8259, section 2): structural characters, strings,
+numbers and names, runs of space. Each ends where the next begins, whatever the grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..errors import InvalidGrammar
+from .grammar import (
+    Alt,
+    And,
+    Chars,
+    Concat,
+    Expression,
+    Grammar,
+    Literal,
+    Not,
+    Ref,
+    Repeat,
+    concat,
+)
+from .json_tokens import QUOTE, JsonShapes, Kind, Place
+
+_BEFORE, _INSIDE, _BEHIND = (
+    frozenset({place}) for place in (Place.BEFORE, Place.INSIDE, Place.BEHIND)
+)
+
+
+def json_to_lark(grammar: Grammar) -> str:
+    """The rules of a language of JSON texts. Raises InvalidGrammar."""
+    writer = LarkWriter()
+    writer.line("start", writer.json_rules(grammar))
+    return writer.text()
+
+
+def regular_to_lark(grammar: Grammar) -> str:
+    """A grammar without recursion, as one terminal. Raises InvalidGrammar."""
+    writer = LarkWriter()
+    writer.line("start", _Rules(writer, grammar.rules).terminal(Ref(grammar.start)))
+    return writer.text()
+
+
+class LarkWriter:
+    """Lines of a Lark grammar, under names of its own; equal terminals get one name."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._terminals: dict[str, str] = {}
+        self._num_rules = 0
+
+    def line(self, name: str, body: str) -> None:
+        """A rule or terminal of that name."""
+        self._lines.append(f"{name}: {body}")
+
+    def new_rule(self) -> str:
+        """A name not yet taken."""
+        self._num_rules += 1
+        return f"r{self._num_rules}"
+
+    def terminal(self, body: str) -> str:
+        """The name of the terminal with this body."""
+        name = self._terminals.get(body)
+        if name is None:
+            name = self._terminals[body] = f"T{len(self._terminals)}"
+            self.line(name, body)
+        return name
+
+    def json_rules(self, grammar: Grammar) -> str:
+        """Write a grammar of JSON texts; the name of its first rule."""
+        return _Rules(self, grammar.rules).written(grammar.start)
+
+    def text(self) -> str:
+        """The whole grammar."""
+        return "\n".join(self._lines) + "\n"
+
+
+class _Rules:
+    """The rules of one grammar on their way to Lark."""
+
+    def __init__(self, writer: LarkWriter, rules: Mapping[str, Expression]) -> None:
+        self._writer = writer
+        self._rules = rules
+        self._names: dict[str, str] = {}
+        self._shapes = JsonShapes(rules)
+        self._waiting: list[str] = []
+
+    def written(self, name: str) -> str:
+        """Write a rule and all that it leads to; its name."""
+        first = self._named(name)
+        while self._waiting:
+            waiting = self._waiting.pop()
+            self._writer.line(self._names[waiting], self._rule(self._resolved(Ref(waiting))))
+        return first
+
+    def _rule(self, expression: Expression) -> str:
+        """An expression that begins and ends outside strings, as the right side of a rule."""
+        if self._is_token(expression):
+            return self.terminal(expression)
+        if isinstance(expression, Ref):
+            return self._named(expression.name)
+        if isinstance(expression, Alt):
+            return f"({' | '.join(self._rule(part) for part in expression.parts)})"
+        if isinstance(expression, Repeat):
+            most = "" if expression.most is None else expression.most
+            return f"({self._rule(expression.part)}){{{expression.least},{most}}}"
+        if isinstance(expression, Literal | Concat):
+            return f"({' '.join(self._tokens(expression))})"
+        return self.terminal(expression)
+
+    def terminal(self, expression: Expression) -> str:
+        """A regular expression as one terminal."""
+        return self._writer.terminal(self._body(expression))
+
+    def _named(self, name: str) -> str:
+        known = self._names.get(name)
+        if known is None:
+            known = self._names[name] = self._writer.new_rule()
+            self._waiting.append(name)
+        return known
+
+    def _resolved(self, ref: Ref) -> Expression:
+        try:
+            return self._rules[ref.name]
+        except KeyError:
+            raise InvalidGrammar(f"there is no rule {ref.name!r}") from None
+
+    # What follows cuts a sequence into JSON's tokens.
+
+    def _tokens(self, expression: Literal | Concat) -> Iterable[str]:
+        """Terminals and rules in their order."""
+        open_token: list[Expression] = []
+        places = _BEFORE
+        for part in _characters(expression):
+            if places != _BEFORE:
+                open_token.append(part)
+                places = self._shapes.places(part, places)
+                if places == _BEHIND:
+                    yield self.terminal(concat(*open_token))
+                    open_token, places = [], _BEFORE
+                continue
+            kinds = self._shapes.kinds(part)
+            if open_token and not (len(kinds) == 1 and kinds == self._shapes.kinds(open_token[-1])):
+                yield self.terminal(concat(*open_token))
+                open_token = []
+            if kinds in ({Kind.WORD}, {Kind.SPACE}):
+                open_token.append(part)
+            elif part == Literal(QUOTE):
+                open_token, places = [part], _INSIDE
+            else:
+                yield self._rule(part)
+        if open_token:
+            yield self.terminal(concat(*open_token))
+
+    def _is_token(self, expression: Expression) -> bool:
+        """Whether every text is one token of JSON, and none can be a part of a longer sequence."""
+        kinds = self._shapes.kinds(expression)
+        if Kind.QUOTE not in kinds:
+            is_one_character = isinstance(expression, Literal) and len(expression.text) == 1
+            return kinds <= {Kind.WORD} or kinds <= {Kind.SPACE} or is_one_character
+        return self._shapes.places(expression, _BEFORE) == _BEHIND
+
+    # What follows writes terminals.
+
+    def _body(self, expression: Expression) -> str:
+        """In Lark's terms where And and Not stand, else as a regex of the Rust crate."""
+        if isinstance(expression, Ref) and self._needs_operators(expression):
+            return self._body(self._inlined(expression))
+        if isinstance(expression, Not):
+            return f"(~({self._body(expression.part)}) & /(?s:.*)/)"
+        if isinstance(expression, And):
+            return f"({' & '.join(self._body(part) for part in expression.parts)})"
+        if not self._needs_operators(expression):
+            return f"/{self._regex(expression) or _NO_CHARACTER}/"
+        if isinstance(expression, Repeat):
+            most = "" if expression.most is None else expression.most
+            return f"({self._body(expression.part)}){{{expression.least},{most}}}"
+        assert isinstance(expression, Concat | Alt), expression
+        between = " " if isinstance(expression, Concat) else " | "
+        return f"({between.join(self._body(part) for part in expression.parts)})"
+
+    def _needs_operators(self, expression: Expression) -> bool:
+        if isinstance(expression, And | Not):
+            return True
+        if isinstance(expression, Ref):
+            return self._needs_operators(self._inlined(expression))
+        if isinstance(expression, Repeat):
+            return self._needs_operators(expression.part)
+        if isinstance(expression, Concat | Alt):
+            return any(self._needs_operators(part) for part in expression.parts)
+        return False
+
+    def _regex(self, expression: Expression) -> str:
+        if isinstance(expression, Literal):
+            return regex_of_text(expression.text)
+        if isinstance(expression, Chars):
+            ranges = "".join(_escaped_range(low, high) for low, high in expression.ranges)
+            return f"[{ranges}]" if ranges else _NO_TEXT
+        if isinstance(expression, Concat):
+            return "".join(map(self._regex, expression.parts))
+        if isinstance(expression, Alt):
+            return (
+                f"(?:{'|'.join(map(self._regex, expression.parts))})"
+                if expression.parts
+                else _NO_TEXT
+            )
+        if isinstance(expression, Repeat):
+            most = "" if expression.most is None else expression.most
+            return f"(?:{self._regex(expression.part)}){{{expression.least},{most}}}"
+        assert isinstance(expression, Ref), expression
+        return f"(?:{self._regex(self._inlined(expression))})"
+
+    def _inlined(self, ref: Ref) -> Expression:
+        if ref.name in self._shapes.recursive:
+            raise InvalidGrammar(f"rule {ref.name!r} refers to itself where only a regular one may")
+        return self._resolved(ref)
+
+
+_NO_CHARACTER = "(?:)"  # two slashes begin a comment
+_NO_TEXT = r"[^\x{0}-\x{10FFFF}]"
+
+
+def regex_of_text(text: str) -> str:
+    """A regex that matches just this text."""
+    return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    return (
+        character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
+    )
+
+
+def _escaped_range(low: int, high: int) -> str:
+    return _escaped(chr(low)) if low == high else f"{_escaped(chr(low))}-{_escaped(chr(high))}"
+
+
+def _characters(expression: Literal | Concat) -> Iterable[Expression]:
+    """Parts of a sequence, literals character by character."""
+    if isinstance(expression, Literal):
+        yield from map(Literal, expression.text)
+        return
+    for part in expression.parts:
+        if isinstance(part, Literal | Concat):
+            yield from _characters(part)
+        else:
+            yield part

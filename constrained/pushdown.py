@@ -1,0 +1,219 @@
+"""Grammars that no finite automaton holds: llguidance's Earley parser behind the same five verbs.
+
+The only importer of llguidance. Its lexer is greedy: a terminal takes as many bytes as it can, so
+adjacent terminals that could swallow each other match less than the grammar says (`lark.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import InvalidGrammar, MissingDependency
+from .jump_forward import MAX_FORCED_BYTES, ForcedTokens
+from .matcher import Mask, Matcher
+from .vocabulary import MASK_BITS, Vocabulary
+
+# Forcing would leave only the canonical token wherever bytes are forced: a mask that is less than
+# what the grammar allows.
+HEADER = '%llguidance { "no_forcing": true }\n'
+# Small enough that the worst grammar ends in an error, not in a second: by llguidance's speeds (50k
+# units of initial fuel, 14k of a step's fuel, 20k items a millisecond) 40, 14 and 1 ms
+# (measured on ambiguous rules: 10 ms).
+LIMITS = {
+    "max_items_in_row": 500,  # of ambiguous rules; a step takes the square of it
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+
+
+def check_lark(lark: str) -> tuple[str, ...]:
+    """Warnings about a grammar, tried with single bytes as tokens. Raises InvalidGrammar."""
+    grammar = PushdownGrammar(lark, _single_bytes())
+    return grammar.warnings
+
+
+def gbnf_to_lark(text: str) -> str:
+    """llama.cpp's notation in Lark's. Raises InvalidGrammar."""
+    _llguidance()
+    try:
+        converted: str = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidGrammar(str(error)) from error
+    return converted
+
+
+class PushdownGrammar:
+    """A grammar in Lark's syntax bound to a vocabulary. Raises InvalidGrammar."""
+
+    path: Literal["pushdown"] = "pushdown"
+
+    def __init__(
+        self, lark: str, vocabulary: Vocabulary, reason: str = "", warnings: tuple[str, ...] = ()
+    ) -> None:
+        self.reason = reason
+        self.vocabulary = vocabulary
+        self.forced = ForcedTokens(vocabulary)
+        self._usable = vocabulary.mask_of(vocabulary.written_ids)
+        self._lark = lark
+        self._compiled = _new_matcher(lark, vocabulary)
+        self.warnings = warnings or tuple(self._compiled.get_grammar_warnings())
+        self.is_empty_word = not self._has_tokens()
+
+    def matcher(self) -> Matcher:
+        """At the grammar's beginning; a copy of the compiled one, which costs microseconds."""
+        return PushdownMatcher(self, self._compiled.deep_copy())
+
+    def renew(self) -> None:
+        """Compile again: copies share a lexer, whose states all count against one limit."""
+        self._compiled = _new_matcher(self._lark, self.vocabulary)
+
+    def _has_tokens(self) -> bool:
+        """Whether any token begins a text. Raises InvalidGrammar where there is no text at all."""
+        first = self.matcher()
+        if first.error() is not None:
+            raise InvalidGrammar(str(first.error()))
+        mask = np.empty(self.vocabulary.num_words, np.uint32)
+        first.mask(mask)
+        if not mask.any() and not first.is_accepting():
+            raise InvalidGrammar("it matches nothing")
+        first.forced_tokens()
+        first.mask(mask)
+        if first.error() is not None:  # more is forced than the parser can hold
+            raise InvalidGrammar(str(first.error()))
+        return bool(mask.any())
+
+    def read_mask(self, parser: Any, out: Mask) -> None:
+        """A parser's mask without what writes nothing, such as llguidance's end of sequence."""
+        padded = np.zeros(len(out) + 1, np.uint32)
+        parser.unsafe_compute_mask_ptr(
+            padded.ctypes.data, 4 * (self.vocabulary.vocab_size // MASK_BITS + 1)
+        )
+        np.bitwise_and(padded[: len(out)], self._usable, out=out)
+
+
+class PushdownMatcher:
+    """One output's place in a pushdown grammar."""
+
+    def __init__(self, grammar: PushdownGrammar, parser: Any) -> None:
+        self._grammar = grammar
+        self._parser = parser
+        self._tokens: list[int] = []
+        self._failed = False
+
+    def mask(self, out: Mask) -> None:
+        if self._has_failed():
+            out[:] = 0
+            return
+        self._grammar.read_mask(self._parser, out)
+
+    def consume(self, token_id: int) -> bool:
+        # NOTE: never consume_token, which makes a refused token an error that nothing undoes.
+        if not self._grammar.vocabulary.token_bytes[token_id] or self._has_failed():
+            return False
+        if self._parser.try_consume_tokens([token_id]) != 1:
+            return False
+        self._tokens.append(token_id)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        assert num_tokens <= len(self._tokens), (num_tokens, len(self._tokens))
+        if num_tokens:
+            self._parser.rollback(num_tokens)
+            del self._tokens[-num_tokens:]
+
+    def is_accepting(self) -> bool:
+        return not self._has_failed() and bool(self._parser.is_accepting())
+
+    def forced_tokens(self) -> Sequence[int]:
+        if self._has_failed() or self._parser.is_accepting():
+            return ()
+        forced: bytes = self._parser.compute_ff_bytes()[:MAX_FORCED_BYTES]
+        if not forced:
+            return ()
+        return self._grammar.forced.after(self._tokens, forced, forced, self._can_extend)
+
+    def _has_failed(self) -> bool:
+        if not self._failed and self._parser.is_error():
+            self._failed = True
+            self._grammar.renew()  # for the outputs that come after this one
+        return self._failed
+
+    def _can_extend(self, rest: bytes) -> bool:
+        """What follows forced bytes is not known here: whatever the vocabulary can write."""
+        trie = self._grammar.vocabulary.trie
+        node = trie.find(rest)
+        return node is not None and int(trie.end[node]) > node + 1
+
+    def is_finished(self) -> bool:
+        # Before the first token the parser does not know yet that it may stop.
+        return self.is_accepting() and (self._parser.is_stopped() or self._grammar.is_empty_word)
+
+    def error(self) -> str | None:
+        if not self._has_failed():
+            return None
+        message: str = self._parser.get_error()
+        return message.partition("\n<")[0]  # what follows is the parser's inner state
+
+
+@functools.cache
+def _single_bytes() -> Vocabulary:
+    return Vocabulary([bytes([i]) for i in range(256)], lambda text: tuple(text.encode()), 256)
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(vocabulary: Vocabulary) -> Any:
+    """llguidance's view of a vocabulary, with an end of sequence of its own behind the last id."""
+    llguidance = _llguidance()
+    wrapper = importlib.import_module("llguidance._tokenizer").TokenizerWrapper
+    return llguidance.LLTokenizer(
+        wrapper(_Tokens(vocabulary)), slices=llguidance.LLTokenizer.json_slices()
+    )
+
+
+class _Tokens:
+    """What llguidance's TokenizerWrapper reads."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.vocab_size
+        self.tokens = [*vocabulary.token_bytes, b"<end>"]
+        self.special_token_ids = [self.eos_token_id]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(self._encode(text.decode("utf-8", errors="replace")))
+
+
+def _new_matcher(lark: str, vocabulary: Vocabulary) -> Any:
+    llguidance = _llguidance()
+    return llguidance.LLMatcher(
+        _tokenizer(vocabulary), _source(lark), log_level=0, limits=_limits(llguidance)
+    )
+
+
+def _source(lark: str) -> str:
+    source: str = _llguidance().LLMatcher.grammar_from_lark(HEADER + lark)
+    return source
+
+
+def _limits(llguidance: ModuleType) -> Any:
+    return llguidance.LLParserLimits(**LIMITS)
+
+
+@functools.cache
+def _llguidance() -> ModuleType:
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        raise MissingDependency("llguidance", "constrained", "a recursive grammar") from error

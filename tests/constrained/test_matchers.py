@@ -1,0 +1,249 @@
+"""The five verbs, on both paths: what holds for every grammar."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from grammars import (
+    SINGLE_BYTES,
+    alive_tokens,
+    allowed,
+    expressions,
+    json_grammars,
+    random_walk,
+    vocabularies,
+    vocabulary_of,
+    written,
+)
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stemma.constrained.fsm import FsmGrammar
+from stemma.constrained.grammar import Alt, Expression, Grammar, Literal, Ref, concat
+from stemma.constrained.lark import json_to_lark, regular_to_lark
+from stemma.constrained.pushdown import PushdownGrammar
+from stemma.constrained.regular.build import build_dfa
+from stemma.constrained.regular.dfa import Dfa
+from stemma.constrained.vocabulary import Vocabulary
+from stemma.errors import InvalidGrammar
+
+seeds = st.integers(0, 2**32)
+NESTED = Grammar({"root": concat(Literal("["), Alt((Literal("a"), Ref("root"))), Literal("]"))})
+
+
+def dfa_of(grammar: Grammar) -> Dfa:
+    dfa = build_dfa(grammar)
+    assume(not dfa.is_empty)
+    return dfa
+
+
+@settings(max_examples=40, deadline=None)
+@given(expressions(), vocabularies(), seeds)
+def test_the_mask_is_what_consume_allows(
+    expression: Expression, vocabulary: Vocabulary, seed: int
+) -> None:
+    grammar = FsmGrammar(dfa_of(Grammar.of(expression)), vocabulary)
+    matcher = grammar.matcher()
+    random_walk(matcher, vocabulary, seed, max_tokens=3)
+    mask = allowed(matcher, vocabulary)
+    for token in range(vocabulary.vocab_size):
+        taken = matcher.consume(token)
+        assert taken == (token in mask)
+        if taken:
+            matcher.rollback(1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(expressions(), vocabularies(), seeds)
+def test_a_walk_through_masks_is_a_prefix_of_the_language_and_ends_in_it(
+    expression: Expression, vocabulary: Vocabulary, seed: int
+) -> None:
+    dfa = dfa_of(Grammar.of(expression))
+    matcher = FsmGrammar(dfa, vocabulary).matcher()
+    data = written(vocabulary, random_walk(matcher, vocabulary, seed))
+    assert dfa.walk(dfa.start, data) != 0
+    assert matcher.is_accepting() == dfa.matches(data)
+    if matcher.is_finished():
+        assert matcher.is_accepting() and not allowed(matcher, vocabulary)
+
+
+@settings(max_examples=25, deadline=None)
+@given(expressions(), vocabularies(), seeds)
+def test_both_paths_agree_on_a_regular_language(
+    expression: Expression, vocabulary: Vocabulary, seed: int
+) -> None:
+    grammar = Grammar.of(expression)
+    dfa = dfa_of(grammar)
+    agree(dfa, regular_to_lark(grammar), vocabulary, seed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(json_grammars(), vocabularies(), seeds)
+def test_both_paths_agree_on_a_language_of_json(
+    grammar: Grammar, vocabulary: Vocabulary, seed: int
+) -> None:
+    agree(dfa_of(grammar), json_to_lark(grammar), vocabulary, seed)
+
+
+def agree(dfa: Dfa, lark: str, vocabulary: Vocabulary, seed: int) -> None:
+    fsm = FsmGrammar(dfa, vocabulary).matcher()
+    pushdown = PushdownGrammar(lark, vocabulary).matcher()
+    tokens = random_walk(fsm, vocabulary, seed)
+    fsm.rollback(len(tokens))
+    for token in [*tokens, None]:
+        assert allowed(pushdown, vocabulary) == allowed(fsm, vocabulary)
+        assert pushdown.is_accepting() == fsm.is_accepting()
+        assert pushdown.is_finished() == fsm.is_finished()
+        assert pushdown.error() is None
+        if token is not None:
+            assert fsm.consume(token) and pushdown.consume(token)
+
+
+@settings(max_examples=25, deadline=None)
+@given(vocabularies(), seeds)
+def test_a_recursive_mask_is_that_of_single_bytes(vocabulary: Vocabulary, seed: int) -> None:
+    lark = json_to_lark(NESTED)
+    matcher = PushdownGrammar(lark, vocabulary).matcher()
+    tokens = random_walk(matcher, vocabulary, seed, max_tokens=6)
+    truth = PushdownGrammar(lark, SINGLE_BYTES).matcher()
+    assert all(truth.consume(byte) for byte in written(vocabulary, tokens))
+    expected = set()
+    for token in vocabulary.written_ids:
+        taken = 0
+        for byte in vocabulary.token_bytes[token]:
+            if not truth.consume(byte):
+                break
+            taken += 1
+        truth.rollback(taken)
+        if taken == len(vocabulary.token_bytes[token]):
+            expected.add(token)
+    assert allowed(matcher, vocabulary) == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(json_grammars(), vocabularies(), seeds, st.booleans(), st.data())
+def test_rollback_restores_what_was(
+    grammar: Grammar, vocabulary: Vocabulary, seed: int, is_fsm: bool, data: st.DataObject
+) -> None:
+    bound = (
+        FsmGrammar(dfa_of(grammar), vocabulary)
+        if is_fsm
+        else PushdownGrammar(json_to_lark(grammar), vocabulary)
+    )
+    matcher, seen = bound.matcher(), []
+    tokens = random_walk(bound.matcher(), vocabulary, seed)
+    for token in tokens:
+        seen.append(observed(matcher, vocabulary))
+        matcher.consume(token)
+    num_tokens = data.draw(st.integers(0, len(tokens)))
+    matcher.rollback(num_tokens)
+    for token in tokens[len(tokens) - num_tokens :]:
+        assert observed(matcher, vocabulary) == seen[len(tokens) - num_tokens]
+        assert matcher.consume(token)
+        num_tokens -= 1
+
+
+def observed(matcher: object, vocabulary: Vocabulary) -> object:
+    assert isinstance(matcher, object)
+    return (
+        allowed(matcher, vocabulary),  # type: ignore[arg-type]
+        matcher.is_accepting(),  # type: ignore[attr-defined]
+        matcher.is_finished(),  # type: ignore[attr-defined]
+        tuple(matcher.forced_tokens()),  # type: ignore[attr-defined]
+    )
+
+
+@pytest.mark.parametrize("path", ["fsm", "pushdown"])
+def test_a_refused_token_changes_nothing(path: str) -> None:
+    grammar = Grammar.of(Literal("ab"))
+    matcher = (
+        FsmGrammar(build_dfa(grammar), SINGLE_BYTES).matcher()
+        if path == "fsm"
+        else PushdownGrammar(regular_to_lark(grammar), SINGLE_BYTES).matcher()
+    )
+    assert not matcher.consume(ord("b"))
+    assert matcher.error() is None
+    assert matcher.consume(ord("a")) and not matcher.consume(ord("a")) and matcher.consume(ord("b"))
+    assert matcher.is_finished()
+    assert not matcher.consume(ord("b"))
+    matcher.rollback(2)
+    assert allowed(matcher, SINGLE_BYTES) == {ord("a")}
+
+
+@pytest.mark.parametrize("path", ["fsm", "pushdown"])
+def test_a_character_may_be_split_over_tokens(path: str) -> None:
+    tokens = [b'"', b"\xe6", b"\x9d\xb1", b"\x9d", b"\xb1", b"\xe6\x9d", "東".encode()]
+    vocabulary = vocabulary_of(tokens)
+    grammar = Grammar.of(Literal('"東"'))
+    matcher = (
+        FsmGrammar(build_dfa(grammar), vocabulary).matcher()
+        if path == "fsm"
+        else PushdownGrammar(regular_to_lark(grammar), vocabulary).matcher()
+    )
+    for split in ([6], [1, 2], [1, 3, 4], [5, 4]):
+        assert matcher.consume(0) and all(matcher.consume(token) for token in split)
+        assert matcher.consume(0) and matcher.is_finished()
+        matcher.rollback(2 + len(split))
+
+
+def test_a_shared_row_is_not_changed_by_who_got_it() -> None:
+    bound = FsmGrammar(build_dfa(Grammar.of(Literal("ab"))), SINGLE_BYTES)
+    out = np.empty(SINGLE_BYTES.num_words, np.uint32)
+    bound.matcher().mask(out)
+    out[:] = 0
+    assert allowed(bound.matcher(), SINGLE_BYTES) == {ord("a")}
+
+
+def test_outputs_of_a_pushdown_grammar_are_apart() -> None:
+    bound = PushdownGrammar(json_to_lark(NESTED), SINGLE_BYTES)
+    first, second = bound.matcher(), bound.matcher()
+    for byte in b"[[a]":
+        assert first.consume(byte)
+    assert allowed(second, SINGLE_BYTES) == {ord("[")}
+    assert allowed(first, SINGLE_BYTES) == {ord("]")}
+
+
+def test_an_exhausted_parser_is_an_error_of_that_output_alone() -> None:
+    bound = PushdownGrammar("start: /[ab]?(a{1000}){100}/", SINGLE_BYTES)
+    deep = bound.matcher()
+    assert deep.consume(ord("b"))
+    deep.forced_tokens()
+    while deep.consume(ord("a")):
+        assert deep.error() is None
+    assert "states" in str(deep.error())
+    assert not allowed(deep, SINGLE_BYTES) and not deep.consume(ord("a"))
+    assert bound.matcher().consume(ord("a"))
+
+
+def test_a_vocabulary_that_cannot_begin_is_refused() -> None:
+    with pytest.raises(InvalidGrammar, match="no token"):
+        FsmGrammar(build_dfa(Grammar.of(Literal("x"))), vocabulary_of([b"a", b"b"]))
+
+
+def test_a_text_that_the_vocabulary_cannot_go_on_with_is_an_error() -> None:
+    matcher = FsmGrammar(
+        build_dfa(Grammar.of(Literal("ax"))), vocabulary_of([b"a", b"b"])
+    ).matcher()
+    assert matcher.error() is None and matcher.consume(0)
+    assert matcher.error() is not None and not matcher.is_finished()
+    matcher.rollback(1)
+    assert matcher.error() is None
+
+
+def test_an_ambiguous_grammar_ends_in_an_error_before_a_step_is_slow() -> None:
+    matcher = PushdownGrammar('start: x\nx: x x | "a" | x "b"', SINGLE_BYTES).matcher()
+    for _ in range(1000):
+        allowed(matcher, SINGLE_BYTES)
+        if not matcher.consume(ord("a")):
+            break
+    assert "items" in str(matcher.error())
+
+
+def test_masks_leave_out_what_writes_nothing() -> None:
+    vocabulary = vocabulary_of([b"a", None, b"b", b""], padding=30)
+    bound = PushdownGrammar("start: /[ab]*/", vocabulary)
+    assert allowed(bound.matcher(), vocabulary) == {0, 2}
+    assert alive_tokens(build_dfa(Grammar.of(Literal("a"))), 1, vocabulary) <= {0, 2}
+    assert json.dumps(sorted(allowed(bound.matcher(), vocabulary))) == "[0, 2]"

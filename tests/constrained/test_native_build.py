@@ -1,0 +1,39 @@
+"""Compiling the grammar code: where it cannot be done, Python does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stemma.constrained.grammar import Grammar, Literal
+from stemma.constrained.native import bindings, build
+from stemma.constrained.regular.build import build_dfa
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache, and nothing loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bindings._load.cache_clear()
+    yield tmp_path
+    bindings._load.cache_clear()
+
+
+def test_without_a_compiler_python_builds_and_the_reason_is_known(
+    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build_dfa(Grammar.of(Literal("a"))).matches(b"a")
+    assert bindings.library() is None
+    assert "no-such-compiler" in (bindings.why_not_native() or "")
+
+
+def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
+    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMPILE_FLAGS", ("--no-such-flag",))
+    reason = bindings.why_not_native()
+    assert reason is not None and "\n" not in reason
+    assert not list(nothing_built.glob("stemma/*"))

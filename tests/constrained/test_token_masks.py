@@ -1,0 +1,74 @@
+"""Masks against the truth: every token, byte by byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from grammars import alive_tokens, expressions, ids_of, vocabularies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stemma.constrained.grammar import Expression, Grammar
+from stemma.constrained.mask_cache import MaskCache
+from stemma.constrained.native.bindings import library, why_not_native
+from stemma.constrained.regular.build import build_dfa
+from stemma.constrained.regular.regex_parser import parse_regex
+from stemma.constrained.token_masks import native_walk, numpy_walk
+from stemma.constrained.vocabulary import Vocabulary
+
+TEXTUAL = [  # states in which any plain text may follow, or so many characters of it
+    r'"[^"\\]*"', r'"[^"\\]{0,3}"', r'"[^"\\]{2,5}a"', r".*", r"[^a]*", r"(.|\n){0,4}",
+    r"é{1,3}.{2}", r'"([^"\\]|\\["n]){0,6}"', r"(..)*", r".é", r".{3}(é|東)b", r".*ab.*",
+    r"[\x20-\x7e]*", r"[^\x00-\x1f]{0,2}",
+]  # fmt: skip
+
+
+def textual() -> st.SearchStrategy[Expression]:
+    return st.sampled_from(TEXTUAL).map(lambda text: parse_regex(text, anchored=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(expressions(), vocabularies())
+def test_numpy_masks_are_those_of_brute_force(
+    expression: Expression, vocabulary: Vocabulary
+) -> None:
+    dfa = build_dfa(Grammar.of(expression))
+    walk, out = numpy_walk(dfa, vocabulary), np.empty(vocabulary.num_words, np.uint32)
+    for state in range(1, min(dfa.num_states, 12)):
+        walk(state, out)
+        assert ids_of(out) == alive_tokens(dfa, state, vocabulary)
+
+
+@settings(max_examples=60, deadline=None)
+@given(expressions() | textual(), vocabularies())
+def test_compiled_masks_are_those_of_numpy(expression: Expression, vocabulary: Vocabulary) -> None:
+    native = library()
+    if native is None:
+        pytest.skip(f"no compiled code: {why_not_native()}")
+    dfa = build_dfa(Grammar.of(expression))
+    fast, slow = native_walk(native, dfa, vocabulary), numpy_walk(dfa, vocabulary)
+    mask, truth = (np.empty(vocabulary.num_words, np.uint32) for _ in range(2))
+    for state in range(1, min(dfa.num_states, 40)):
+        fast(state, mask)
+        slow(state, truth)
+        assert ids_of(mask) == ids_of(truth), state
+
+
+def test_the_cache_of_masks_keeps_its_bound_and_the_latest() -> None:
+    cache = MaskCache(max_bytes=400)
+    first = cache.new_grammar()
+    assert cache.new_grammar() - first >= 2**31  # room for every state
+    for state in range(10):
+        cache.put(first + state, np.zeros(25, np.uint32))
+        assert cache.get(first) is not None  # used all the time
+    assert len(cache) == 4 and cache.num_bytes == 400
+    assert [s for s in range(10) if cache.get(first + s) is not None] == [0, 7, 8, 9]
+
+
+def test_a_kept_mask_is_read_only() -> None:
+    cache = MaskCache(max_bytes=400)
+    cache.put(1, np.zeros(4, np.uint32))
+    row = cache.get(1)
+    assert row is not None
+    with pytest.raises(ValueError, match="read-only"):
+        row[0] = 1
