@@ -285,7 +285,7 @@ def _broken(keys: Keys, sub: Signed) -> ObjectCase:
     """Some of these keys is there, with a value that is not valid so."""
     if isinstance(keys, str):
         return ObjectCase(values=((keys, -sub),), required=frozenset({keys}))
-    return ObjectCase(exists=frozenset({(keys, -sub)}))
+    return ObjectCase(owed=frozenset({frozenset({(keys, -sub)})}))
 
 
 def _property_names(expansion: Expansion, place: Place, is_positive: bool) -> Iterator[Cases]:
@@ -319,7 +319,7 @@ def unevaluated_properties(
     others = KeySet(outside=seen.patterns, names=seen.names)
     if is_positive:
         return replace(done, values=(*case.values, (others, rest)))
-    return replace(done, exists=case.exists | {(others, -rest)})
+    return replace(done, owed=case.owed | {frozenset({(others, -rest)})})
 
 
 BY_KIND: tuple[Callable[[Expansion, Place, bool, bool], Iterator[Cases]] | None, ...] = (

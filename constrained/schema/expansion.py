@@ -24,7 +24,7 @@ from .keywords import Dialect, is_number
 
 MAX_CASES = 2000
 MAX_MERGES = 300_000  # of all products together: about a second
-NUM_WORTH_ABSORBING = 32
+NUM_WORTH_UNITING = 16
 
 
 class Kind(IntEnum):
@@ -108,7 +108,11 @@ class Expansion:
             return []
         if state:
             last = self.document[max(state)]
-            return self.product(last, "allOf", kind, (self.cases(s, kind) for s in sorted(state)))
+            factors = (self.cases(signed, kind) for signed in sorted(state))
+            try:
+                return self.product(last, "allOf", kind, factors)
+            except UnsupportedSchema as error:
+                return self._dropped(error, kind)
         return [ANY_OF[kind]]
 
     def kinds(self, state: State) -> Iterable[Kind]:
@@ -156,6 +160,8 @@ class Expansion:
             self._pending.add(key)
             try:
                 found = self._cases[key] = self._expanded(signed, kind, is_tracked)
+            except UnsupportedSchema as error:
+                found = self._cases[key] = self._dropped(error, kind)
             finally:
                 self._pending.discard(key)
         return found
@@ -170,24 +176,38 @@ class Expansion:
                 continue
             product = self._times(result, factor)
             if product is None:
-                reason = f"it multiplies out to more than {MAX_CASES} cases"
-                self.unsupported(place, keyword, reason)
-            else:
-                result = product
+                raise UnsupportedSchema(
+                    place.pointer, keyword, f"it multiplies out to more than {MAX_CASES} cases"
+                )
+            result = product
             if not result:
                 return result
         return result
 
+    def _dropped(self, error: UnsupportedSchema, kind: Kind) -> Cases:
+        """Strict: raises the error. Lenient: a warning in its place, and any value."""
+        if not self.is_lenient:
+            raise error
+        self.warnings[f"{error} (not enforced)"] = None
+        return [ANY_OF[kind]]
+
     def _times(self, one: Cases, other: Cases) -> Cases | None:
         """Every case of one with every case of the other; None where that is too much."""
+        product = self._multiplied(one, other)
+        if len(product) > NUM_WORTH_UNITING and isinstance(product[0], objects.ObjectCase):
+            united = self._multiplied(objects.united(one), objects.united(other))
+            if 4 * len(united) <= len(product):  # else what contradicts itself is worth more
+                product = united
+            product = objects.absorbed(product[: MAX_CASES + 1])
+        is_over = self._num_merges > MAX_MERGES or len(product) > MAX_CASES
+        return None if is_over else product
+
+    def _multiplied(self, one: Cases, other: Cases) -> Cases:
         self._num_merges += len(one) * len(other)
         if self._num_merges > MAX_MERGES:
-            return None
+            return []
         merged = (self._merged(a, b) for a in one for b in other)
-        product = _distinct([case for case in merged if case is not None])
-        if len(product) > NUM_WORTH_ABSORBING and isinstance(product[0], objects.ObjectCase):
-            product = objects.absorbed(product[: MAX_CASES + 1])
-        return product if len(product) <= MAX_CASES else None
+        return _distinct([case for case in merged if case is not None])
 
     def _merged(self, one: Case, other: Case) -> Case | None:
         merged = one.merged(other)
@@ -246,7 +266,10 @@ class Expansion:
         """What each keyword asks, or what it takes to break it; None: nothing either way."""
         schema = place.schema
         if "$ref" in schema and place.dialect <= Dialect.DRAFT7:
-            yield self._reference(place, "$ref", kind, is_positive, is_tracked)
+            try:
+                yield self._reference(place, "$ref", kind, is_positive, is_tracked)
+            except UnsupportedSchema as error:
+                yield self._dropped(error, kind)
             return
         typed = assertions.BY_KIND[kind]
         if typed is not None:  # first: what is required makes branches contradictions
@@ -254,18 +277,15 @@ class Expansion:
         for keyword in schema:
             handler = _APPLICATORS.get(keyword)
             if handler is not None:
-                yield handler(self, place, keyword, kind, is_positive, is_tracked)
+                try:
+                    yield handler(self, place, keyword, kind, is_positive, is_tracked)
+                except UnsupportedSchema as error:
+                    yield self._dropped(error, kind)
 
     def _reference(
         self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
     ) -> Cases | None:
-        try:
-            target = self.document.target(place, keyword)
-        except UnsupportedSchema as error:
-            if not self.is_lenient:
-                raise
-            self.warnings[str(error)] = None
-            return [ANY_OF[kind]]
+        target = self.document.target(place, keyword)
         return self.cases(target if is_positive else -target, kind, is_tracked and is_positive)
 
     def _type(
@@ -346,7 +366,7 @@ class Expansion:
                     if (min(i, j), max(i, j)) in overlaps
                 ]
                 own = self.cases(branch, kind, is_tracked)
-                parts.append(self.product(place, keyword, kind, [own, *others]))
+                parts.append(self.product(place, keyword, kind, [*others, own]))
             return _union(parts)
         parts.append(
             self.product(place, keyword, kind, (self.cases(-branch, kind) for branch in branches))

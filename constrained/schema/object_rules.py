@@ -5,15 +5,15 @@ Without counts the rules are a chain, linear in the number of keys:
     first_i = key_i more_i+1 | first_i+1        nothing is written yet
     more_i  = ("," key_i)? more_i+1             something is
 
-With counts (`minProperties`, keys that have to exist) a rule is a place in the chain, what was
-counted and what is still missing; in any order it is the set of keys that are left.
+With counts and debts (see `ObjectCase`) a rule is a place in the chain, the number of keys written
+and the debts that are still open; in any order it is the set of keys that are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..grammar import (
@@ -30,9 +30,9 @@ from ..grammar import (
     repeat,
 )
 from ..regular.languages import finite_words
-from .document import TRUE, Signed, State
+from .document import FALSE, TRUE, Signed, State
 from .json_text import ANY_TEXT, encoded, json_string
-from .objects import KeySet, ObjectCase, is_key_in
+from .objects import Debt, Keys, KeySet, ObjectCase, is_key_in
 from .strings import Language
 
 if TYPE_CHECKING:
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 MAX_PATTERNS = 6
 MAX_LISTED_WORDS = 20  # a class of no more keys is listed, so that none can come twice
 MAX_ANY_ORDER = 6
+MAX_COUNTING_RULES = 8000  # of all objects together; a second or so
+# keywords whose branches become debts, and those that count
+_MULTIPLYING = ("oneOf", "not", "if", "anyOf", "allOf", "minProperties", "maxProperties", "$ref")
 
 _T = TypeVar("_T")
-Exists: TypeAlias = tuple[KeySet, Signed]
 _Place: TypeAlias = int | frozenset[int]
-_Key: TypeAlias = tuple[_Place, int, frozenset[Exists]]
-"""The next listed key or those that are left; keys written; keys that still have to exist."""
+_Key: TypeAlias = tuple[_Place, int, frozenset[Debt]]
+"""The next listed key or those that are left; keys written; debts that are still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,16 @@ class Entry:
     inside: frozenset[Language] = frozenset()
     outside: frozenset[Language] = frozenset()
 
-    def meets(self, exists: Exists) -> bool:
-        """Whether its keys are in the set of which one has to exist."""
-        keys = exists[0]
+    def payments(self, debt: Debt) -> list[Signed]:
+        """What its value may be asked so that the debt is paid."""
+        return [signed for keys, signed in debt if signed != FALSE and self._is_in(keys)]
+
+    def _is_in(self, keys: Keys) -> bool:
         if self.name is not None:
             return is_key_in(self.name, keys)
-        return keys.inside <= self.inside and keys.outside <= self.outside
+        return (
+            isinstance(keys, KeySet) and keys.inside <= self.inside and keys.outside <= self.outside
+        )
 
 
 def object_expression(
@@ -90,20 +96,25 @@ class _ObjectRules:
         self.is_possible = True
         self._list(order)
         self._find_free()
+        listed = {entry.name for entry in self.listed}
+        self.owed = frozenset(
+            debt
+            for debt in case.owed
+            if not any(isinstance(k, str) and s == FALSE and k not in listed for k, s in debt)
+        )
         self.least = case.least if case.least > len(case.required) else 0
         self.most = case.most
         if not self.free and self.most is not None and self.most >= len(self.listed):
             self.most = None
-        self.has_counts = bool(self.least or self.most is not None or case.exists)
+        self.has_counts = bool(self.least or self.most is not None or self.owed)
         self._rules: dict[_Key, str] = {}
         self._queue: list[tuple[str, _Key]] = []
 
     def _list(self, order: dict[str, None]) -> None:
         case = self.case
-        sets = [keys for keys, _ in (*case.values, *case.exists) if isinstance(keys, KeySet)]
         named = dict.fromkeys(case.named())
-        for keys in sets:
-            named.update(dict.fromkeys(sorted(keys.names)))
+        for keys, _ in (*case.values, *chain.from_iterable(case.owed)):
+            named.update(dict.fromkeys([keys] if isinstance(keys, str) else sorted(keys.names)))
         self._named = named
         self._states = case.value_states(named)
         for name in dict.fromkeys((*(n for n in order if n in named), *named)):
@@ -119,7 +130,8 @@ class _ObjectRules:
     def _find_free(self) -> None:
         """Classes of keys by the patterns that they match; classes of few keys are listed."""
         sets = [(k, s) for k, s in self.case.values if isinstance(k, KeySet)]
-        keys = [*(k for k, _ in sets), *(k for k, _ in self.case.exists)]
+        owed = [k for k, _ in chain.from_iterable(self.case.owed) if isinstance(k, KeySet)]
+        keys = [*(k for k, _ in sets), *owed]
         patterns = list(dict.fromkeys(p for k in keys for p in (*k.inside, *k.outside)))
         if len(patterns) > MAX_PATTERNS:
             self.builder.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
@@ -172,23 +184,26 @@ class _ObjectRules:
         return concat(entry.key, self.builder.spacing.colon, value)
 
     def counted(self) -> Expression:
-        """With counts: a rule for each (place, keys written, keys that still have to exist)."""
-        start = self._rule((0, 0, frozenset(self.case.exists)))
-        while self._queue:
-            self._write(*self._queue.pop())
-        return concat(self.builder.spacing.open_object, start)
+        """With counts and debts: a rule for each (place, keys written, open debts)."""
+        return self._written_from(0)
 
     def any_order(self) -> Expression:
         """A rule for each set of listed keys that are left."""
         if len(self.listed) > MAX_ANY_ORDER:
-            self.builder.refuse(
-                "properties",
-                f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be",
-            )
-        left = frozenset(range(len(self.listed)))
-        start = self._rule((left, 0, frozenset(self.case.exists)))
+            reason = f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be"
+            self.builder.refuse("properties", reason)
+            return self.chain()
+        return self._written_from(frozenset(range(len(self.listed))))
+
+    def _written_from(self, place: _Place) -> Expression:
+        start = self._rule((place, 0, self.owed))
         while self._queue:
             self._write(*self._queue.pop())
+            if self.builder.num_rules > MAX_COUNTING_RULES:
+                self.builder.refuse_one_of(
+                    _MULTIPLYING, f"its objects take more than {MAX_COUNTING_RULES} rules"
+                )
+                return self.chain()
         return concat(self.builder.spacing.open_object, start)
 
     def _rule(self, key: _Key) -> Ref:
@@ -210,7 +225,7 @@ class _ObjectRules:
                 if may_add:
                     parts += self._written(entry, place + 1, count, missing)
                 if entry.name not in self.case.required:
-                    parts.append(self._rule((place + 1, count, missing)))
+                    parts.append(self._rule((place + 1, count, _unpaid(missing, {entry.name}))))
                 self.builder.rules[name] = alt(*parts)
                 return
             is_over = True
@@ -223,7 +238,8 @@ class _ObjectRules:
         else:
             for entry in self.free if may_add else ():
                 parts += self._written(entry, place, count, missing)
-            if is_over and not missing and count >= self.least:
+            left = {self.listed[i].name for i in place} if isinstance(place, frozenset) else set()
+            if is_over and not _unpaid(missing, left) and count >= self.least:
                 parts.append(self._close(count))
         self.builder.rules[name] = alt(*parts)
 
@@ -232,13 +248,17 @@ class _ObjectRules:
         entry: Entry,
         place: _Place,
         count: int,
-        missing: frozenset[Exists],
+        missing: frozenset[Debt],
     ) -> Iterator[Expression]:
-        """One more member, that is or is not one of those that have to exist."""
+        """One more member, that does or does not pay debts."""
         comma = [self.builder.spacing.comma] if count else []
-        for met in _subsets([exists for exists in missing if entry.meets(exists)]):
-            member = self._member(entry, (signed for _, signed in met))
-            yield concat(*comma, member, self._rule((place, count + 1, missing - met)))
+        payable = {debt: entry.payments(debt) for debt in missing}
+        for paid in _subsets([debt for debt, payments in payable.items() if payments]):
+            for asked in product(*(payable[debt] for debt in paid)):
+                state = entry.state.union(asked) - {TRUE}
+                if self.builder.value(state) != NOTHING:
+                    member = self._member(entry, asked)
+                    yield concat(*comma, member, self._rule((place, count + 1, missing - paid)))
 
     def _free_tail(self, count: int) -> Expression:
         """Free keys up to the end, as many as the counts allow."""
@@ -258,6 +278,11 @@ class _ObjectRules:
 
     def _close(self, count: int) -> Expression:
         return self.builder.spacing.close_object if count else Literal("}")
+
+
+def _unpaid(owed: frozenset[Debt], missing: Container[str | None]) -> frozenset[Debt]:
+    """The debts that are not paid by keys that do not come any more."""
+    return frozenset(debt for debt in owed if not any(k in missing and s == FALSE for k, s in debt))
 
 
 def _key_language(

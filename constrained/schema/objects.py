@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from .document import TRUE, Signed, State
+from .document import FALSE, TRUE, Signed, State
 from .strings import Language
 
 
@@ -35,6 +35,11 @@ def is_key_in(name: str, keys: Keys) -> bool:
     return keys == name if isinstance(keys, str) else keys.has(name)
 
 
+Debt: TypeAlias = frozenset[tuple[Keys, Signed]]
+"""A disjunction: some key of a set has a value that is valid so; a named one with FALSE is
+missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """The keys that keywords in place have looked at, for `unevaluatedProperties`."""
@@ -56,13 +61,13 @@ NOTHING_EVALUATED = Evaluated()
 class ObjectCase:
     """A conjunction of what is asked of an object.
 
-    `values`: every key of the set has a value that is valid so. `exists`: some key of the set has
-    one. A forbidden key is one whose value is FALSE.
+    `values`: every key of the set has a value that is valid so; a forbidden key is one whose value
+    is FALSE. `owed`: of each of these sets, one comes true.
     """
 
     values: tuple[tuple[Keys, Signed], ...] = ()
     required: frozenset[str] = frozenset()
-    exists: frozenset[tuple[KeySet, Signed]] = frozenset()
+    owed: frozenset[Debt] = frozenset()
     least: int = 0
     most: int | None = None
     evaluated: Evaluated = field(default=NOTHING_EVALUATED)
@@ -103,7 +108,7 @@ class ObjectCase:
         return ObjectCase(
             values,
             required,
-            self.exists | other.exists,
+            self.owed | other.owed,
             least,
             most,
             self.evaluated | other.evaluated,
@@ -127,6 +132,36 @@ class ObjectCase:
 ANY = ObjectCase()
 
 
+def united(cases: list[ObjectCase]) -> list[ObjectCase]:
+    """The same with one debt in place of all cases that say one thing of one key: a conjunction of
+    many such disjunctions need not be multiplied out then."""
+    said = [_said(case) for case in cases]
+    debt = frozenset(entry for entry in said if entry is not None)
+    if len(debt) < 2:
+        return cases
+    others = [case for case, entry in zip(cases, said) if entry is None]
+    return [*others, ObjectCase(owed=frozenset({debt}))]
+
+
+def _said(case: ObjectCase) -> tuple[Keys, Signed] | None:
+    """What is all that the case says, as an entry of a debt."""
+    if case.least or case.most is not None or case.evaluated != NOTHING_EVALUATED:
+        return None
+    if len(case.owed) == 1 and not case.values and not case.required:
+        (debt,) = case.owed
+        return next(iter(debt)) if len(debt) == 1 else None
+    if case.owed or len(case.values) > 1:
+        return None
+    if not case.values:
+        return (next(iter(case.required)), TRUE) if len(case.required) == 1 else None
+    ((keys, signed),) = case.values
+    if not isinstance(keys, str):
+        return None
+    if signed == FALSE and not case.required:
+        return keys, FALSE
+    return (keys, signed) if signed != FALSE and case.required == {keys} else None
+
+
 def absorbed(cases: list[ObjectCase]) -> list[ObjectCase]:
     """The cases without those that ask for all that another one does, and more."""
     kept: list[tuple[ObjectCase, frozenset[tuple[Keys, Signed]]]] = []
@@ -146,7 +181,7 @@ def _is_weaker(
     return (
         its_values <= values
         and one.required <= other.required
-        and one.exists <= other.exists
+        and one.owed <= other.owed
         and one.least <= other.least
         and (one.most is None or (other.most is not None and other.most <= one.most))
         and one.evaluated == other.evaluated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal as OneOf
 
@@ -19,7 +19,7 @@ from .pruning import pruned
 
 __all__ = ["SchemaGrammar", "schema_grammar"]
 
-MAX_RULES = 5000
+MAX_RULES = 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class GrammarBuilder:
         self.needs_unique_keys = False
         self._values: dict[State, Expression] = {}
         self._queue: list[tuple[str, State]] = []
-        self._num_names = 0
+        self.num_rules = 0
         self._state: State = frozenset()  # whose rule is being written
 
     def grammar(self) -> SchemaGrammar:
@@ -102,14 +102,14 @@ class GrammarBuilder:
 
     def new_name(self) -> str:
         """For a rule that is written at once."""
-        self._num_names += 1
-        if self._num_names > MAX_RULES:
+        self.num_rules += 1
+        if self.num_rules > MAX_RULES:
             place = self._place()
             raise InvalidGrammar(
                 f"{place.pointer or '/'}: the schema needs more than {MAX_RULES} rules",
                 "json_schema",
             )
-        return f"r{self._num_names}"
+        return f"r{self.num_rules}"
 
     def new_rule(self, expression: Expression) -> Ref:
         """A rule of its own."""
@@ -120,6 +120,11 @@ class GrammarBuilder:
     def refuse(self, keyword: str, reason: str) -> None:
         """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
         self.expansion.unsupported(self._place(keyword), keyword, reason)
+
+    def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
+        """The same, of the first of these keywords that the state at hand has."""
+        found = next((k for k in keywords if k in self._place(k).schema), "properties")
+        self.refuse(found, reason)
 
     def _place(self, keyword: str | None = None) -> Place:
         """The place at fault in the state at hand, as far as it can be told."""
