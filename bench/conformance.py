@@ -154,7 +154,9 @@ def judge(
 ) -> Outcome:
     """Compile the schema and feed its instances."""
     outcome = Outcome(case.id, num_valid=len(case.valid), num_invalid=len(case.invalid))
-    request = GrammarRequest("json_schema", json.dumps(case.schema), is_lenient)
+    request = GrammarRequest(
+        "json_schema", json.dumps(case.schema), is_lenient, case.asserts_format
+    )
     limit_s = DEFAULT_TIMEOUT_S if worker.spec is STEMMA else timeout_s
     compiled = worker.ask(limit_s, op="compile", request=asdict(request))
     if "error" in compiled:

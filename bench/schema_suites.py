@@ -2,7 +2,7 @@
 
 Two layouts. The official JSON-Schema-Test-Suite: a folder of `*.json`, each a list of groups
 {"description", "schema", "tests": [{"description", "data", "valid"}]}, in a folder named for the
-draft. And lines {"id", "schema", "tests": [{"data", "valid"}]}, as MaskBench has them.
+draft. MaskBench: a group a file, or lines of {"id", "schema", "tests": [{"data", "valid"}]}.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class SchemaCase:
     schema: Any
     valid: tuple[Any, ...]
     invalid: tuple[Any, ...]
+    asserts_format: bool = True
 
 
 def read_suite(root: Path, draft: str | None, *, has_optional: bool) -> list[SchemaCase]:
@@ -41,10 +42,10 @@ def read_suite(root: Path, draft: str | None, *, has_optional: bool) -> list[Sch
     folder, name = _draft_folder(root, draft)
     folders = [folder, *(folder / part for part in OPTIONAL if has_optional)]
     cases = [
-        _case(f"{path.relative_to(folder).with_suffix('')}: {group['description']}", group, name)
+        _case(_title(path.relative_to(folder), group), group, name, _asserts_format(one, name))
         for one in folders
         for path in sorted(one.glob("*.json"))
-        for group in json.loads(path.read_text("utf-8"))
+        for group in _groups(json.loads(path.read_text("utf-8")))
     ]
     if not cases:
         raise InvalidRequest.of("--suite", str(root), "a folder that holds *.json or tests/DRAFT")
@@ -59,8 +60,23 @@ def read_cases(path: Path, draft: str | None) -> list[SchemaCase]:
     return [_case(str(line["id"]), line, draft) for line in lines]
 
 
-def _draft_folder(root: Path, draft: str | None) -> tuple[Path, str]:
-    """Where the draft's files lie, and which draft it is."""
+def _groups(contents: Any) -> list[dict[str, Any]]:
+    """MaskBench has one group a file, without a list."""
+    return [contents] if isinstance(contents, dict) else contents
+
+
+def _title(path: Path, group: dict[str, Any]) -> str:
+    return f"{path.with_suffix('')}: {group.get('description', '')}".rstrip(": ")
+
+
+def _asserts_format(folder: Path, draft: str | None) -> bool:
+    """As the draft says: from 2019-09 on a format is a mere annotation unless asked for, and the
+    suite asks for it in optional/format/."""
+    return draft not in ("draft2019-09", "draft2020-12") or folder.name == "format"
+
+
+def _draft_folder(root: Path, draft: str | None) -> tuple[Path, str | None]:
+    """Where the draft's files lie, and which draft it is; None: each schema's own."""
     if draft is not None and draft not in DIALECTS:
         raise InvalidRequest.of("--draft", draft, f"one of {', '.join(DIALECTS)}")
     for folder in (root / "tests", root):
@@ -69,6 +85,8 @@ def _draft_folder(root: Path, draft: str | None) -> tuple[Path, str]:
     name = draft or root.resolve().name
     if name in DIALECTS:
         return root, name
+    if any(root.glob("*.json")):
+        return root, None
     known = ", ".join(path.name for path in _drafts_below(root)) or ", ".join(DIALECTS)
     raise InvalidRequest.of("--draft", draft, f"a folder named for a draft, or one of {known}")
 
@@ -78,7 +96,9 @@ def _drafts_below(root: Path) -> Iterator[Path]:
         yield from (folder / name for name in DIALECTS if (folder / name).is_dir())
 
 
-def _case(name: str, group: dict[str, Any], draft: str | None) -> SchemaCase:
+def _case(
+    name: str, group: dict[str, Any], draft: str | None, asserts_format: bool = True
+) -> SchemaCase:
     schema, tests = group["schema"], group["tests"]
     if draft is not None and isinstance(schema, dict) and "$schema" not in schema:
         schema = {"$schema": DIALECTS[draft], **schema}
@@ -87,4 +107,5 @@ def _case(name: str, group: dict[str, Any], draft: str | None) -> SchemaCase:
         schema,
         tuple(test["data"] for test in tests if test["valid"]),
         tuple(test["data"] for test in tests if not test["valid"]),
+        asserts_format,
     )

@@ -94,6 +94,8 @@ def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGra
         if error.field is not None:
             raise
         raise InvalidGrammar(f"{spec.kind}: {error}", spec.kind) from error
+    except TooManyStates as error:
+        raise InvalidGrammar(f"{spec.kind}: too large: {error}", spec.kind) from error
     except RecursionError:
         raise InvalidGrammar(f"{spec.kind}: nested too deeply", spec.kind) from None
 
@@ -162,6 +164,7 @@ def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
         schema,
         whitespace=spec.whitespace,
         property_order=spec.property_order,
+        asserts_format=spec.formats == "enforce",
         is_lenient=spec.is_lenient,
     )
 

@@ -8,6 +8,7 @@ from typing import Literal
 GrammarKind = Literal["regex", "choices", "json_schema", "json_object", "ebnf", "structural_tag"]
 Whitespace = Literal["compact", "flexible"]
 PropertyOrder = Literal["schema", "any"]
+Formats = Literal["enforce", "ignore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,4 @@ class GrammarSpec:
     whitespace: Whitespace = "compact"  # between JSON's tokens
     property_order: PropertyOrder = "schema"
     is_lenient: bool = False  # enforce what can be, validate the rest afterwards
+    formats: Formats = "enforce"  # of strings in a schema

@@ -16,6 +16,7 @@ from ..errors import InvalidProgram
 ConstraintKind = Literal["regex", "choices", "json_schema", "json_object", "ebnf", "structural_tag"]
 Whitespace = Literal["compact", "flexible"]
 PropertyOrder = Literal["schema", "any"]
+Formats = Literal["enforce", "ignore"]
 
 MAX_SOURCE_BYTES = 1024 * 1024
 
@@ -45,11 +46,13 @@ class Constraint:
     whitespace: Whitespace = "compact"
     property_order: PropertyOrder = "schema"
     is_lenient: bool = False
+    formats: Formats = "enforce"
 
     def __post_init__(self) -> None:
         _require_one_of("constraint", self.kind, get_args(ConstraintKind))
         _require_one_of("whitespace", self.whitespace, get_args(Whitespace))
         _require_one_of("property_order", self.property_order, get_args(PropertyOrder))
+        _require_one_of("formats", self.formats, get_args(Formats))
         if not isinstance(self.is_lenient, bool):
             raise InvalidProgram.of("lenient", self.is_lenient, "true or false")
         _require_source(self.kind, self.source)
@@ -74,6 +77,7 @@ def constraint_of(
     is_json_object: bool = False,
     whitespace: Whitespace | None = None,
     property_order: PropertyOrder | None = None,
+    formats: Formats | None = None,
     lenient: bool | None = None,
 ) -> Constraint | None:
     """The one constraint that is given, or None. Raises InvalidProgram for more than one."""
@@ -89,7 +93,12 @@ def constraint_of(
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise InvalidProgram(f"{' and '.join(names)}: only one of them can be asked for", names[1])
-    options = {"whitespace": whitespace, "property_order": property_order, "lenient": lenient}
+    options = {
+        "whitespace": whitespace,
+        "property_order": property_order,
+        "formats": formats,
+        "lenient": lenient,
+    }
     is_json = names in (["json_schema"], ["json_object"])
     for name, value in options.items():
         if value is not None and not is_json:
@@ -105,6 +114,7 @@ def constraint_of(
             whitespace or "compact",
             property_order or "schema",
             bool(lenient),
+            formats or "enforce",
         )
     if choices is not None:
         return Constraint("choices", _json("choices", _checked_choices(choices)))

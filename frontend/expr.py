@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import InvalidProgram
-from .constraint import PropertyOrder, Whitespace, constraint_of
+from .constraint import Formats, PropertyOrder, Whitespace, constraint_of
 from .ir import (
     CHOICES_METHODS,
     MAX_CHOICES,
@@ -129,6 +129,7 @@ def gen(
     structural_tag: object = None,
     whitespace: Whitespace | None = None,
     property_order: PropertyOrder | None = None,
+    formats: Formats | None = None,
     lenient: bool | None = None,
     jump_forward: bool | None = None,
 ) -> Expr:
@@ -167,6 +168,7 @@ def gen(
         structural_tag: free text with tags that hold JSON, see docs/constrained-decoding.md.
         whitespace: between JSON's tokens, "compact" (none, the default) or "flexible".
         property_order: of JSON objects, that of the "schema" (default) or "any".
+        formats: "enforce" those of a schema's strings (default), or "ignore" them.
         lenient: enforce what can be of the schema, check the rest afterwards and name it in
             `get_meta_info(name)["warnings"]`; default: a schema that cannot be enforced fails.
         jump_forward: False: compute tokens one by one also where only one can follow.
@@ -180,6 +182,7 @@ def gen(
         structural_tag=structural_tag,
         whitespace=whitespace,
         property_order=property_order,
+        formats=formats,
         lenient=lenient,
     )
     if choices is not None:

@@ -19,6 +19,7 @@ class GrammarRequest:
     kind: Literal["json_schema", "regex"]
     source: str
     is_lenient: bool = False  # enforce what can be
+    asserts_format: bool = True  # else formats say nothing
 
 
 class Walk(Protocol):

@@ -28,7 +28,12 @@ class StemmaEngine:
         self._vocabulary = Vocabulary(file.token_bytes, file.encode, file.size)
 
     def compile(self, request: GrammarRequest) -> StemmaGrammar:
-        spec = GrammarSpec(request.kind, request.source, is_lenient=request.is_lenient)
+        spec = GrammarSpec(
+            request.kind,
+            request.source,
+            formats="enforce" if request.asserts_format else "ignore",
+            is_lenient=request.is_lenient,
+        )
         compiled: CompiledGrammar = pickle.loads(pickle.dumps(compile_grammar(spec)))
         return StemmaGrammar(compiled, compiled.bind(self._vocabulary), self._file)
 

@@ -35,6 +35,7 @@ _SPECIFICATIONS = {
     Dialect.D2019: DRAFT201909,
     Dialect.D2020: DRAFT202012,
 }
+_DYNAMIC_ANCHORS = {"$dynamicRef": "$dynamicAnchor", "$recursiveRef": "$recursiveAnchor"}
 
 
 class Resource:
@@ -88,6 +89,7 @@ class Document:
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
         self._numbers: dict[int, int] = {}
         self._kept: list[object] = []  # alive, so that no id() is used twice
+        self._contents = schema
         self.root = self._locate(schema, "", root)
 
     def __getitem__(self, signed: Signed) -> Place:
@@ -128,31 +130,31 @@ class Document:
 
     def _resolved(self, place: Place, keyword: str) -> Signed:
         reference: str = place.schema[keyword]
-        if keyword != "$ref":
-            self._require_static(place, keyword, reference)
         if reference.startswith("#") and (reference == "#" or reference[1] == "/"):
             found = _pointer_within(place.resource.contents, reference[1:])
             if found is not None:
+                self._require_static(place, keyword, found)
                 return self._locate(found, unquote(reference[1:]), place.resource)
         try:
             resolved = place.resource.resolver.lookup(reference)
         except (referencing.exceptions.Unresolvable, ValueError) as error:
             raise _unresolved(place, keyword, reference) from error
         contents, resolver = resolved.contents, resolved.resolver
+        self._require_static(place, keyword, contents)
         resource = Resource(contents, _declared(contents, place.dialect), resolver)
         return self._locate(contents, f"{place.pointer}/{keyword}", resource)
 
-    def _require_static(self, place: Place, keyword: str, reference: str) -> None:
-        """A dynamic reference is a plain one where the document offers one target only."""
-        anchors = 0
-        for schema in _dictionaries(place.resource.contents):
-            if keyword == "$recursiveRef":
-                anchors += schema.get("$recursiveAnchor") is True
-            else:
-                anchors += schema.get("$dynamicAnchor") == reference.rpartition("#")[2]
-        if anchors > 1:
+    def _require_static(self, place: Place, keyword: str, target: Any) -> None:
+        """A dynamic reference is a plain one where its target is no dynamic anchor, or is the only
+        one of its name. (JSON Schema Core 2020-12, section 8.2.3.2; 2019-09, section 8.2.4.2.)"""
+        anchor = _DYNAMIC_ANCHORS.get(keyword)
+        name = target.get(anchor) if anchor is not None and isinstance(target, dict) else None
+        if anchor is None or not name:
+            return
+        places = [schema for schema in _dictionaries(self._contents) if schema.get(anchor) == name]
+        if [id(schema) for schema in places] != [id(target)]:
             raise UnsupportedSchema(
-                place.pointer, keyword, f"{anchors} places may be the target of {reference!r}"
+                place.pointer, keyword, "what it means depends on the way by which it is reached"
             )
 
     def _locate(self, schema: object, pointer: str, resource: Resource) -> Signed:

@@ -256,6 +256,7 @@ class ProgramSession:
                 constraint.whitespace,
                 constraint.property_order,
                 constraint.is_lenient,
+                constraint.formats,
             )
         )
 

@@ -11,7 +11,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...errors import InvalidProgram, InvalidRequest
-from ...frontend.constraint import Constraint, PropertyOrder, Whitespace, constraint_of
+from ...frontend.constraint import (
+    Constraint,
+    Formats,
+    PropertyOrder,
+    Whitespace,
+    constraint_of,
+)
 
 
 class JsonSchemaFormat(BaseModel):
@@ -69,8 +75,8 @@ class StructuredOutputs(BaseModel):
 
 
 class ConstraintFields(BaseModel):
-    """Mixed into the bodies of both endpoints. `whitespace`, `property_order` and `lenient` are
-    ours and go with any JSON."""
+    """Mixed into the bodies of both endpoints. `whitespace`, `property_order`, `formats` and
+    `lenient` are ours and go with any JSON."""
 
     response_format: ResponseFormat | None = None
     regex: str | None = None
@@ -85,6 +91,7 @@ class ConstraintFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     whitespace: Whitespace | None = None
     property_order: PropertyOrder | None = None
+    formats: Formats | None = None
     lenient: bool | None = None
     jump_forward: bool | None = None
 
@@ -106,6 +113,7 @@ class ConstraintFields(BaseModel):
         options = {
             "whitespace": self.whitespace,
             "property_order": self.property_order,
+            "formats": self.formats,
             "lenient": self.lenient,
         }
         given = {name: value for name, value in options.items() if value is not None}

@@ -156,6 +156,12 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
       "id": "http://x.test/"}, [4, 3.5], [3]),
     ({"$schema": "https://json-schema.org/draft/2019-09/schema", "items": {"$recursiveRef": "#"},
       "type": "array"}, [[[], [[]]]], [[1]]),
+    ({"$schema": "https://json-schema.org/draft/2019-09/schema", "$recursiveAnchor": True,
+      "items": {"$recursiveRef": "#"}, "type": "array"}, [[[], [[]]]], [[1]]),
+    ({"$id": "http://x.test/", "items": {"$dynamicRef": "#plain"},  # no dynamic anchor: as $ref
+      "$defs": {"a": {"$anchor": "plain", "type": "null"},
+                "b": {"$id": "b", "$dynamicAnchor": "plain", "type": "string"}}},
+     [[None]], [["a"]]),
 ]  # fmt: skip
 
 
