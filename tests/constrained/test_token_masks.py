@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
-from grammars import alive_tokens, expressions, ids_of, vocabularies
+from grammars import alive_tokens, expressions, ids_of, vocabularies, vocabulary_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +22,11 @@ TEXTUAL = [  # states in which any plain text may follow, or so many characters 
     r'"[^"\\]*"', r'"[^"\\]{0,3}"', r'"[^"\\]{2,5}a"', r".*", r"[^a]*", r"(.|\n){0,4}",
     r"é{1,3}.{2}", r'"([^"\\]|\\["n]){0,6}"', r"(..)*", r".é", r".{3}(é|東)b", r".*ab.*",
     r"[\x20-\x7e]*", r"[^\x00-\x1f]{0,2}",
+]  # fmt: skip
+RUNS = [  # states in which many characters, but not all, may follow each other
+    r"[a-z]+@([a-z0-9]+\.)+[a-z]{2}", r"([a-z]([a-z0-9-]{0,8}[a-z0-9])?\.)*x", r"[a-z ]{3,40}: .*",
+    r"https?://[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._~%-]*)*(\?[a-z0-9=&]*)?(#[a-z0-9]*)?",
+    r"\[[^\]\n]{1,9}\]", r"([a-m]|[h-z][a-z])*0", r"[a-zA-Z_]{1,3}", r"([a-z]{2})*;", r"[^é]{0,3}z",
 ]  # fmt: skip
 
 
@@ -49,6 +56,24 @@ def test_compiled_masks_are_those_of_numpy(expression: Expression, vocabulary: V
     fast, slow = native_walk(native, dfa, vocabulary), numpy_walk(dfa, vocabulary)
     mask, truth = (np.empty(vocabulary.num_words, np.uint32) for _ in range(2))
     for state in range(1, min(dfa.num_states, 40)):
+        fast(state, mask)
+        slow(state, truth)
+        assert ids_of(mask) == ids_of(truth), state
+
+
+@pytest.mark.parametrize("text", RUNS)
+def test_runs_of_some_characters_leave_no_token_out(text: str) -> None:
+    native = library()
+    if native is None:
+        pytest.skip(f"no compiled code: {why_not_native()}")
+    rng = random.Random(text)
+    letters = "aehmxz09.-@:/ ]é" + '"'
+    tokens = ["".join(rng.choices(letters, k=rng.randint(2, 14))) for _ in range(3000)]
+    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), *(t.encode() for t in tokens)])
+    dfa = build_dfa(Grammar.of(parse_regex(text, anchored=True)))
+    fast, slow = native_walk(native, dfa, vocabulary), numpy_walk(dfa, vocabulary)
+    mask, truth = (np.empty(vocabulary.num_words, np.uint32) for _ in range(2))
+    for state in range(1, dfa.num_states):
         fast(state, mask)
         slow(state, truth)
         assert ids_of(mask) == ids_of(truth), state
