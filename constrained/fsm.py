@@ -18,6 +18,8 @@ from .regular.dfa import DEAD, Dfa
 from .token_masks import walk_of
 from .vocabulary import Vocabulary
 
+_NO_EXIT, _MANY_EXITS = -1, -2
+
 
 class FsmGrammar:
     """An automaton bound to a vocabulary.
@@ -37,11 +39,12 @@ class FsmGrammar:
         self.forced = ForcedTokens(vocabulary)
         self._walk = walk_of(dfa, vocabulary)
         self._first_key = vocabulary.masks.new_grammar()
+        self._num_classes = dfa.transitions.shape[1]
         self._classes = dfa.class_of.tobytes()
         self._table = dfa.transitions.ravel().data
-        self._num_classes = dfa.transitions.shape[1]
         self._accepting = dfa.accepting.tobytes()
-        self._exits = _exits(dfa)
+        self._class_sizes = np.bincount(dfa.class_of, minlength=self._num_classes).tolist()
+        self._exits: dict[int, int] = {}
         self._forced_runs: dict[int, tuple[bytes, int]] = {}
         if not self.is_accepting(dfa.start) and not self.mask(dfa.start).any():
             raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
@@ -74,7 +77,7 @@ class FsmGrammar:
 
     def is_final(self, state: int) -> bool:
         """Whether no byte may follow."""
-        return self._exits[state] == _NO_EXIT
+        return self._exit(state) == _NO_EXIT
 
     def is_stuck(self, state: int) -> bool:
         """Whether only bytes may follow that the vocabulary cannot write."""
@@ -84,7 +87,7 @@ class FsmGrammar:
 
     def forced_tokens(self, state: int, consumed: Sequence[int]) -> tuple[int, ...]:
         """Tokens that must follow in a state that was reached by these tokens."""
-        if self._exits[state] < 0 or self.is_accepting(state):
+        if self._exit(state) < 0 or self.is_accepting(state):
             return ()
         run = self._forced_runs.get(state)
         if run is None:
@@ -97,11 +100,27 @@ class FsmGrammar:
         after them."""
         forced = b""
         while len(forced) < MAX_FORCED_BYTES and not self.is_accepting(state):
-            if self._exits[state] < 0:
+            byte = self._exit(state)
+            if byte < 0:
                 break
-            forced += bytes([self._exits[state]])
+            forced += bytes([byte])
             state = self.step(state, forced[-1:])
         return forced, state
+
+    def _exit(self, state: int) -> int:
+        """The only byte that may follow, or that none may, or many."""
+        found = self._exits.get(state)
+        if found is None:
+            found = self._exits[state] = self._exit_of(state)
+        return found
+
+    def _exit_of(self, state: int) -> int:
+        alive = np.flatnonzero(self.dfa.transitions[state]).tolist()
+        if not alive:
+            return _NO_EXIT
+        if len(alive) > 1 or self._class_sizes[alive[0]] > 1:
+            return _MANY_EXITS
+        return self._classes.index(alive[0])
 
     def can_extend(self, state: int, rest: bytes) -> bool:
         """Whether a token that begins with `rest` and is longer may be written, where `state` is
@@ -165,20 +184,3 @@ class FsmMatcher:
         if self._grammar.is_stuck(self._states[-1]):
             return "no token of the vocabulary continues the text"
         return None
-
-
-_NO_EXIT, _MANY_EXITS = -1, -2
-
-
-def _exits(dfa: Dfa) -> list[int]:
-    """Of each state: its only byte, or none, or many."""
-    class_sizes = np.bincount(dfa.class_of, minlength=dfa.transitions.shape[1])
-    is_alive = dfa.transitions != DEAD
-    num_bytes = is_alive @ class_sizes
-    only_class = is_alive.argmax(axis=1)
-    byte_of_class = np.zeros(len(class_sizes), np.int64)
-    byte_of_class[dfa.class_of[::-1]] = np.arange(255, -1, -1)
-    exits = np.where(num_bytes == 1, byte_of_class[only_class], _MANY_EXITS)
-    exits[num_bytes == 0] = _NO_EXIT
-    only: list[int] = exits.tolist()
-    return only
