@@ -32,8 +32,9 @@ def main() -> int:
     os.dup2(2, 1)  # what a library may print must not come between frames
     why_not_native()  # on a fresh machine it compiles C++, which is no grammar's fault
     num_bytes = _mapped_bytes()
-    limit = num_bytes + MAX_EXTRA_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if num_bytes is not None:
+        limit = num_bytes + MAX_EXTRA_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     write_frame(replies, b"ready")
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         job: Job | Check = pickle.loads(frame)
@@ -44,7 +45,7 @@ def main() -> int:
             reply = pickle.dumps(_too_much_memory(job))
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(replies, reply)
-        if _mapped_bytes() > num_bytes + MAX_GROWTH_BYTES:
+        if num_bytes is not None and (_mapped_bytes() or 0) > num_bytes + MAX_GROWTH_BYTES:
             break
     return 0
 
@@ -82,9 +83,13 @@ def _too_much_memory(job: Job | Check) -> Refusal | tuple[str, ...]:
     return Refusal(f"{job.spec.kind}: compiling it takes {limit}", InvalidGrammar.__name__)
 
 
-def _mapped_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
+def _mapped_bytes() -> int | None:
+    """None where the system does not tell (macOS): there time alone is bounded."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
 if __name__ == "__main__":
