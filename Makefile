@@ -18,14 +18,14 @@ $(RUN_ENV): pyproject.toml | $(BIN)/python
 	@echo "== installing stemma-lm and what it needs (first run only; torch is large)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@$(BIN)/python -m stemma.kernels.native.build
-	@$(BIN)/python -m stemma.constrained.native.build
+	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
 	@touch $@
 
 $(TEST_ENV): pyproject.toml | $(BIN)/python
 	@echo "== installing stemma-lm with its test dependencies (first run only)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@$(BIN)/python -m stemma.kernels.native.build
-	@$(BIN)/python -m stemma.constrained.native.build
+	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
 	@touch $@ $(RUN_ENV)
 
 demo: $(RUN_ENV)  ## install and run the main job on the embedded model

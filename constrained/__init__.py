@@ -6,8 +6,8 @@ Knows nothing of models and requests. The life of a grammar:
     (hashable)   (a bounded worker)  (plain data)     (in the engine)      (shared)      (1 output)
 """
 
-from .compiler import BoundGrammar, CompiledGrammar, Limits, compile_grammar, prepare
-from .matcher import Mask, Matcher
+from .compiler import CompiledGrammar, Limits, compile_grammar, prepare
+from .matcher import BoundGrammar, Mask, Matcher
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from .fsm import FsmGrammar
 from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
-from .matcher import Matcher
+from .matcher import BoundGrammar, Path
 from .pushdown import PushdownGrammar, check_lark, gbnf_to_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.dfa import Dfa
@@ -33,8 +32,6 @@ from .structural_tags import parse_tags, tags_to_lark
 from .unique_keys import UniqueKeys
 from .vocabulary import Vocabulary
 
-Path = Literal["fsm", "pushdown"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -42,22 +39,6 @@ class Limits:
 
     max_states: int = 50_000
     max_seconds: float = 1.0
-
-
-class BoundGrammar(Protocol):
-    """A grammar over a vocabulary: shared by all outputs under it."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
-
-    def matcher(self) -> Matcher:
-        """For one more output, at the grammar's beginning."""
 
 
 @dataclass(frozen=True, slots=True)

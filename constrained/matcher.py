@@ -6,12 +6,14 @@ tokens consumed so far -> state -> mask of the next token, forced tokens, whethe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Mask: TypeAlias = npt.NDArray[np.uint32]
+Path = Literal["fsm", "pushdown"]
+"""What a grammar is matched by: an automaton, or a parser."""
 
 
 class Matcher(Protocol):
@@ -43,3 +45,19 @@ class Matcher(Protocol):
 
     def error(self) -> str | None:
         """Why the matcher cannot go on (a limit was hit), if so."""
+
+
+class BoundGrammar(Protocol):
+    """A grammar over a vocabulary: shared by all outputs under it."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def matcher(self) -> Matcher:
+        """For one more output, at the grammar's beginning."""

@@ -14,15 +14,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .matcher import Mask, Matcher
+from .matcher import BoundGrammar, Mask, Matcher, Path
 from .vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from .compiler import BoundGrammar, Path
 
 QUOTE, BACKSLASH = 0x22, 0x5C
 _QUOTED = re.compile(rb'(?="((?:[^"\\]|\\.)*)")', re.DOTALL)

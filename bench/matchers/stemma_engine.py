@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ... import __version__
-from ...constrained.compiler import BoundGrammar, CompiledGrammar, compile_grammar
-from ...constrained.matcher import Matcher
+from ...constrained.compiler import CompiledGrammar, compile_grammar
+from ...constrained.matcher import BoundGrammar, Matcher
 from ...constrained.spec import GrammarSpec
 from ...constrained.vocabulary import Vocabulary
 from .protocol import GrammarRequest, new_words

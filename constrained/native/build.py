@@ -18,7 +18,3 @@ COMPILE_FLAGS = (
 def grammar_library() -> NativeLibrary:
     """What is compiled."""
     return NativeLibrary("grammars", "grammar code", SOURCES, COMPILE_FLAGS)
-
-
-if __name__ == "__main__":
-    grammar_library().report()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ..grammar import (
     NOTHING,
@@ -23,33 +23,31 @@ from ..grammar import (
 from ..regular.languages import finite_words
 from .arrays import ArrayCase, Count
 from .document import TRUE, Signed
-
-if TYPE_CHECKING:
-    from .schema_grammar import GrammarBuilder
+from .rule_writer import RuleWriter
 
 MAX_UNIQUE = 8  # values of an item under `uniqueItems`; there are 2^n sets of them
 
 _Counters: TypeAlias = tuple[int, ...]
 
 
-def array_expression(builder: GrammarBuilder, case: ArrayCase) -> Expression:
+def array_expression(writer: RuleWriter, case: ArrayCase) -> Expression:
     """The texts of a case's arrays."""
     if case.is_unique is False:
-        builder.refuse("uniqueItems", "its negation asks for two equal items")
+        writer.refuse("uniqueItems", "its negation asks for two equal items")
     if case.is_unique and (case.most is None or case.most > 1):
-        texts = _UniqueItems(builder, case).texts()
+        texts = _UniqueItems(writer, case).texts()
         if texts is not None:
             return texts
     if case.counts:
-        return _CountedItems(builder, case).texts()
-    return _plain(builder, case)
+        return _CountedItems(writer, case).texts()
+    return _plain(writer, case)
 
 
-def _plain(builder: GrammarBuilder, case: ArrayCase) -> Expression:
-    spacing, most, boundary = builder.spacing, case.most, case.boundary
+def _plain(writer: RuleWriter, case: ArrayCase) -> Expression:
+    spacing, most, boundary = writer.spacing, case.most, case.boundary
     if most is not None:
         boundary = min(boundary, most)
-    item = builder.value(case.item_state(boundary) - {TRUE})
+    item = writer.value(case.item_state(boundary) - {TRUE})
     further = None if most is None else most - boundary
     tail: Expression
     if boundary == 0:
@@ -69,21 +67,21 @@ def _plain(builder: GrammarBuilder, case: ArrayCase) -> Expression:
         spacing.close_array,
     )
     for index in range(boundary - 1, -1, -1):
-        own = builder.value(case.item_state(index) - {TRUE})
+        own = writer.value(case.item_state(index) - {TRUE})
         tail = concat(*([spacing.comma] if index else []), own, tail)
         if index >= case.least:
             end = spacing.close_array if index else Literal("]")
             tail = alt(end, tail)
             if index:
-                tail = builder.new_rule(tail)
+                tail = writer.new_rule(tail)
     return concat(spacing.open_array, tail)
 
 
 class _CountedItems:
     """A rule for each (index, counters); both stop counting where more makes no difference."""
 
-    def __init__(self, builder: GrammarBuilder, case: ArrayCase) -> None:
-        self.builder = builder
+    def __init__(self, writer: RuleWriter, case: ArrayCase) -> None:
+        self.writer = writer
         self.case = case
         self.counts = sorted(case.counts, key=repr)
         self.last = max(case.boundary, case.least, 1) if case.most is None else case.most
@@ -94,18 +92,18 @@ class _CountedItems:
         start = self._rule(0, (0,) * len(self.counts))
         while self._queue:
             key = self._queue.pop()
-            self.builder.rules[self._rules[key]] = alt(*self._parts(*key))
-        return concat(self.builder.spacing.open_array, start)
+            self.writer.rules[self._rules[key]] = alt(*self._parts(*key))
+        return concat(self.writer.spacing.open_array, start)
 
     def _rule(self, index: int, counters: _Counters) -> Ref:
         key = (min(index, self.last), counters)
         if key not in self._rules:
-            self._rules[key] = self.builder.new_name()
+            self._rules[key] = self.writer.new_name()
             self._queue.append(key)
         return Ref(self._rules[key])
 
     def _parts(self, index: int, counters: _Counters) -> Iterator[Expression]:
-        case, spacing = self.case, self.builder.spacing
+        case, spacing = self.case, self.writer.spacing
         is_met = all(n >= c.least for n, c in zip(counters, self.counts))
         if index >= case.least and is_met:
             yield spacing.close_array if index else Literal("]")
@@ -116,7 +114,7 @@ class _CountedItems:
         choices = [self._choices(c, index, n) for c, n in zip(self.counts, counters)]
         for chosen in product(*choices):
             state = base.union(signed for signed, _ in chosen) - {TRUE}
-            value = self.builder.value(state)
+            value = self.writer.value(state)
             if value != NOTHING:
                 after = self._rule(index + 1, tuple(n for _, n in chosen))
                 yield concat(*comma, value, after)
@@ -139,8 +137,8 @@ class _CountedItems:
 class _UniqueItems:
     """Items that differ, from few values: a rule for each set of values already written."""
 
-    def __init__(self, builder: GrammarBuilder, case: ArrayCase) -> None:
-        self.builder = builder
+    def __init__(self, writer: RuleWriter, case: ArrayCase) -> None:
+        self.writer = writer
         self.case = case
         self._rules: dict[frozenset[str], str] = {}
         self._queue: list[frozenset[str]] = []
@@ -150,13 +148,13 @@ class _UniqueItems:
         words = self._words()
         if words is None or self.case.counts:
             reason = "beside `contains`" if words else f"an item has more than {MAX_UNIQUE} values"
-            self.builder.refuse("uniqueItems", reason)
+            self.writer.refuse("uniqueItems", reason)
             return None
         start = self._rule(frozenset())
         while self._queue:
             used = self._queue.pop()
-            self.builder.rules[self._rules[used]] = alt(*self._parts(used, words))
-        return concat(self.builder.spacing.open_array, start)
+            self.writer.rules[self._rules[used]] = alt(*self._parts(used, words))
+        return concat(self.writer.spacing.open_array, start)
 
     def _words(self) -> list[tuple[str, ...]] | None:
         """The texts at each index, the last one for all further ones."""
@@ -165,7 +163,7 @@ class _UniqueItems:
         for index in range(self.case.boundary + 1):
             if most is not None and index >= most:
                 break
-            value = self.builder.value(self.case.item_state(index) - {TRUE})
+            value = self.writer.value(self.case.item_state(index) - {TRUE})
             words = None if _has_rule(value) else finite_words(value, MAX_UNIQUE)
             if words is None:
                 return None
@@ -174,12 +172,12 @@ class _UniqueItems:
 
     def _rule(self, used: frozenset[str]) -> Ref:
         if used not in self._rules:
-            self._rules[used] = self.builder.new_name()
+            self._rules[used] = self.writer.new_name()
             self._queue.append(used)
         return Ref(self._rules[used])
 
     def _parts(self, used: frozenset[str], words: list[tuple[str, ...]]) -> Iterator[Expression]:
-        spacing, index = self.builder.spacing, len(used)
+        spacing, index = self.writer.spacing, len(used)
         if index >= self.case.least:
             yield spacing.close_array if index else Literal("]")
         if self.case.most is not None and index >= self.case.most:

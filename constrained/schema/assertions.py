@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import InvalidGrammar
 from ..grammar import alt
 from . import arrays, numbers, objects, strings
 from .arrays import ArrayCase, Count
+from .cases import Cases, Expander, Kind
 from .document import FALSE, TRUE, Document, Place, Resource, Signed
 from .formats import BASE64, NOT_ENFORCED
 from .keywords import Dialect
 from .objects import Keys, KeySet, ObjectCase
 from .strings import Language, StringCase, format_language, pattern_language
-
-if TYPE_CHECKING:
-    from .expansion import Cases, Expansion
 
 _LITERALS = Resource({}, Dialect.D2020)
 _BASE64 = Language(BASE64)
@@ -54,14 +52,14 @@ def required(names: list[str], is_positive: bool) -> Cases:
 
 
 def _numbers(
-    expansion: Expansion, place: Place, is_positive: bool, is_tracked: bool
+    expansion: Expander, place: Place, is_positive: bool, is_tracked: bool
 ) -> Iterator[Cases]:
     for case in numbers.asked(place.schema, place.dialect):
         yield [case if is_positive else numbers.negation(case)]
 
 
 def _strings(
-    expansion: Expansion, place: Place, is_positive: bool, is_tracked: bool
+    expansion: Expander, place: Place, is_positive: bool, is_tracked: bool
 ) -> Iterator[Cases]:
     schema = place.schema
     if "minLength" in schema or "maxLength" in schema:
@@ -85,7 +83,7 @@ def _strings(
                 yield [_matching(language, is_positive)]
 
 
-def _contents(expansion: Expansion, place: Place, is_positive: bool) -> Iterator[Cases]:
+def _contents(expansion: Expander, place: Place, is_positive: bool) -> Iterator[Cases]:
     """Draft 7 lets `contentEncoding` and `contentMediaType` assert; later they are annotations."""
     if place.schema.get("contentEncoding") == "base64":
         yield [_matching(_BASE64, is_positive)]
@@ -102,7 +100,7 @@ def _matching(language: Language | None, is_positive: bool) -> StringCase:
     return StringCase(excludes=frozenset({language}))
 
 
-def _pattern(expansion: Expansion, place: Place, keyword: str, pattern: str) -> Language | None:
+def _pattern(expansion: Expander, place: Place, keyword: str, pattern: str) -> Language | None:
     """The strings in which a regex is found; None: it cannot be enforced and is dropped."""
     try:
         return pattern_language(pattern)
@@ -112,7 +110,7 @@ def _pattern(expansion: Expansion, place: Place, keyword: str, pattern: str) -> 
 
 
 def _arrays(
-    expansion: Expansion, place: Place, is_positive: bool, is_tracked: bool
+    expansion: Expander, place: Place, is_positive: bool, is_tracked: bool
 ) -> Iterator[Cases]:
     schema, document = place.schema, expansion.document
     prefix, rest = _item_places(document, place)
@@ -204,7 +202,7 @@ def _counting(counts: list[Count]) -> Cases:
 
 
 def unevaluated_items(
-    expansion: Expansion, place: Place, case: ArrayCase, rest: Signed, is_positive: bool
+    expansion: Expander, place: Place, case: ArrayCase, rest: Signed, is_positive: bool
 ) -> ArrayCase | None:
     """A case in which all, or negated: not all, items that nothing has looked at are `rest`."""
     upto, matching = case.evaluated.upto, case.evaluated.matching
@@ -221,7 +219,7 @@ def unevaluated_items(
 
 
 def _objects(
-    expansion: Expansion, place: Place, is_positive: bool, is_tracked: bool
+    expansion: Expander, place: Place, is_positive: bool, is_tracked: bool
 ) -> Iterator[Cases]:
     schema = place.schema
     entries = _key_places(expansion, place)
@@ -245,7 +243,7 @@ def _objects(
         yield [ObjectCase(most=most) if is_positive else ObjectCase(least=most + 1)]
 
 
-def _key_places(expansion: Expansion, place: Place) -> list[tuple[Keys, Signed]]:
+def _key_places(expansion: Expander, place: Place) -> list[tuple[Keys, Signed]]:
     """Which place holds for the values of which keys."""
     schema, document = place.schema, expansion.document
     entries: list[tuple[Keys, Signed]] = [
@@ -288,9 +286,8 @@ def _broken(keys: Keys, sub: Signed) -> ObjectCase:
     return ObjectCase(owed=frozenset({frozenset({(keys, -sub)})}))
 
 
-def _property_names(expansion: Expansion, place: Place, is_positive: bool) -> Iterator[Cases]:
+def _property_names(expansion: Expander, place: Place, is_positive: bool) -> Iterator[Cases]:
     """Keys outside the language of the names: forbidden, or there is one."""
-    from .expansion import Kind
 
     cases = expansion.cases(expansion.document.child(place, "propertyNames"), Kind.STRING)
     if strings.ANY in cases:
@@ -309,7 +306,7 @@ def _property_names(expansion: Expansion, place: Place, is_positive: bool) -> It
 
 
 def unevaluated_properties(
-    expansion: Expansion, place: Place, case: ObjectCase, rest: Signed, is_positive: bool
+    expansion: Expander, place: Place, case: ObjectCase, rest: Signed, is_positive: bool
 ) -> ObjectCase | None:
     """A case in which all, or negated: not all, keys that nothing has looked at are `rest`."""
     seen = case.evaluated
@@ -322,7 +319,7 @@ def unevaluated_properties(
     return replace(done, owed=case.owed | {frozenset({(others, -rest)})})
 
 
-BY_KIND: tuple[Callable[[Expansion, Place, bool, bool], Iterator[Cases]] | None, ...] = (
+BY_KIND: tuple[Callable[[Expander, Place, bool, bool], Iterator[Cases]] | None, ...] = (
     None,
     None,
     None,

@@ -13,54 +13,20 @@ of `oneOf` that exclude each other are not negated, and beyond MAX_CASES the key
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntEnum
 from itertools import combinations
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...errors import InvalidGrammar, UnsupportedSchema
-from . import arrays, assertions, numbers, objects, strings
+from . import assertions, numbers, objects, strings
+from .cases import ANY_OF, CONSTANT, Case, Cases, Kind, kind_of
 from .document import FALSE, TRUE, Document, Place, Signed, State
-from .keywords import Dialect, is_number
+from .keywords import Dialect
 
 MAX_CASES = 2000
 MAX_MERGES = 300_000  # of all products together: about a second
 NUM_WORTH_UNITING = 16
 
 
-class Kind(IntEnum):
-    """What a JSON value can be; true and false apart, since each is one value."""
-
-    NULL = 0
-    FALSE = 1
-    TRUE = 2
-    NUMBER = 3
-    STRING = 4
-    ARRAY = 5
-    OBJECT = 6
-
-
-class Constant:
-    """The only case of a kind that is one value."""
-
-    def merged(self, other: Constant) -> Constant:
-        return self
-
-
-Case: TypeAlias = Any
-"""Constant, NumberCase, StringCase, ArrayCase or ObjectCase, by kind."""
-
-Cases: TypeAlias = list[Case]
-
-_CONSTANT = Constant()
-ANY_OF: tuple[Case, ...] = (
-    _CONSTANT,
-    _CONSTANT,
-    _CONSTANT,
-    numbers.ANY,
-    strings.ANY,
-    arrays.ANY,
-    objects.ANY,
-)
 _KINDS_OF_TYPE = {
     "null": (Kind.NULL,),
     "boolean": (Kind.FALSE, Kind.TRUE),
@@ -318,7 +284,7 @@ class Expansion:
             return [strings.not_of_values(same)]
         if kind == Kind.NUMBER:
             return [numbers.of_values(same) if is_positive else numbers.not_of_values(same)]
-        return [_CONSTANT] if is_positive else []
+        return [CONSTANT] if is_positive else []
 
     def _branches(self, place: Place, keyword: str) -> list[Signed]:
         return [
@@ -433,23 +399,6 @@ def _kinds_of(types: list[str]) -> tuple[Kind, ...]:
     if len(types) == 1:
         return _KINDS_OF_TYPE[types[0]]
     return tuple(dict.fromkeys(kind for name in types for kind in _KINDS_OF_TYPE[name]))
-
-
-def kind_of(value: object) -> Kind:
-    """Of a value of the schema's. Raises InvalidGrammar for what is not JSON."""
-    if value is None:
-        return Kind.NULL
-    if isinstance(value, bool):
-        return Kind.TRUE if value else Kind.FALSE
-    if is_number(value):
-        return Kind.NUMBER
-    if isinstance(value, str):
-        return Kind.STRING
-    if isinstance(value, list):
-        return Kind.ARRAY
-    if isinstance(value, dict):
-        return Kind.OBJECT
-    raise InvalidGrammar.of("json_schema", value, "JSON values only")
 
 
 def _union(parts: Iterable[Cases | None]) -> Cases:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations, product
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from ..grammar import (
     NOTHING,
@@ -33,10 +33,8 @@ from ..regular.languages import finite_words
 from .document import FALSE, TRUE, Signed, State
 from .json_text import ANY_TEXT, encoded, json_string
 from .objects import Debt, Keys, KeySet, ObjectCase, is_key_in
+from .rule_writer import RuleWriter
 from .strings import Language
-
-if TYPE_CHECKING:
-    from .schema_grammar import GrammarBuilder
 
 MAX_PATTERNS = 6
 MAX_LISTED_WORDS = 20  # a class of no more keys is listed, so that none can come twice
@@ -73,14 +71,12 @@ class Entry:
         )
 
 
-def object_expression(
-    builder: GrammarBuilder, case: ObjectCase, order: dict[str, None]
-) -> Expression:
+def object_expression(writer: RuleWriter, case: ObjectCase, order: dict[str, None]) -> Expression:
     """The texts of a case's objects; `order` ranks its keys."""
-    rules = _ObjectRules(builder, case, order)
+    rules = _ObjectRules(writer, case, order)
     if not rules.is_possible:
         return NOTHING
-    if builder.property_order == "any":
+    if writer.property_order == "any":
         return rules.any_order()
     return rules.counted() if rules.has_counts else rules.chain()
 
@@ -88,8 +84,8 @@ def object_expression(
 class _ObjectRules:
     """The rules of one case."""
 
-    def __init__(self, builder: GrammarBuilder, case: ObjectCase, order: dict[str, None]) -> None:
-        self.builder = builder
+    def __init__(self, writer: RuleWriter, case: ObjectCase, order: dict[str, None]) -> None:
+        self.writer = writer
         self.case = case
         self.listed: list[Entry] = []
         self.free: list[Entry] = []
@@ -122,7 +118,7 @@ class _ObjectRules:
 
     def _add_name(self, name: str) -> None:
         state = self._states[name] - {TRUE}
-        if self.builder.value(state) != NOTHING:
+        if self.writer.value(state) != NOTHING:
             self.listed.append(Entry(Literal(encoded(name)), state, name))
         elif name in self.case.required:
             self.is_possible = False
@@ -134,13 +130,13 @@ class _ObjectRules:
         keys = [*(k for k, _ in sets), *owed]
         patterns = list(dict.fromkeys(p for k in keys for p in (*k.inside, *k.outside)))
         if len(patterns) > MAX_PATTERNS:
-            self.builder.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
+            self.writer.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
         for inside in _subsets(patterns):
             outside = frozenset(patterns) - inside
             state = frozenset(
                 s for k, s in sets if s != TRUE and k.inside <= inside and k.outside <= outside
             )
-            if self.builder.value(state) == NOTHING:
+            if self.writer.value(state) == NOTHING:
                 continue
             names = [n for n in self._named if KeySet(inside, outside).has(n)]
             language = _key_language(inside, outside, names)
@@ -148,13 +144,13 @@ class _ObjectRules:
             if words is None:
                 key = json_string(language)
                 self.free.append(Entry(key, state, None, inside, outside))
-                self.builder.needs_unique_keys = True
+                self.writer.needs_unique_keys = True
             for word in words or ():
                 self.listed.append(Entry(Literal(encoded(word)), state, word))
 
     def chain(self) -> Expression:
         """Without counts."""
-        spacing = self.builder.spacing
+        spacing = self.writer.spacing
         members = [self._member(entry) for entry in self.listed]
         free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
         more: list[Expression] = [spacing.close_object, repeat(concat(spacing.comma, free), 0)]
@@ -177,11 +173,11 @@ class _ObjectRules:
         expression = concat(*reversed(reversed_parts))
         if isinstance(expression, (Literal, Ref)):
             return expression
-        return self.builder.new_rule(expression)
+        return self.writer.new_rule(expression)
 
     def _member(self, entry: Entry, further: Iterable[Signed] = ()) -> Expression:
-        value = self.builder.value(entry.state.union(further) - {TRUE})
-        return concat(entry.key, self.builder.spacing.colon, value)
+        value = self.writer.value(entry.state.union(further) - {TRUE})
+        return concat(entry.key, self.writer.spacing.colon, value)
 
     def counted(self) -> Expression:
         """With counts and debts: a rule for each (place, keys written, open debts)."""
@@ -191,7 +187,7 @@ class _ObjectRules:
         """A rule for each set of listed keys that are left."""
         if len(self.listed) > MAX_ANY_ORDER:
             reason = f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be"
-            self.builder.refuse("properties", reason)
+            self.writer.refuse("properties", reason)
             return self.chain()
         return self._written_from(frozenset(range(len(self.listed))))
 
@@ -199,19 +195,19 @@ class _ObjectRules:
         start = self._rule((place, 0, self.owed))
         while self._queue:
             self._write(*self._queue.pop())
-            if self.builder.num_rules > MAX_COUNTING_RULES:
-                self.builder.refuse_one_of(
+            if self.writer.num_rules > MAX_COUNTING_RULES:
+                self.writer.refuse_one_of(
                     _MULTIPLYING, f"its objects take more than {MAX_COUNTING_RULES} rules"
                 )
                 return self.chain()
-        return concat(self.builder.spacing.open_object, start)
+        return concat(self.writer.spacing.open_object, start)
 
     def _rule(self, key: _Key) -> Ref:
         place, count, missing = key
         cap = max(self.least, 1) if self.most is None else self.most
         key = (place, min(count, cap), missing)
         if key not in self._rules:
-            self._rules[key] = self.builder.new_name()
+            self._rules[key] = self.writer.new_name()
             self._queue.append((self._rules[key], key))
         return Ref(self._rules[key])
 
@@ -226,7 +222,7 @@ class _ObjectRules:
                     parts += self._written(entry, place + 1, count, missing)
                 if entry.name not in self.case.required:
                     parts.append(self._rule((place + 1, count, _unpaid(missing, {entry.name}))))
-                self.builder.rules[name] = alt(*parts)
+                self.writer.rules[name] = alt(*parts)
                 return
             is_over = True
         else:
@@ -241,7 +237,7 @@ class _ObjectRules:
             left = {self.listed[i].name for i in place} if isinstance(place, frozenset) else set()
             if is_over and not _unpaid(missing, left) and count >= self.least:
                 parts.append(self._close(count))
-        self.builder.rules[name] = alt(*parts)
+        self.writer.rules[name] = alt(*parts)
 
     def _written(
         self,
@@ -251,18 +247,18 @@ class _ObjectRules:
         missing: frozenset[Debt],
     ) -> Iterator[Expression]:
         """One more member, that does or does not pay debts."""
-        comma = [self.builder.spacing.comma] if count else []
+        comma = [self.writer.spacing.comma] if count else []
         payable = {debt: entry.payments(debt) for debt in missing}
         for paid in _subsets([debt for debt, payments in payable.items() if payments]):
             for asked in product(*(payable[debt] for debt in paid)):
                 state = entry.state.union(asked) - {TRUE}
-                if self.builder.value(state) != NOTHING:
+                if self.writer.value(state) != NOTHING:
                     member = self._member(entry, asked)
                     yield concat(*comma, member, self._rule((place, count + 1, missing - paid)))
 
     def _free_tail(self, count: int) -> Expression:
         """Free keys up to the end, as many as the counts allow."""
-        spacing = self.builder.spacing
+        spacing = self.writer.spacing
         least = max(self.least - count, 0)
         most = None if self.most is None else self.most - count
         free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
@@ -277,7 +273,7 @@ class _ObjectRules:
         return alt(some, spacing.close_object) if least == 0 else some
 
     def _close(self, count: int) -> Expression:
-        return self.builder.spacing.close_object if count else Literal("}")
+        return self.writer.spacing.close_object if count else Literal("}")
 
 
 def _unpaid(owed: frozenset[Debt], missing: Container[str | None]) -> frozenset[Debt]:

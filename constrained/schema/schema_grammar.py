@@ -10,8 +10,9 @@ from ...errors import InvalidGrammar, UnsupportedSchema
 from ..grammar import NOTHING, Expression, Grammar, Literal, Ref, alt
 from . import numbers, strings
 from .array_rules import array_expression
+from .cases import Cases, Kind
 from .document import FALSE, TRUE, Document, Place, Signed, State
-from .expansion import Cases, Expansion, Kind
+from .expansion import Expansion
 from .json_text import ANY_JSON_STRING, spacing
 from .keywords import Dialect
 from .object_rules import object_expression

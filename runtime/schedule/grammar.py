@@ -14,14 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from ...constrained.matcher import Mask, Matcher
-
-if TYPE_CHECKING:
-    from ...constrained.compiler import BoundGrammar
+from ...constrained.matcher import BoundGrammar, Mask, Matcher
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

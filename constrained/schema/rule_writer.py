@@ -1,0 +1,35 @@
+"""What the rules of arrays and objects are written with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from ..grammar import Expression, Ref
+from .document import State
+from .json_text import Spacing
+
+
+class RuleWriter(Protocol):
+    """Gives names to rules, and the texts of the values within."""
+
+    spacing: Spacing
+    property_order: str
+    rules: dict[str, Expression]
+    num_rules: int
+    needs_unique_keys: bool
+
+    def value(self, state: State) -> Expression:
+        """The texts of a state's values."""
+
+    def new_name(self) -> str:
+        """For a rule that is written at once."""
+
+    def new_rule(self, expression: Expression) -> Ref:
+        """A rule of its own."""
+
+    def refuse(self, keyword: str, reason: str) -> None:
+        """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
+
+    def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
+        """The same, of the first of these keywords that the state at hand has."""
