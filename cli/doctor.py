@@ -15,7 +15,10 @@ from ..runtime.config import EMBEDDED_MODEL
 from ..runtime.threads import configure_threads
 from .connect import Commands
 
-PACKAGES = ("torch", "tokenizers", "safetensors", "pyzmq", "orjson", "jinja2", "fastapi", "triton")
+PACKAGES = (
+    "torch", "tokenizers", "safetensors", "pyzmq", "orjson", "jinja2", "fastapi", "llguidance",
+    "jsonschema", "triton",
+)  # fmt: skip
 
 
 def add_parser(commands: Commands) -> None:
@@ -41,6 +44,7 @@ def examine() -> dict[str, Any]:
     configure_threads(len(os.sched_getaffinity(0)), None)
     import torch
 
+    from ..constrained.native.bindings import why_not_native
     from ..kernels.registry import select_kernels
     from ..runtime.execute.model_runner import resolve_dtype
 
@@ -70,6 +74,7 @@ def examine() -> dict[str, Any]:
             {"op": c.op, "implementation": c.implementation, "reason": c.reason}
             for c in select_kernels(dtype).describe()
         ],
+        "grammars": why_not_native() or "compiled for this CPU",
         "embedded_model": str(EMBEDDED_MODEL),
         "problems": problems,
     }
@@ -96,6 +101,7 @@ def _print(report: dict[str, Any]) -> None:
     print("kernels")
     for row in report["kernels"]:
         print(f"  {row['op']:<16} {row['implementation']:<10} {row['reason']}")
+    print(f"grammars {report['grammars']}")
     print(f"model    {report['embedded_model']}")
     for problem in report["problems"]:
         print(f"PROBLEM  {problem}", file=sys.stderr)
