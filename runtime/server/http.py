@@ -120,7 +120,8 @@ class _Server:
             )
             for instance, prompt in enumerate(prompts)
         ]
-        items = _merged(calls, body.constraint_field)
+        of_tools = None if params.constraint is None else "tools"
+        items = _merged(calls, body.constraint_field or of_tools)
         if not body.stream:
             outcomes = await _collect(items, len(prompts) * body.n, request)
             choices = [make.choice(index, outcome) for index, outcome in enumerate(outcomes)]

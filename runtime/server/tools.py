@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ...errors import InvalidRequest
+from ...errors import InvalidProgram, InvalidRequest
 from ...frontend.constraint import Constraint, constraint_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -108,14 +108,21 @@ class ToolUse:
         return json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
 
     def constraint(self) -> Constraint | None:
-        """What the output must be."""
+        """What the output must be. Raises InvalidRequest that names `tools`."""
+        try:
+            return self._constraint()
+        except InvalidProgram as error:
+            raise InvalidRequest(f"tools: {error}", "tools") from error
+
+    def _constraint(self) -> Constraint | None:
         functions = [tool.function for tool in self.tools]
         if isinstance(self.choice, NamedChoice):
             wanted = self.choice.function.name
             (schema,) = [f.schema_ for f in functions if f.name == wanted][:1]
             return constraint_of(json_schema=schema)
         if self.choice == "required":
-            return constraint_of(json_schema={"anyOf": [_call_schema(f) for f in functions]})
+            calls = [_call_schema(index, f) for index, f in enumerate(functions)]
+            return constraint_of(json_schema={"anyOf": calls})
         if not self.may_call:
             return None
         structures = [
@@ -147,10 +154,12 @@ class ToolUse:
         return bool(self.tools) and self.template_knows_tools
 
 
-def _call_schema(function: ToolFunction) -> dict[str, Any]:
+def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:
+    """The arguments' schema is a resource of its own: its pointers count from its own root."""
+    arguments = {"$id": f"urn:stemma:tool:{index}", **function.schema_}
     return {
         "type": "object",
-        "properties": {"name": {"const": function.name}, "arguments": function.schema_},
+        "properties": {"name": {"const": function.name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

@@ -37,6 +37,7 @@ WEATHER = {
         },
     },
 }
+NONSENSE = {"type": "function", "function": {"name": "no", "parameters": {"type": "nonsense"}}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
@@ -250,6 +251,9 @@ def test_tools_that_need_not_be_called_change_nothing(served: Any) -> None:
          "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "regex": "a"}, "regex"),
+        ({"tools": [NONSENSE], "tool_choice": "required"}, "tools"),
+        ({"tools": [NONSENSE], "tool_choice": {"type": "function", "function": {"name": "no"}}},
+         "tools"),
     ],
     ids=lambda value: json.dumps(value)[:50],
 )  # fmt: skip

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.spec import GrammarSpec
+from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest
 from stemma.runtime.chat_template import ChatTemplate
 from stemma.runtime.server.completion import Outcome
@@ -20,6 +23,7 @@ TOOLS = [
     Tool.model_validate({"type": "function", "function": {"name": "weather", "parameters": CITY}}),
     Tool.model_validate({"type": "function", "function": {"name": "clock"}}),
 ]
+BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 256)
 NAMED = NamedChoice.model_validate({"type": "function", "function": {"name": "weather"}})
 CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "a {{b}}"}}}}\n{END}'
 
@@ -33,9 +37,51 @@ def test_a_forced_call_is_json_of_the_functions_and_their_arguments() -> None:
     assert required is not None and required.kind == "json_schema"
     calls = json.loads(required.source)["anyOf"]
     assert [call["properties"]["name"]["const"] for call in calls] == ["weather", "clock"]
-    assert calls[0]["properties"]["arguments"] == CITY
+    assert CITY.items() <= calls[0]["properties"]["arguments"].items()
     named = use(NAMED).constraint()
     assert named is not None and json.loads(named.source) == CITY
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ("required", '{"name":"clock","arguments":{"x":true}}'),
+        (NAMED, '{"x":7}'),
+        ("auto", f'{BEGIN}\n{{"name": "weather", "arguments": {{"x":7}}}}\n{END}'),
+    ],
+    ids=["required", "named", "auto"],
+)
+def test_references_within_a_tools_parameters_count_from_their_own_root(
+    choice: ToolChoice, text: str
+) -> None:
+    tools = [_tool("weather", _referring("integer")), _tool("clock", _referring("boolean"))]
+    constraint = ToolUse(tools, choice, True).constraint()
+    assert constraint is not None
+    bound = compile_grammar(GrammarSpec(constraint.kind, constraint.source)).bind(BYTES)
+    matcher = bound.matcher()
+    assert all(matcher.consume(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+def _tool(name: str, parameters: dict[str, Any]) -> Tool:
+    function = {"name": name, "parameters": parameters}
+    return Tool.model_validate({"type": "function", "function": function})
+
+
+def _referring(kind: str) -> dict[str, Any]:
+    return {
+        "$defs": {"A": {"type": kind}},
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/A"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+
+
+def test_tools_too_large_are_refused_in_their_own_name() -> None:
+    tools = [_tool("weather", {"type": "object", "description": "x" * 2**20})]
+    with pytest.raises(InvalidRequest, match="tools: ") as refused:
+        ToolUse(tools, "required", True).constraint()
+    assert refused.value.field == "tools"
 
 
 def test_auto_is_free_text_with_tags_where_the_template_knows_tools() -> None:
