@@ -31,7 +31,15 @@ from ..constrained.matcher import BoundGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
 from ..errors import EngineError, InvalidGrammar
-from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
+from .grammar_frames import (
+    ENGINE_STACK_BYTES,
+    Check,
+    Job,
+    Refusal,
+    read_frame,
+    start_thread,
+    write_frame,
+)
 from .schedule.grammar import GrammarFailure, PendingGrammar
 
 log = logging.getLogger(__name__)
@@ -219,7 +227,8 @@ class _Binder:
 class _WorkerLost(Exception):
     """The process has ended, and not at its limit; the message says of what.
 
-    `is_of_grammar`: the grammar did it, by running out of memory where nobody can catch it.
+    `is_of_grammar`: the grammar did it, by running out of stack or memory where nobody can catch
+    that.
     """
 
     def __init__(self, message: str, *, is_of_grammar: bool = False) -> None:
@@ -252,8 +261,7 @@ class _Lane:
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="stemma-grammar", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, ENGINE_STACK_BYTES)
 
     def put(self, item: _Entry | _Validation) -> None:
         self.start()
@@ -387,10 +395,10 @@ class _Worker:
         status = self.end()
         if status == -signal.SIGALRM:
             return None
-        is_crash = status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
-        raise _WorkerLost(
-            f"the compiler's process ended (exit code {status})", is_of_grammar=is_crash
-        )
+        if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
+            message = "nested too deeply, or beyond what the compiler can take"
+            raise _WorkerLost(message, is_of_grammar=True)
+        raise _WorkerLost(f"the compiler's process ended (exit code {status})")
 
     def kill(self) -> None:
         self._process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -172,6 +173,58 @@ def test_too_many_on_their_way_are_refused(make: Make, monkeypatch: pytest.Monke
     assert refused.failure is not None and "later" in refused.failure.message
     wait(compiler, *accepted)
     assert not compiler.ask(GrammarSpec("regex", "c")).is_done
+
+
+def chain(length: int) -> GrammarSpec:
+    """Rules one within the other: llguidance takes a frame of its stack for each."""
+    links = [f'r{i}: "a" r{i + 1} "b"' for i in range(length)]
+    return GrammarSpec("ebnf", "\n".join(["start: r0", *links, f'r{length}: "c"']))
+
+
+def nested(levels: int) -> list[GrammarSpec]:
+    """What nests in each kind of source."""
+    parens = "(" * levels, ")" * levels
+    schema = '{"items":' * levels + "true" + "}" * levels
+    tag = '{"triggers":["<"],"structures":[{"begin":"<a>","schema":%s,"end":"</a>"}]}'
+    return [
+        chain(levels),
+        GrammarSpec("ebnf", f'start: {parens[0]}"a"{parens[1]}'),
+        GrammarSpec("ebnf", f"start: /{parens[0]}a{parens[1]}/"),
+        GrammarSpec("ebnf", f'root ::= {parens[0]}"a"{parens[1]}'),
+        GrammarSpec("regex", f"{parens[0]}a{parens[1]}"),
+        GrammarSpec("json_schema", schema),
+        GrammarSpec("structural_tag", tag % schema),
+    ]
+
+
+def test_what_nests_too_deeply_is_refused_in_words(shared: GrammarCompiler) -> None:
+    deep = shared.ask(chain(20_000))
+    wait(shared, deep)
+    assert deep.failure is not None and deep.failure.kind == "InvalidGrammar"
+    assert "ebnf: nested too deeply" in deep.failure.message
+    assert shared.ask(chain(20_000)) is deep
+
+
+def test_no_depth_takes_the_engine_along_however_large_the_stacks_are() -> None:
+    """Where stacks are unlimited a thread's is smaller than the main one's: what the worker could
+    compile ended the process that bound it."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_grammar_compiler import *\n"
+        "compiler = GrammarCompiler(vocabulary)\n"
+        "specs = [spec for levels in (150, 1000) for spec in nested(levels)]\n"
+        "asked = [compiler.ask(spec) for spec in specs]; wait(compiler, *asked)\n"
+        "print(sum(pending.bound is not None for pending in asked)); compiler.close()"
+    )
+    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (most, most)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1
 
 
 def test_a_worker_ends_with_its_parent_however_that_dies(tmp_path: Path) -> None:
