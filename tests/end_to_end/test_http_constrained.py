@@ -204,6 +204,33 @@ def test_a_named_tool_is_the_one_that_is_called(client: openai.OpenAI) -> None:
     assert set(json.loads(call.function.arguments)) == {"city", "days"}
 
 
+@pytest.mark.parametrize("is_named", [False, True], ids=["required", "named"])
+def test_what_a_tools_schema_has_beyond_grammars_is_refused_or_a_warning(
+    served: Any, is_named: bool
+) -> None:
+    pairs = {"type": "array", "items": {"$ref": "#/$defs/pair"}, "minItems": 2, "maxItems": 2}
+    parameters = {
+        "$defs": {"pair": {"type": "array", "maxItems": 0}},
+        "type": "object",
+        "properties": {"pairs": {**pairs, "uniqueItems": True}},
+        "required": ["pairs"],
+        "additionalProperties": False,
+    }
+    function = {"name": "pair_up", "parameters": parameters}
+    named = {"type": "function", "function": {"name": "pair_up"}}
+    choice = named if is_named else "required"
+    tools = [{"type": "function", "function": function}]
+    found = ask(served, tools=tools, tool_choice=choice).json()["choices"][0]
+    (call,) = found["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"pairs": [[], []]}
+    of_grammar, of_answer = found["warnings"]
+    assert "uniqueItems" in of_grammar
+    assert "not valid" in of_answer or "non-unique" in of_answer
+    function["strict"] = True
+    strict = ask(served, tools=tools, tool_choice=choice)
+    assert strict.status_code == 400 and strict.json()["error"]["param"] == "tools"
+
+
 def test_a_call_that_is_cut_is_text_of_finish_reason_length(served: Any) -> None:
     reply = ask(served, tools=[WEATHER], tool_choice="required", max_tokens=3).json()["choices"][0]
     assert reply["finish_reason"] == "length" and "tool_calls" not in reply["message"]
