@@ -251,7 +251,8 @@ async def _on_completion_failed(request: Request, error: Exception) -> JSONRespo
         has_name = error.field is None or str(error).startswith(f"{error.field}:")
         named = str(error) if has_name else f"{error.field}: {error}"
         return _error(400, named, "invalid_request_error", error.field)
-    return _error(500, str(error), "server_error")
+    status = 503 if error.kind == EngineError.__name__ else 500
+    return _error(status, str(error), "server_error")
 
 
 async def _on_engine_error(request: Request, error: Exception) -> JSONResponse:

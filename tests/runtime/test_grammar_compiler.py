@@ -152,6 +152,23 @@ def test_what_is_too_slow_for_the_quick_lane_is_done_by_the_patient_one(
     assert compiler._lanes[1]._worker is not None
 
 
+def test_what_has_waited_too_long_for_the_patient_lane_is_to_come_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "QUICK_LIMIT_S", 0.002)
+    compiler = make(timeout_s=20.0)
+    spec = GrammarSpec("regex", "|".join(f"word{i}[0-9]*x" for i in range(500)))
+    with monkeypatch.context() as crowded:
+        crowded.setattr(grammar_compiler, "MAX_WAIT_S", -1.0)
+        late = compiler.ask(spec)
+        wait(compiler, late)
+    assert late.failure is not None and late.failure.kind == "EngineError"
+    assert "busy" in late.failure.message and "again" in late.failure.message
+    again = compiler.ask(spec)
+    wait(compiler, again)
+    assert again.bound is not None
+
+
 def test_the_least_recently_used_are_forgotten_past_the_bound(make: Make) -> None:
     compiler = make(max_cached_bytes=3 * (ENTRY_BYTES + 2048))
     specs = [GrammarSpec("regex", f"{letter}+") for letter in "abcdefgh"]
@@ -250,6 +267,22 @@ def test_closing_ends_the_worker(make: Make) -> None:
     pid = worker_pid(compiler)
     compiler.close()
     assert not _is_alive(pid)
+
+
+def test_closing_leaves_what_still_waits(make: Make) -> None:
+    compiler = make()
+    wait(compiler, compiler.ask(DIGITS))
+    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    for letter in "abcdefgh":
+        compiler.ask(GrammarSpec("regex", letter))
+    while compiler._lanes[0]._queue.qsize() == 8:
+        time.sleep(0.001)
+    begun = time.monotonic()
+    compiler.close()
+    assert time.monotonic() - begun < 1.0
+    assert compiler._lanes[0]._queue.qsize() >= 7
+    thread = compiler._lanes[0]._thread
+    assert thread is not None and not thread.is_alive()
 
 
 def _is_alive(pid: int) -> bool:
