@@ -37,6 +37,7 @@ from .grammar_frames import (
     Check,
     Job,
     Refusal,
+    named,
     read_frame,
     start_thread,
     write_frame,
@@ -358,7 +359,7 @@ class _Lane:
         try:
             return _Outcome(entry, self._bind(compiled), num_bytes, schema=compiled.schema)
         except InvalidGrammar as error:
-            return _Outcome(entry, GrammarFailure(str(error)))
+            return _Outcome(entry, GrammarFailure(named(entry.spec.kind, error)))
 
     def _ready_worker(self) -> _Worker:
         if self._worker is None or self._worker.has_ended:

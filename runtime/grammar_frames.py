@@ -46,6 +46,12 @@ class Refusal:
     kind: str
 
 
+def named(kind: str, error: Exception) -> str:
+    """An error's message, led by what it is about."""
+    message = str(error)
+    return message if message.startswith(kind) else f"{kind}: {message}"
+
+
 def write_frame(stream: IO[bytes], payload: bytes) -> None:
     """A length, then so many bytes."""
     stream.write(_LENGTH.pack(len(payload)) + payload)

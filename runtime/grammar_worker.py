@@ -22,6 +22,7 @@ from .grammar_frames import (
     Check,
     Job,
     Refusal,
+    named,
     read_frame,
     start_thread,
     write_frame,
@@ -67,9 +68,9 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
     try:
         return compile_grammar(job.spec, Limits(max_seconds=job.limit_s * AUTOMATON_SHARE))
     except UnsupportedSchema as error:
-        return Refusal(str(error), UnsupportedSchema.__name__)
+        return Refusal(named(kind, error), UnsupportedSchema.__name__)
     except InvalidGrammar as error:  # or a kind of it that is nobody else's matter
-        return Refusal(str(error), InvalidGrammar.__name__)
+        return Refusal(named(kind, error), InvalidGrammar.__name__)
     except RecursionError:
         return Refusal(f"{kind}: nested too deeply", InvalidGrammar.__name__)
     except MemoryError:

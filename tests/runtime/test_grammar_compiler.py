@@ -88,6 +88,22 @@ def test_what_is_no_grammar_is_refused_and_remembered(shared: GrammarCompiler) -
     assert shared.ask(GrammarSpec("regex", "(a")) is wrong
 
 
+@pytest.mark.parametrize(
+    ("schema", "begin"),
+    [
+        ('{"type":"array","uniqueItems":true}', "json_schema: /: uniqueItems"),
+        ('{"type":"nonsense"}', "json_schema: "),
+        ("{", "json_schema: not JSON"),
+    ],
+)
+def test_a_refusal_begins_with_what_was_asked_for(
+    shared: GrammarCompiler, schema: str, begin: str
+) -> None:
+    refused = shared.ask(GrammarSpec("json_schema", schema))
+    wait(shared, refused)
+    assert refused.failure is not None and refused.failure.message.startswith(begin)
+
+
 def test_a_worker_killed_while_idle_is_replaced(shared: GrammarCompiler) -> None:
     wait(shared, shared.ask(DIGITS))
     os.kill(worker_pid(shared), signal.SIGKILL)
