@@ -11,6 +11,7 @@ of that grammar alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from .spec import GrammarSpec
 from .structural_tags import parse_tags, tags_to_lark
 from .unique_keys import UniqueKeys
 from .vocabulary import Vocabulary
+
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
-    lark = gbnf_to_lark(spec.source) if "::=" in spec.source else spec.source
+    lark = gbnf_to_lark(spec.source) if _GBNF_RULE.search(spec.source) else spec.source
     return CompiledGrammar(
         "pushdown", "a grammar of the caller's own rules", lark=lark, warnings=check_lark(lark)
     )

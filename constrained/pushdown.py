@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal
@@ -22,6 +23,10 @@ from .vocabulary import MASK_BITS, Vocabulary
 # Forcing would leave only the canonical token wherever bytes are forced: a mask that is less than
 # what the grammar allows.
 HEADER = '%llguidance { "no_forcing": true }\n'
+# As messages have them: "at LINE(COLUMN): ..." first, lines of the grammar behind.
+_PLACE = re.compile(r"(?:(?<=\Aat )|\A)\d+(?=\(\d+\))")
+_SHOWN_LINE = re.compile(r"^ *\d+(?= \| )", re.MULTILINE)
+_SHOWN_HEADER = f"   1 | {HEADER}"
 # Small enough that the worst grammar ends in an error, not in a second: by llguidance's speeds (50k
 # units of initial fuel, 14k of a step's fuel, 20k items a millisecond) 40, 14 and 1 ms
 # (measured on ambiguous rules: 10 ms).
@@ -162,7 +167,7 @@ class PushdownMatcher:
         if not self._has_failed():
             return None
         message: str = self._parser.get_error()
-        return message.partition("\n<")[0]  # what follows is the parser's inner state
+        return _in_given_lines(message.partition("\n<")[0])  # then comes the parser's inner state
 
 
 @functools.cache
@@ -205,6 +210,16 @@ def _new_matcher(lark: str, vocabulary: Vocabulary) -> Any:
 def _source(lark: str) -> str:
     source: str = _llguidance().LLMatcher.grammar_from_lark(HEADER + lark)
     return source
+
+
+def _in_given_lines(message: str) -> str:
+    """Without our header, which is a line of its own, in the text and in the lines' numbers."""
+    shown = _SHOWN_LINE.sub(_one_less, message.replace(_SHOWN_HEADER, ""))
+    return _PLACE.sub(_one_less, shown)
+
+
+def _one_less(number: re.Match[str]) -> str:
+    return f"{int(number[0]) - 1:{len(number[0])}}"
 
 
 def _limits(llguidance: ModuleType) -> Any:

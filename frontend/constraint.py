@@ -99,28 +99,33 @@ def constraint_of(
         "formats": formats,
         "lenient": lenient,
     }
-    is_json = names in (["json_schema"], ["json_object"])
+    has_json = names in (["json_schema"], ["json_object"], ["structural_tag"])
     for name, value in options.items():
-        if value is not None and not is_json:
-            raise InvalidProgram.of(name, value, "only together with json_schema")
+        if value is not None and not has_json:
+            raise InvalidProgram.of(name, value, "only together with json_schema or tags")
     if not names:
         return None
     if dtype is not None:
         return Constraint("regex", _regex_of(dtype))
-    if is_json:
-        return Constraint(
-            "json_object" if is_json_object else "json_schema",
-            "" if is_json_object else schema_text(json_schema),
-            whitespace or "compact",
-            property_order or "schema",
-            bool(lenient),
-            formats or "enforce",
-        )
     if choices is not None:
         return Constraint("choices", _json("choices", _checked_choices(choices)))
-    if structural_tag is not None:
-        return Constraint("structural_tag", _json("structural_tag", structural_tag))
-    return Constraint("regex", regex) if regex is not None else Constraint("ebnf", ebnf or "")
+    if not has_json:
+        return Constraint("regex", regex) if regex is not None else Constraint("ebnf", ebnf or "")
+    kind: ConstraintKind
+    if json_schema is not None:
+        kind, source = "json_schema", schema_text(json_schema)
+    elif structural_tag is not None:
+        kind, source = "structural_tag", _json("structural_tag", structural_tag)
+    else:
+        kind, source = "json_object", ""
+    return Constraint(
+        kind,
+        source,
+        whitespace or "compact",
+        property_order or "schema",
+        bool(lenient),
+        formats or "enforce",
+    )
 
 
 def schema_text(schema: object) -> str:

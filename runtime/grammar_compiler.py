@@ -3,9 +3,10 @@
     ask -> cache -> quick lane (0.5 s) -- too slow --> patient lane (2 s) -> collect, between steps
 
 What compiles quickly never waits behind what does not: a grammar that exceeds the quick lane's
-limit is begun again in the patient lane. A worker that exceeds a limit, or dies of a grammar, is
-replaced; the grammar is refused, and what is refused is remembered too. A lane is a thread that
-waits for its process; everything else here is called by the engine's own thread.
+limit is begun again in the patient lane, unless it has waited too long for that. A worker that
+exceeds a limit, or dies of a grammar, is replaced; the grammar is refused, and what is refused is
+remembered too. A lane is a thread that waits for its process; everything else here is called by the
+engine's own thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ from ..constrained.matcher import BoundGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
 from ..errors import EngineError, InvalidGrammar
-from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
+from .grammar_frames import (
+    ENGINE_STACK_BYTES,
+    Check,
+    Job,
+    Refusal,
+    named,
+    read_frame,
+    start_thread,
+    write_frame,
+)
 from .schedule.grammar import GrammarFailure, PendingGrammar
 
 log = logging.getLogger(__name__)
@@ -41,6 +51,8 @@ DEFAULT_TIMEOUT_S = 2.0
 GRACE_S = 2.0  # for an answer, past the time when the worker's own alarm should have ended it
 START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, that must compile C++ first
 MAX_WAITING = 256  # grammars on their way
+# In both lanes' queues: what the patient lane would begin later than that is asked to come again.
+MAX_WAIT_S = 5.0
 MAX_CACHED_BYTES = 256 * 2**20
 ENTRY_BYTES = 2048  # of a cached grammar besides its tables (guess)
 
@@ -62,6 +74,8 @@ class _Entry:
     spec: GrammarSpec
     pending: PendingGrammar = field(default_factory=PendingGrammar)
     asked_s: float = field(default_factory=time.perf_counter)
+    queued_s: float = 0.0  # since when it waits
+    waited_s: float = 0.0  # in all
     num_bytes: int = 0
 
 
@@ -166,7 +180,9 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the processes; grammars that are still on their way never come."""
         for lane in self._lanes:
-            lane.close()
+            lane.stop()
+        for lane in self._lanes:
+            lane.join()
 
     def _take(self, outcome: _Outcome) -> None:
         entry = outcome.entry
@@ -219,7 +235,8 @@ class _Binder:
 class _WorkerLost(Exception):
     """The process has ended, and not at its limit; the message says of what.
 
-    `is_of_grammar`: the grammar did it, by running out of memory where nobody can catch it.
+    `is_of_grammar`: the grammar did it, by running out of stack or memory where nobody can catch
+    that.
     """
 
     def __init__(self, message: str, *, is_of_grammar: bool = False) -> None:
@@ -248,31 +265,36 @@ class _Lane:
         self._queue: queue.SimpleQueue[_Entry | _Validation | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._worker: _Worker | None = None
+        self._up_since_s: float | None = None  # when its first process was ready
         self._is_closed = False
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="stemma-grammar", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, ENGINE_STACK_BYTES)
 
     def put(self, item: _Entry | _Validation) -> None:
         self.start()
+        if isinstance(item, _Entry):
+            item.queued_s = time.perf_counter()
         self._queue.put(item)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """What is in the queue stays there."""
         self._is_closed = True
         self._queue.put(None)
         if self._worker is not None:
             self._worker.kill()
+
+    def join(self) -> None:
         if self._thread is not None:
             self._thread.join(GRACE_S)
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             with contextlib.suppress(_WorkerLost):  # tried again, and told, when a grammar comes
                 self._ready_worker()
             item = self._queue.get()
-            if item is None:
+            if item is None or self._is_closed:
                 break
             try:
                 outcome = self._compile(item) if isinstance(item, _Entry) else self._check(item)
@@ -286,6 +308,10 @@ class _Lane:
 
     def _compile(self, entry: _Entry) -> _Outcome | None:
         """None where another lane has taken over."""
+        if self._has_waited_too_long(entry):
+            message = f"{entry.spec.kind}: the compiler is busy with other grammars; try again"
+            failure = GrammarFailure(message, EngineError.__name__)
+            return _Outcome(entry, failure, is_final=False)
         try:
             reply = self._ask(Job(entry.spec, self._limit_s))
         except _WorkerLost as lost:
@@ -302,6 +328,13 @@ class _Lane:
         if isinstance(compiled, Refusal):
             return _Outcome(entry, GrammarFailure(compiled.message, compiled.kind))
         return self._bound(entry, compiled, len(reply))
+
+    def _has_waited_too_long(self, entry: _Entry) -> bool:
+        """Only for others: the start of a lane's first process does not count."""
+        now = time.perf_counter()
+        since = entry.queued_s if self._up_since_s is None else self._up_since_s
+        entry.waited_s += now - max(since, entry.queued_s)
+        return self._patient is None and entry.waited_s > MAX_WAIT_S
 
     def _check(self, item: _Validation) -> _Validation:
         try:
@@ -326,11 +359,12 @@ class _Lane:
         try:
             return _Outcome(entry, self._bind(compiled), num_bytes, schema=compiled.schema)
         except InvalidGrammar as error:
-            return _Outcome(entry, GrammarFailure(str(error)))
+            return _Outcome(entry, GrammarFailure(named(entry.spec.kind, error)))
 
     def _ready_worker(self) -> _Worker:
         if self._worker is None or self._worker.has_ended:
             self._worker = _Worker(self._niceness)
+            self._up_since_s = self._up_since_s or time.perf_counter()
         return self._worker
 
 
@@ -387,10 +421,10 @@ class _Worker:
         status = self.end()
         if status == -signal.SIGALRM:
             return None
-        is_crash = status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
-        raise _WorkerLost(
-            f"the compiler's process ended (exit code {status})", is_of_grammar=is_crash
-        )
+        if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
+            message = "nested too deeply, or beyond what the compiler can take"
+            raise _WorkerLost(message, is_of_grammar=True)
+        raise _WorkerLost(f"the compiler's process ended (exit code {status})")
 
     def kill(self) -> None:
         self._process.kill()

@@ -1,9 +1,9 @@
 """`python -m stemma.runtime.grammar_worker`: compiles grammars and validates texts within limits.
 
 Started and read by `grammar_compiler.py`; speaks frames over standard input and output. A grammar
-may run into the worst that its compiler can do, so time and memory are bounded by the kernel: an
-alarm that nobody handles ends the process, an address space that is full ends the compilation. Its
-parent's end is the end of its input, and its own.
+may run into the worst that its compiler can do, so time, memory and stack are bounded by the
+kernel: an alarm that nobody handles ends the process, as does a stack that is full; an address
+space that is full ends the compilation. Its parent's end is the end of its input, and its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import sys
 from ..constrained.compiler import CompiledGrammar, Limits, compile_grammar
 from ..constrained.native.bindings import why_not_native
 from ..errors import InvalidGrammar, UnsupportedSchema
-from .grammar_frames import Check, Job, Refusal, read_frame, write_frame
+from .grammar_frames import (
+    WORKER_STACK_BYTES,
+    Check,
+    Job,
+    Refusal,
+    named,
+    read_frame,
+    start_thread,
+    write_frame,
+)
 
 MAX_EXTRA_BYTES = 500 * 2**20  # beyond what importing the compiler maps
 # Past this growth a worker is replaced, so that what one grammar left behind is not the next one's
@@ -28,6 +37,11 @@ AUTOMATON_SHARE = 0.5  # of the time; the rest is for the parser that takes over
 
 def main() -> int:
     """Serve until standard input ends."""
+    start_thread(_serve, WORKER_STACK_BYTES).join()
+    return 0
+
+
+def _serve() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library may print must not come between frames
     why_not_native()  # on a fresh machine it compiles C++, which is no grammar's fault
@@ -47,7 +61,6 @@ def main() -> int:
         write_frame(replies, reply)
         if num_bytes is not None and (_mapped_bytes() or 0) > num_bytes + MAX_GROWTH_BYTES:
             break
-    return 0
 
 
 def _compile(job: Job) -> CompiledGrammar | Refusal:
@@ -55,9 +68,9 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
     try:
         return compile_grammar(job.spec, Limits(max_seconds=job.limit_s * AUTOMATON_SHARE))
     except UnsupportedSchema as error:
-        return Refusal(str(error), UnsupportedSchema.__name__)
+        return Refusal(named(kind, error), UnsupportedSchema.__name__)
     except InvalidGrammar as error:  # or a kind of it that is nobody else's matter
-        return Refusal(str(error), InvalidGrammar.__name__)
+        return Refusal(named(kind, error), InvalidGrammar.__name__)
     except RecursionError:
         return Refusal(f"{kind}: nested too deeply", InvalidGrammar.__name__)
     except MemoryError:

@@ -1,6 +1,5 @@
-"""The C++ of `src/`, compiled for this CPU at first use; any C++17 compiler will do.
-
-`python -m stemma.constrained.native.build` builds ahead of time.
+"""The C++ of `src/`, compiled for this CPU at first use, or ahead of time by `make`; any C++17
+compiler will do.
 """
 
 from __future__ import annotations

@@ -51,20 +51,29 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's `structured_outputs`."""
+    """vLLM's `structured_outputs`; `disable_any_whitespace` is our `whitespace`. Nothing here ever
+    falls back to another compiler, or adds to a schema what it does not say."""
 
     model_config = ConfigDict(extra="forbid")
 
-    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_: str | dict[str, Any] | bool | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
 
     def asked(self) -> dict[str, Any]:
-        """What it is for `constraint_of`, which refuses more than one."""
+        """What it is for `constraint_of`, which refuses more than one. Raises InvalidRequest."""
+        if self.disable_additional_properties:
+            name = "structured_outputs.disable_additional_properties"
+            raise InvalidRequest.of(name, True, 'false; the schema says "additionalProperties"')
         return {
+            "whitespace": self._whitespace,
             "json_schema": self.json_,
             "regex": self.regex,
             "choices": self.choice,
@@ -72,6 +81,14 @@ class StructuredOutputs(BaseModel):
             "structural_tag": self.structural_tag,
             "is_json_object": bool(self.json_object),
         }
+
+    @property
+    def _whitespace(self) -> Whitespace | None:
+        """Only where there is JSON: clients send it with anything."""
+        has_json = self.json_ is not None or self.json_object or self.structural_tag is not None
+        if self.disable_any_whitespace is None or not has_json:
+            return None
+        return "compact" if self.disable_any_whitespace else "flexible"
 
 
 class ConstraintFields(BaseModel):
@@ -83,7 +100,7 @@ class ConstraintFields(BaseModel):
     ebnf: str | None = None
     json_schema: str | dict[str, Any] | bool | None = None
     structural_tag: str | dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -102,10 +119,7 @@ class ConstraintFields(BaseModel):
 
     def constraint(self) -> Constraint | None:
         """What the output must be. Raises InvalidRequest that names the field."""
-        if self.guided_whitespace_pattern is not None:
-            allowed = 'left out; see whitespace, "compact" or "flexible"'
-            value = self.guided_whitespace_pattern
-            raise InvalidRequest.of("guided_whitespace_pattern", value, allowed)
+        self._refuse_patterns()
         asked = self._asked()
         if len(asked) > 1:
             names = list(asked)
@@ -121,7 +135,19 @@ class ConstraintFields(BaseModel):
         try:
             return constraint_of(**{**wanted, **given})
         except InvalidProgram as error:
-            raise InvalidRequest(str(error), field or error.field) from error
+            at_fault = error.field if error.field in options else field or error.field
+            raise InvalidRequest(str(error), at_fault) from error
+
+    def _refuse_patterns(self) -> None:
+        nested = self.structured_outputs
+        patterns = {
+            "guided_whitespace_pattern": self.guided_whitespace_pattern,
+            "structured_outputs.whitespace_pattern": nested and nested.whitespace_pattern,
+        }
+        for name, value in patterns.items():
+            if value is not None:
+                allowed = 'left out; see whitespace, "compact" or "flexible"'
+                raise InvalidRequest.of(name, value, allowed)
 
     def _asked(self) -> dict[str, dict[str, Any]]:
         """By field, what is asked for in the words of `constraint_of`."""

@@ -120,7 +120,8 @@ class _Server:
             )
             for instance, prompt in enumerate(prompts)
         ]
-        items = _merged(calls, body.constraint_field)
+        of_tools = None if params.constraint is None else "tools"
+        items = _merged(calls, body.constraint_field or of_tools)
         if not body.stream:
             outcomes = await _collect(items, len(prompts) * body.n, request)
             choices = [make.choice(index, outcome) for index, outcome in enumerate(outcomes)]
@@ -250,7 +251,8 @@ async def _on_completion_failed(request: Request, error: Exception) -> JSONRespo
         has_name = error.field is None or str(error).startswith(f"{error.field}:")
         named = str(error) if has_name else f"{error.field}: {error}"
         return _error(400, named, "invalid_request_error", error.field)
-    return _error(500, str(error), "server_error")
+    status = 503 if error.kind == EngineError.__name__ else 500
+    return _error(status, str(error), "server_error")
 
 
 async def _on_engine_error(request: Request, error: Exception) -> JSONResponse:

@@ -250,14 +250,14 @@ class ChatReply(_Reply):
     def _message(self, outcome: Outcome) -> tuple[dict[str, Any], str]:
         """Content and tool calls, and the finish reason."""
         reason: str = outcome.meta["finish_reason"]
-        content: str | None = outcome.text
         if self._tool_use is None:
-            return {"content": content}, reason
+            return {"content": outcome.text}, reason
         content, calls = self._tool_use.read(outcome.text)
         if not calls:
             return {"content": content}, reason
         items = [call.as_openai() for call in calls]
-        return {"content": content, "tool_calls": items}, "tool_calls"
+        message = {"content": content.strip() or None, "tool_calls": items}
+        return message, "tool_calls" if reason == "stop" else reason
 
     def chunks(self, index: int, item: str | Outcome) -> list[dict[str, Any]]:
         deltas: list[tuple[dict[str, Any], str | None]] = []
@@ -270,10 +270,13 @@ class ChatReply(_Reply):
                 deltas.append(({"content": text}, None))
         else:
             deltas += self._last_deltas(index, item)
-        return [
+        chunks = [
             self._chunk({"index": index, "delta": delta, "finish_reason": reason})
             for delta, reason in deltas
         ]
+        if isinstance(item, Outcome):
+            chunks[-1]["choices"][0].update(_warnings(item))
+        return chunks
 
     def _sendable(self, index: int, fresh: str) -> str:
         """What of a stream's text is surely no part of a call."""
@@ -292,10 +295,12 @@ class ChatReply(_Reply):
         held = self._held.pop(index, "")
         last: list[tuple[dict[str, Any], str | None]] = []
         if calls := message.get("tool_calls"):
+            assert self._tool_use is not None
+            held = self._tool_use.read(held)[0]
             numbered = [{"index": i, **call} for i, call in enumerate(calls)]
             last.append(({"tool_calls": numbered}, None))
-        elif held:
-            last.append(({"content": held}, None))
+        if held.strip() or (held and not calls):
+            last.insert(0, ({"content": held}, None))
         return [*last, ({}, reason)]
 
 
@@ -322,10 +327,10 @@ class TextReply(_Reply):
         }
 
     def chunks(self, index: int, item: str | Outcome) -> list[dict[str, Any]]:
-        is_text = isinstance(item, str)
-        text = item if isinstance(item, str) else ""
-        reason = None if is_text else item.meta["finish_reason"]  # type: ignore[union-attr]
-        return [self._chunk({"index": index, "text": text, "finish_reason": reason})]
+        if isinstance(item, str):
+            return [self._chunk({"index": index, "text": item, "finish_reason": None})]
+        end = {"text": "", "finish_reason": item.meta["finish_reason"], **_warnings(item)}
+        return [self._chunk({"index": index, **end})]
 
 
 def _warnings(outcome: Outcome) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 "required" and a named function constrain the whole output to a call as JSON; "auto" leaves text
 free until `<tool_call>` begins one (the format of Hermes models), if the model's chat template
-knows tools at all.
+knows tools at all. Schemas are enforced strictly where a function that may be called is `strict`,
+else leniently: what cannot be enforced is a warning of the answer.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ...errors import InvalidRequest
+from ...errors import InvalidProgram, InvalidRequest
 from ...frontend.constraint import Constraint, constraint_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-_ARGUMENTS = '"arguments":'
-_CALL = re.compile(f"{BEGIN}\\s*(.*?)\\s*{END}", re.DOTALL)
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"\s*,\s*"arguments"\s*:\s*')
+_TAIL = re.compile(r"\s*\}\s*")
 
 
 class ToolFunction(BaseModel):
@@ -30,7 +31,7 @@ class ToolFunction(BaseModel):
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # true: what of the schema cannot be enforced is refused
 
     @property
     def schema_(self) -> dict[str, Any]:
@@ -108,14 +109,22 @@ class ToolUse:
         return json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
 
     def constraint(self) -> Constraint | None:
-        """What the output must be."""
+        """What the output must be. Raises InvalidRequest that names `tools`."""
+        try:
+            return self._constraint()
+        except InvalidProgram as error:
+            raise InvalidRequest(f"tools: {error}", "tools") from error
+
+    def _constraint(self) -> Constraint | None:
         functions = [tool.function for tool in self.tools]
+        is_lenient = not any(function.strict for function in functions)
         if isinstance(self.choice, NamedChoice):
             wanted = self.choice.function.name
-            (schema,) = [f.schema_ for f in functions if f.name == wanted][:1]
-            return constraint_of(json_schema=schema)
+            function = next(f for f in functions if f.name == wanted)
+            return constraint_of(json_schema=function.schema_, lenient=not function.strict)
         if self.choice == "required":
-            return constraint_of(json_schema={"anyOf": [_call_schema(f) for f in functions]})
+            calls = [_call_schema(index, f) for index, f in enumerate(functions)]
+            return constraint_of(json_schema={"anyOf": calls}, lenient=is_lenient)
         if not self.may_call:
             return None
         structures = [
@@ -127,44 +136,65 @@ class ToolUse:
             for f in functions
         ]
         tag = {"type": "structural_tag", "structures": structures, "triggers": [BEGIN]}
-        return constraint_of(structural_tag=tag)
+        return constraint_of(structural_tag=tag, lenient=is_lenient)
 
-    def read(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """The text beside the calls, and the calls; of a call that was cut, only text."""
+    def read(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text before, between and behind the calls, and the calls; one that was cut is text.
+
+        With "auto", `text` may begin anywhere outside a call.
+        """
         if isinstance(self.choice, NamedChoice):
-            return (
-                (None, [ToolCall(self.choice.function.name, text)])
-                if _is_json(text)
-                else (text, [])
-            )
+            call = ToolCall(self.choice.function.name, text)
+            return ("", [call]) if _json_end(text, 0) == len(text) else (text, [])
         if self.choice == "required":
-            return (None, [_call_of(text)]) if _is_json(text) else (text, [])
-        calls = [_call_of(found[1]) for found in _CALL.finditer(text) if _is_json(found[1])]
-        return (text.partition(BEGIN)[0].strip() or None if calls else text), calls
+            found = _call_at(text, 0)
+            return ("", [found[0]]) if found is not None else (text, [])
+        return _tagged_calls(text)
 
     @property
     def _is_told(self) -> bool:
         return bool(self.tools) and self.template_knows_tools
 
 
-def _call_schema(function: ToolFunction) -> dict[str, Any]:
+def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:
+    """The arguments' schema is a resource of its own: its pointers count from its own root."""
+    arguments = {"$id": f"urn:stemma:tool:{index}", **function.schema_}
     return {
         "type": "object",
-        "properties": {"name": {"const": function.name}, "arguments": function.schema_},
+        "properties": {"name": {"const": function.name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _call_of(text: str) -> ToolCall:
-    """The arguments as they were written: {"name":NAME,"arguments":...}, NAME without quotes."""
-    name = json.loads(text)["name"]
-    return ToolCall(name, text.partition(_ARGUMENTS)[2].rpartition("}")[0].strip())
+def _tagged_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """What lies outside of tags that hold a call, and the calls."""
+    beside, calls = "", list[ToolCall]()
+    done = at = 0
+    while (at := text.find(BEGIN, at)) >= 0:
+        begin, at = at, at + len(BEGIN)
+        found = _call_at(text, at)
+        if found is not None and text.startswith(END, found[1]):
+            beside += text[done:begin]
+            calls.append(found[0])
+            done = at = found[1] + len(END)
+    return beside + text[done:], calls
 
 
-def _is_json(text: str) -> bool:
+def _call_at(text: str, begin: int) -> tuple[ToolCall, int] | None:
+    """The call {"name":NAME,"arguments":...} that begins here, arguments as they were written, and
+    where it ends with the blanks behind it; None where none is."""
+    head = _HEAD.match(text, begin)
+    end = None if head is None else _json_end(text, head.end())
+    tail = None if end is None else _TAIL.match(text, end)
+    if head is None or tail is None:
+        return None
+    return ToolCall(head[1], text[head.end() : end]), tail.end()
+
+
+def _json_end(text: str, begin: int) -> int | None:
+    """Where the JSON that begins here ends; None where none is."""
     try:
-        json.loads(text)
+        return json.JSONDecoder().raw_decode(text, begin)[1]
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None

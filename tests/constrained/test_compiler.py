@@ -70,6 +70,8 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
         (spec_of("json_object"), "pushdown", ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", "{"]),
         (spec_of("ebnf", 'start: "a" start "b" | "c"'), "pushdown", ["c", "aacbb"], ["acbb", "ab"]),
         (spec_of("ebnf", 'root ::= "(" root ")" | [0-9]+'), "pushdown", ["7", "((1))"], ["(1"]),
+        (spec_of("ebnf", 'start: "::=" x\nx: "root ::= y"'), "pushdown", ["::=root ::= y"], [""]),
+        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "pushdown", ["ab"], ["a"]),
         (spec_of("ebnf", 'start: start "a" | "b"'), "pushdown", ["b", "baaa"], ["a", ""]),
         (spec_of("structural_tag", TAGS), "pushdown",
          ["", "hi <b>", "<f=a>12</f>", 'so: <f=b>"x"</f> and <f=a>0</f>.'],
@@ -184,3 +186,23 @@ def test_a_hostile_grammar_ends_soon(spec: GrammarSpec) -> None:
     except InvalidGrammar:
         pass
     assert time.perf_counter() - start < 5.0  # 2 s on a machine of one's own
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "shown"),
+    [
+        ("start: )", "1(8)", "   1 | start: )\n"),
+        ("start: nothing", "at 1(8)", "   1 | start: nothing\n"),
+        ("start: a\n\na: b c\n", "at 3(4)", "   1 | start: a\n   2 | \n   3 | a: b c\n"),
+        ("\n" * 9 + "start: )", "10(8)", "   8 | \n   9 | \n  10 | start: )\n"),
+        ('start: /2(3)/ "1 | x" b', "at 1(8)", '   1 | start: /2(3)/ "1 | x" b\n'),
+    ],
+)
+def test_an_error_in_a_grammar_counts_the_callers_lines(
+    source: str, place: str, shown: str
+) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        compile_grammar(spec_of("ebnf", source))
+    message = str(caught.value)
+    assert message.startswith(f"ebnf: {place}: ")
+    assert shown in message and "%llguidance" not in message

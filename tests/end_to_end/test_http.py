@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -10,8 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.requests import Request
 
 import stemma as st
+from stemma.runtime.server.completion import CompletionFailed
+from stemma.runtime.server.http import _on_completion_failed
 
 MODEL = "stemma-tiny"
 RECALL = [
@@ -247,6 +251,16 @@ def test_a_body_that_is_no_request_is_a_400(served: Any, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     reply = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=headers)
     assert reply.status_code == 400 and "error" in reply.json()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("EngineError", 503), ("InvalidGrammar", 400), ("KeyError", 500)]
+)
+def test_what_may_be_tried_again_is_told_apart_by_its_status(kind: str, status: int) -> None:
+    failed = CompletionFailed("busy", kind)
+    assert (
+        asyncio.run(_on_completion_failed(Request({"type": "http"}), failed)).status_code == status
+    )
 
 
 def test_another_model_and_another_path_are_404(client: openai.OpenAI, served: Any) -> None:

@@ -95,8 +95,8 @@ def test_gen_int_and_gen_string_are_gens_with_a_dtype() -> None:
         ({"json_schema": "[" * 100_000}, "not JSON"),
         ({"json_schema": {}, "whitespace": "some"}, "whitespace"),
         ({"json_schema": {}, "property_order": "random"}, "property_order"),
-        ({"regex": "a", "whitespace": "compact"}, "only together with json_schema"),
-        ({"lenient": True}, "only together with json_schema"),
+        ({"regex": "a", "whitespace": "compact"}, "only together with json_schema or tags"),
+        ({"lenient": True}, "only together with json_schema or tags"),
     ],
 )
 def test_what_makes_no_sense_is_refused_where_it_is_written(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -87,6 +88,22 @@ def test_what_is_no_grammar_is_refused_and_remembered(shared: GrammarCompiler) -
     assert shared.ask(GrammarSpec("regex", "(a")) is wrong
 
 
+@pytest.mark.parametrize(
+    ("schema", "begin"),
+    [
+        ('{"type":"array","uniqueItems":true}', "json_schema: /: uniqueItems"),
+        ('{"type":"nonsense"}', "json_schema: "),
+        ("{", "json_schema: not JSON"),
+    ],
+)
+def test_a_refusal_begins_with_what_was_asked_for(
+    shared: GrammarCompiler, schema: str, begin: str
+) -> None:
+    refused = shared.ask(GrammarSpec("json_schema", schema))
+    wait(shared, refused)
+    assert refused.failure is not None and refused.failure.message.startswith(begin)
+
+
 def test_a_worker_killed_while_idle_is_replaced(shared: GrammarCompiler) -> None:
     wait(shared, shared.ask(DIGITS))
     os.kill(worker_pid(shared), signal.SIGKILL)
@@ -151,6 +168,23 @@ def test_what_is_too_slow_for_the_quick_lane_is_done_by_the_patient_one(
     assert compiler._lanes[1]._worker is not None
 
 
+def test_what_has_waited_too_long_for_the_patient_lane_is_to_come_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "QUICK_LIMIT_S", 0.002)
+    compiler = make(timeout_s=20.0)
+    spec = GrammarSpec("regex", "|".join(f"word{i}[0-9]*x" for i in range(500)))
+    with monkeypatch.context() as crowded:
+        crowded.setattr(grammar_compiler, "MAX_WAIT_S", -1.0)
+        late = compiler.ask(spec)
+        wait(compiler, late)
+    assert late.failure is not None and late.failure.kind == "EngineError"
+    assert "busy" in late.failure.message and "again" in late.failure.message
+    again = compiler.ask(spec)
+    wait(compiler, again)
+    assert again.bound is not None
+
+
 def test_the_least_recently_used_are_forgotten_past_the_bound(make: Make) -> None:
     compiler = make(max_cached_bytes=3 * (ENTRY_BYTES + 2048))
     specs = [GrammarSpec("regex", f"{letter}+") for letter in "abcdefgh"]
@@ -172,6 +206,58 @@ def test_too_many_on_their_way_are_refused(make: Make, monkeypatch: pytest.Monke
     assert refused.failure is not None and "later" in refused.failure.message
     wait(compiler, *accepted)
     assert not compiler.ask(GrammarSpec("regex", "c")).is_done
+
+
+def chain(length: int) -> GrammarSpec:
+    """Rules one within the other: llguidance takes a frame of its stack for each."""
+    links = [f'r{i}: "a" r{i + 1} "b"' for i in range(length)]
+    return GrammarSpec("ebnf", "\n".join(["start: r0", *links, f'r{length}: "c"']))
+
+
+def nested(levels: int) -> list[GrammarSpec]:
+    """What nests in each kind of source."""
+    parens = "(" * levels, ")" * levels
+    schema = '{"items":' * levels + "true" + "}" * levels
+    tag = '{"triggers":["<"],"structures":[{"begin":"<a>","schema":%s,"end":"</a>"}]}'
+    return [
+        chain(levels),
+        GrammarSpec("ebnf", f'start: {parens[0]}"a"{parens[1]}'),
+        GrammarSpec("ebnf", f"start: /{parens[0]}a{parens[1]}/"),
+        GrammarSpec("ebnf", f'root ::= {parens[0]}"a"{parens[1]}'),
+        GrammarSpec("regex", f"{parens[0]}a{parens[1]}"),
+        GrammarSpec("json_schema", schema),
+        GrammarSpec("structural_tag", tag % schema),
+    ]
+
+
+def test_what_nests_too_deeply_is_refused_in_words(shared: GrammarCompiler) -> None:
+    deep = shared.ask(chain(20_000))
+    wait(shared, deep)
+    assert deep.failure is not None and deep.failure.kind == "InvalidGrammar"
+    assert "ebnf: nested too deeply" in deep.failure.message
+    assert shared.ask(chain(20_000)) is deep
+
+
+def test_no_depth_takes_the_engine_along_however_large_the_stacks_are() -> None:
+    """Where stacks are unlimited a thread's is smaller than the main one's: what the worker could
+    compile ended the process that bound it."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_grammar_compiler import *\n"
+        "compiler = GrammarCompiler(vocabulary)\n"
+        "specs = [spec for levels in (150, 1000) for spec in nested(levels)]\n"
+        "asked = [compiler.ask(spec) for spec in specs]; wait(compiler, *asked)\n"
+        "print(sum(pending.bound is not None for pending in asked)); compiler.close()"
+    )
+    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (most, most)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1
 
 
 def test_a_worker_ends_with_its_parent_however_that_dies(tmp_path: Path) -> None:
@@ -197,6 +283,22 @@ def test_closing_ends_the_worker(make: Make) -> None:
     pid = worker_pid(compiler)
     compiler.close()
     assert not _is_alive(pid)
+
+
+def test_closing_leaves_what_still_waits(make: Make) -> None:
+    compiler = make()
+    wait(compiler, compiler.ask(DIGITS))
+    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    for letter in "abcdefgh":
+        compiler.ask(GrammarSpec("regex", letter))
+    while compiler._lanes[0]._queue.qsize() == 8:
+        time.sleep(0.001)
+    begun = time.monotonic()
+    compiler.close()
+    assert time.monotonic() - begun < 1.0
+    assert compiler._lanes[0]._queue.qsize() >= 7
+    thread = compiler._lanes[0]._thread
+    assert thread is not None and not thread.is_alive()
 
 
 def _is_alive(pid: int) -> bool:
