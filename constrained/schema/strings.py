@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from ..grammar import Alt, And, Expression, Literal, Not, Repeat, alt
-from ..regular.languages import is_empty
+from ..regular.languages import is_known_empty
 from ..regular.regex_parser import parse_regex
 from .formats import format_expression
 from .json_text import ANY_CHAR, ANY_JSON_STRING, ANY_TEXT, encoded, json_string
@@ -110,7 +110,7 @@ def characters(case: StringCase) -> Expression:
     if len(parts) == 1:
         return parts[0]
     whole = And(tuple(parts))
-    return Alt(()) if is_empty(whole) else whole
+    return Alt(()) if is_known_empty(whole) else whole
 
 
 @lru_cache(maxsize=2048)

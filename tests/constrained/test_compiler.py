@@ -105,6 +105,29 @@ def test_triggered_tags_come_as_often_as_they_say(
     assert matches(grammar, "<t>1</t><t>2</t>") == (not stop_after_first)
 
 
+@pytest.mark.parametrize("is_lenient", [False, True])
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},  # pydantic HttpUrl
+         ["http://a.b/c?d=e", "x:" + "y" * 2081], ["", "a b", "x:" + "y" * 2082]),
+        ({"type": "string", "format": "email", "maxLength": 320}, ["a@b.c"], ["a", "@b"]),
+        ({"type": "string", "pattern": r"^\p{L}+$", "maxLength": 255},
+         ["é", "a" * 255], ["", "a1", "a" * 256]),
+        ({"type": "string", "not": {"format": "uri"}, "maxLength": 2083}, ["a b"], ["a:b"]),
+        ({"type": "object", "propertyNames": {"pattern": r"^\p{L}+$", "maxLength": 255}},
+         [{}, {"é": 1, "b": 2}], [{"": 1}, {"a1": 1}]),
+    ],
+)  # fmt: skip
+def test_a_string_too_large_for_an_automaton_goes_to_the_parser(
+    schema: object, yes: list[object], no: list[object], is_lenient: bool
+) -> None:
+    grammar = bound(GrammarSpec("json_schema", json.dumps(schema), is_lenient=is_lenient))
+    assert grammar.path == "pushdown"
+    texts = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in yes + no]
+    assert [matches(grammar, text) for text in texts] == [True] * len(yes) + [False] * len(no)
+
+
 def test_a_grammar_past_its_limits_goes_to_the_parser() -> None:
     grammar = bound(spec_of("regex", "(a|b)*a(a|b){9}"), Limits(max_states=100))
     assert grammar.path == "pushdown" and "100 states" in grammar.reason
