@@ -284,7 +284,7 @@ def _unpaid(owed: frozenset[Debt], missing: Container[str | None]) -> frozenset[
 def _key_language(
     inside: frozenset[Language], outside: frozenset[Language], names: list[str]
 ) -> Expression:
-    parts = [*(part.expression for part in inside), *(Not(part.expression) for part in outside)]
+    parts = [*(part.expression for part in inside), *(Not(part.widest) for part in outside)]
     if names:
         parts.append(Not(alt(*map(Literal, names))))
     if not parts:

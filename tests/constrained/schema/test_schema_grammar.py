@@ -231,6 +231,38 @@ def test_strings_have_one_spelling_unless_nothing_is_asked_of_them() -> None:
         assert not matches(short, text)
 
 
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"pattern": r"^\d+$"}, ['"3"'], ['"\u0663"', r'"3\n"']),
+        ({"pattern": r"^\D$"}, ['"x"'], ['"\u0663"', '"3"']),
+        ({"pattern": r"^\S$"}, ['"x"', '"\u0663"'], ['"\ufeff"', r'"\u001c"']),
+        ({"pattern": r"^[^\d]$"}, ['"x"'], ['"\u0663"']),
+        ({"pattern": "^.$"}, ['"x"'], ['"\u2028"', r'"\r"', r'"\n"']),
+        ({"not": {"pattern": "^.$"}}, ['"xx"', r'"\n"'], ['"x"', '"\u2028"', r'"\r"', r'"x\n"']),
+        ({"not": {"pattern": r"^\d$"}}, ['"x"'], ['"3"', '"\u0663"', r'"3\n"']),
+        ({"not": {"pattern": r"\s"}}, ['"x"'], ['" "', '"\ufeff"', r'"\u001c"']),
+        ({"pattern": r"^\p{Nd}$"}, ['"\u0663"'], ['"x"']),  # no regex of Python's
+        ({"enum": ["3", "\u0663"], "pattern": r"^\d$"}, ['"3"'], ['"\u0663"']),
+        ({"type": "object", "patternProperties": {r"^\d$": {"type": "integer"}},
+          "additionalProperties": {"type": "null"}},
+         ['{"3":1,"x":null}'], ['{"\u0663":1}', '{"\u0663":null}']),
+        ({"type": "object", "properties": {"\u0663": True},
+          "patternProperties": {r"^\d$": {"type": "integer"}}},
+         ['{"\u0663":1}'], ['{"\u0663":null}']),
+        ({"type": "object", "propertyNames": {"pattern": r"^\d$"}},
+         ['{"3":1}'], ['{"\u0663":1}', '{"x":1}']),
+        ({"type": "object", "not": {"propertyNames": {"pattern": r"^\d$"}}},
+         ['{"x":1}'], ['{"\u0663":1}', '{"3":1}']),
+    ],
+)  # fmt: skip
+def test_where_two_readings_of_a_pattern_differ_both_hold(
+    schema: Any, yes: list[str], no: list[str]
+) -> None:
+    assert [text for text in yes if not matches(schema, text)] == []
+    assert [text for text in no if matches(schema, text)] == []
+
+
 def test_numbers_are_canonical_with_an_exponent_only_where_nothing_is_asked() -> None:
     assert matches({"type": "number"}, "-1.5e+10")
     assert not matches({"type": "number", "minimum": 0}, "1e5")
