@@ -190,6 +190,42 @@ def test_keys_come_in_the_schemas_order_unless_any_is_asked_for() -> None:
         assert not matches(schema, text, property_order="any")
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind", "z"],
+          "if": {"properties": {"kind": {"const": "a"}}},
+          "then": {"properties": {"x": {"type": "integer"}}}}, '{"kind":"b","x":"s","z":1}'),
+        ({"anyOf": [{"properties": {"x": {"type": "null"}}, "required": ["x"]},
+                    {"properties": {"y": {"type": "null"}}, "required": ["y"]}]},
+         '{"x":1,"y":null}'),
+        ({"oneOf": [{"properties": {"t": {"const": 1}, "size": {"type": "null"}}},
+                    {"properties": {"t": {"const": 2}, "name": {"type": "null"}}}],
+          "required": ["t", "name"]}, '{"t":2,"size":3,"name":null}'),
+        ({"dependentRequired": {"a": ["b"]}, "required": ["c"]}, '{"b":1,"c":2}'),
+    ],
+)  # fmt: skip
+def test_a_keys_place_is_the_same_in_every_branch(schema: dict[str, Any], text: str) -> None:
+    schema = {"type": "object", **schema}
+    assert matches(schema, text)
+    members = text[1:-1].split(",")
+    swapped = ",".join([*members[:-2], members[-1], members[-2]])
+    assert not matches(schema, f"{{{swapped}}}")
+
+
+def test_branches_with_very_many_keys_place_their_own_only() -> None:
+    """Else each branch would have a rule for the keys of all others."""
+    branches = [
+        {"properties": {"t": {"const": i}, **{f"{i}.{j}": {"type": "null"} for j in range(20)}},
+         "required": ["t"]}
+        for i in range(40)
+    ]  # fmt: skip
+    schema = {"type": "object", "oneOf": branches}
+    start = time.process_time()
+    assert matches(schema, '{"t":1,"1.0":null,"0.0":5}')
+    assert time.process_time() - start < 2
+
+
 def test_any_order_takes_counts_and_free_keys() -> None:
     schema = {
         "type": "object",
