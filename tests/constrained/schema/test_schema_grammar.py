@@ -47,6 +47,8 @@ def matches(schema: Any, text: str, **options: Any) -> bool:
     [
         ({"type": "nonsense"}, ("type='nonsense'", "null, boolean")),
         ({"properties": {"a": {"minLength": "3"}}}, ("/properties/a: minLength='3'",)),
+        ({"items": {"minLength": 1e30}}, ("/items: minLength=1e+30", "from 0 to 2147483647")),
+        ({"maxItems": 2**31}, ("maxItems=2147483648", "from 0 to 2147483647")),
         ({"required": 5}, ("required=5", "list of property names")),
         ({"items": {"a/b": 1, "anyOf": []}}, ("/items: anyOf=[]",)),
         ({"properties": {"a/b": {"not": 3}}}, ("/properties/a~1b: not=3",)),
@@ -362,6 +364,12 @@ def test_hard_schemas_end_soon_in_a_grammar_or_an_error(schema: Any) -> None:
     except InvalidGrammar as error:
         assert str(error).startswith("/")
     assert time.process_time() - start < 2
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    schema_grammar(nested(250))
+    with pytest.raises(InvalidGrammar, match="/: the schema is nested too deeply: deeper than 256"):
+        schema_grammar(nested(300))
 
 
 def test_the_documentation_has_the_table_of_keywords() -> None:
