@@ -187,7 +187,9 @@ _ROWS = (
     Keyword("minLength", *_COUNT, "exactly, in code points"),
     Keyword("maxLength", *_COUNT, "exactly, in code points"),
     Keyword(
-        "pattern", *_TEXT, "exactly, ECMA 262 syntax, unanchored; no backreferences, no look-around"
+        "pattern",
+        *_TEXT,
+        "exactly, ECMA 262 syntax, unanchored; no backreferences, no `\\b`, lookarounds in part",
     ),
     Keyword("format", *_TEXT, "see below"),
     Keyword("contentEncoding", *_TEXT, "`base64`; other encodings are annotations", _D7, _D7),

@@ -165,13 +165,13 @@ def expression(case: NumberCase, add_rule: Callable[[str, Expression], None]) ->
         return alt(*(Literal(text) for text in texts if text is not None))
     parts = case.interval.without(list(case.excluded))
     rules: dict[str, Expression] = {}
-    texts = alt(*(_within(part, case, rules.__setitem__) for part in parts))
+    whole = alt(*(_within(part, case, rules.__setitem__) for part in parts))
     if not rules:
-        return texts
-    rules[f"number_{abs(hash(case)):x}"] = texts
-    for name, rule in rules.items():
+        return whole
+    first = f"number_{abs(hash(case)):x}"
+    for name, rule in (*rules.items(), (first, whole)):
         add_rule(name, rule)
-    return Ref(name)
+    return Ref(first)
 
 
 def _within(

@@ -177,6 +177,16 @@ def test_multiples_in_a_recursive_schema(
     assert [text for text in no if matches(grammar, f'{{"v":{text}}}')] == []
 
 
+def test_no_terminal_of_the_parser_is_written_out_twice() -> None:
+    """Rules within terminals keep their names: else their texts multiply."""
+    number = {"type": "integer", "multipleOf": 7}
+    schema = {"type": "object", "properties": dict.fromkeys("abcd", number)}
+    lark = compile_grammar(spec_of("json_schema", schema)).lark
+    assert lark is not None and len(lark) < 20_000
+    bodies = [line.partition(": ")[2] for line in lark.splitlines()]
+    assert all(other.count(body) <= 1 for body in bodies if len(body) > 60 for other in bodies)
+
+
 def test_a_multiple_with_too_many_remainders_for_a_token_is_refused() -> None:
     closed = {"type": "integer", "multipleOf": 997}
     assert matches(bound(spec_of("json_schema", closed)), str(997**5))
