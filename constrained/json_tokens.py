@@ -60,7 +60,7 @@ class JsonShapes:
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._known: dict[int, tuple[Expression, Kinds, _Moves]] = {}
         self._of_rule: dict[str, tuple[Kinds, _Moves]] = {}
-        for name in _from_below(rules):
+        for name in from_below(rules):
             self._of_rule[name] = self._shape(rules[name])
         self.recursive = frozenset(rules) - frozenset(self._of_rule)
 
@@ -104,14 +104,46 @@ class JsonShapes:
         return kinds, tuple(_union(moves[place] for _, moves in shapes) for place in Place)
 
 
-def _from_below(rules: Mapping[str, Expression]) -> Iterable[str]:
-    """Names of the rules that never lead to themselves, each after those that it refers to."""
-    waiting = {name: set(_references(expression)) for name, expression in rules.items()}
+def words_by_rules(rules: Mapping[str, Expression]) -> set[str]:
+    """The rules that refer to others and lead to characters of words only: numbers by their
+    remainders."""
+    words = {name for name, rule in rules.items() if _has_words_only(rule)}
     users: dict[str, list[str]] = {}
-    for name, references in waiting.items():
-        for reference in references:
+    for name in words:
+        for reference in references(rules[name]):
             users.setdefault(reference, []).append(name)
-    ready = [name for name, references in waiting.items() if not references]
+    pending = [name for name in users if name not in words]
+    while pending:
+        for user in users.get(pending.pop(), ()):
+            if user in words:
+                words.discard(user)
+                pending.append(user)
+    return {name for name in words if any(references(rules[name]))}
+
+
+def _has_words_only(expression: Expression) -> bool:
+    """Whether its own characters, besides those of the rules that it refers to, are of words."""
+    match expression:
+        case Literal(text):
+            return all(_kind(character) == Kind.WORD for character in text)
+        case Chars():
+            return _kinds_of(expression) <= {Kind.WORD}
+        case Concat(parts) | Alt(parts):
+            return all(map(_has_words_only, parts))
+        case Repeat(part):
+            return _has_words_only(part)
+        case _:
+            return isinstance(expression, Ref)
+
+
+def from_below(rules: Mapping[str, Expression]) -> Iterable[str]:
+    """Names of the rules that never lead to themselves, each after those that it refers to."""
+    waiting = {name: set(references(expression)) for name, expression in rules.items()}
+    users: dict[str, list[str]] = {}
+    for name, used in waiting.items():
+        for reference in used:
+            users.setdefault(reference, []).append(name)
+    ready = [name for name, used in waiting.items() if not used]
     while ready:
         name = ready.pop()
         yield name
@@ -121,14 +153,15 @@ def _from_below(rules: Mapping[str, Expression]) -> Iterable[str]:
                 ready.append(user)
 
 
-def _references(expression: Expression) -> Iterable[str]:
+def references(expression: Expression) -> Iterable[str]:
+    """The names of the rules that it refers to, as often as it does."""
     if isinstance(expression, Ref):
         yield expression.name
     elif isinstance(expression, Repeat | Not):
-        yield from _references(expression.part)
+        yield from references(expression.part)
     elif isinstance(expression, Concat | Alt | And):
         for part in expression.parts:
-            yield from _references(part)
+            yield from references(part)
 
 
 def _union(sets: Iterable[Places]) -> Places:

@@ -3,7 +3,8 @@
 The parser's lexer is greedy and never goes back: had a grammar of JSON the terminals `{` and
 `{"a":`, then after `{"` it would wait for an `a`, whatever else might follow the first. So rules of
 JSON are cut where JSON's own tokens end (RFC 8259, section 2): structural characters, strings,
-numbers and names, runs of space. Each ends where the next begins, whatever the grammar.
+numbers and names, runs of space. Each ends where the next begins, whatever the grammar. Numbers by
+their remainders are recursive rules; of these an automaton, then a terminal, is made.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from .grammar import (
     Repeat,
     concat,
 )
-from .json_tokens import QUOTE, JsonShapes, Kind, Place
+from .json_tokens import QUOTE, JsonShapes, Kind, Place, from_below, references, words_by_rules
+from .regular.build import build_dfa
+from .regular.elimination import TooLarge, rules_of
+
+MAX_NUMBER_RULES = 1000  # without recursion, of one number: any multiple of up to 18
+MAX_RULES_INSTEAD = 100  # of a number that has rules without recursion already, by digits
+_MAX_INLINE = 40  # characters of a terminal that is written out wherever it is a part
 
 _BEFORE, _INSIDE, _BEHIND = (
     frozenset({place}) for place in (Place.BEFORE, Place.INSIDE, Place.BEHIND)
@@ -51,6 +58,7 @@ class LarkWriter:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._terminals: dict[str, str] = {}
+        self._names: set[str] = set()
         self._num_rules = 0
 
     def line(self, name: str, body: str) -> None:
@@ -63,16 +71,17 @@ class LarkWriter:
         return f"r{self._num_rules}"
 
     def terminal(self, body: str) -> str:
-        """The name of the terminal with this body."""
-        name = self._terminals.get(body)
+        """The name of the terminal with this body, which may be just that name."""
+        name = body if body in self._names else self._terminals.get(body)
         if name is None:
             name = self._terminals[body] = f"T{len(self._terminals)}"
+            self._names.add(name)
             self.line(name, body)
         return name
 
     def json_rules(self, grammar: Grammar) -> str:
         """Write a grammar of JSON texts; the name of its first rule."""
-        return _Rules(self, grammar.rules).written(grammar.start)
+        return _Rules(self, _with_whole_numbers(grammar)).written(grammar.start)
 
     def text(self) -> str:
         """The whole grammar."""
@@ -88,6 +97,7 @@ class _Rules:
         self._names: dict[str, str] = {}
         self._shapes = JsonShapes(rules)
         self._waiting: list[str] = []
+        self._shared: dict[str, str | None] = {}
 
     def written(self, name: str) -> str:
         """Write a rule and all that it leads to; its name."""
@@ -169,7 +179,7 @@ class _Rules:
     def _body(self, expression: Expression) -> str:
         """In Lark's terms where And and Not stand, else as a regex of the Rust crate."""
         if isinstance(expression, Ref) and self._needs_operators(expression):
-            return self._body(self._inlined(expression))
+            return self._shared_terminal(expression) or self._body(self._inlined(expression))
         if isinstance(expression, Not):
             return f"(~({self._body(expression.part)}) & /(?s:.*)/)"
         if isinstance(expression, And):
@@ -187,12 +197,22 @@ class _Rules:
         if isinstance(expression, And | Not):
             return True
         if isinstance(expression, Ref):
+            if self._shared_terminal(expression) is not None:
+                return True
             return self._needs_operators(self._inlined(expression))
         if isinstance(expression, Repeat):
             return self._needs_operators(expression.part)
         if isinstance(expression, Concat | Alt):
             return any(self._needs_operators(part) for part in expression.parts)
         return False
+
+    def _shared_terminal(self, ref: Ref) -> str | None:
+        """The name of a rule's own terminal, where it is not short."""
+        if ref.name not in self._shared:
+            body = self._body(self._inlined(ref))
+            is_short = len(body) <= _MAX_INLINE
+            self._shared[ref.name] = None if is_short else self._writer.terminal(body)
+        return self._shared[ref.name]
 
     def _regex(self, expression: Expression) -> str:
         if isinstance(expression, Literal):
@@ -218,6 +238,35 @@ class _Rules:
         if ref.name in self._shapes.recursive:
             raise InvalidGrammar(f"rule {ref.name!r} refers to itself where only a regular one may")
         return self._resolved(ref)
+
+
+def _with_whole_numbers(grammar: Grammar) -> dict[str, Expression]:
+    """The rules with those of numbers written without recursion. Raises InvalidGrammar."""
+    rules = grammar.rules
+    words = words_by_rules(rules)
+    found = {name: rule for name, rule in rules.items() if name not in words}
+    used = [name for rule in found.values() for name in references(rule)]
+    plain = words.intersection(from_below(rules))
+    for name in dict.fromkeys((grammar.start, *used)):
+        if name in words:
+            found |= _number_rules(rules, name, plain)
+    return found
+
+
+def _number_rules(
+    rules: Mapping[str, Expression], name: str, plain: set[str]
+) -> dict[str, Expression]:
+    """Of the number of this name; `plain` are the rules without recursion as they are."""
+    max_rules = MAX_RULES_INSTEAD if name in plain else MAX_NUMBER_RULES
+    try:
+        return rules_of(build_dfa(Grammar(rules, name)), name, max_rules)
+    except TooLarge as error:
+        if name in plain:
+            return {name: rules[name] for name in plain}
+        raise InvalidGrammar(
+            "multipleOf cannot be enforced in a schema that is recursive or too large for an "
+            f"automaton, where a number is one token of a parser's: {error}"
+        ) from error
 
 
 _NO_CHARACTER = "(?:)"  # two slashes begin a comment

@@ -1,6 +1,7 @@
-"""Questions about the languages of expressions without rules: empty, disjoint, contained, finite.
+"""Questions about the languages of expressions without rules: empty, finite.
 
-Each is answered by an automaton, and remembered. Raise TooManyStates where there is none.
+Each is answered by a small automaton, and remembered. Where that takes too many states the answer
+is the one that claims nothing.
 """
 
 from __future__ import annotations
@@ -11,33 +12,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..grammar import And, Expression, Grammar, Literal, Not
-from .build import build_dfa
+from ..grammar import Expression, Grammar
+from .build import TooManyStates, build_dfa
 from .dfa import DEAD, Dfa
 from .flat_grammar import flat_grammar
 
 MAX_REMEMBERED = 4096
+MAX_STATES = 4000  # of an answer
 
 
-def is_empty(expression: Expression) -> bool:
-    """Whether no text matches."""
-    return _is_empty(_Question.of(expression))
-
-
-def intersects(a: Expression, b: Expression) -> bool:
-    """Whether some text matches both."""
-    if isinstance(a, Literal) and isinstance(b, Literal):
-        return a.text == b.text
-    return not is_empty(And((a, b)))
-
-
-def is_subset(a: Expression, b: Expression) -> bool:
-    """Whether every text of `a` is one of `b`."""
-    return a is b or is_empty(And((a, Not(b))))
+def is_known_empty(expression: Expression) -> bool:
+    """Whether it is found that no text matches."""
+    return _is_known_empty(_Question.of(expression))
 
 
 def finite_words(expression: Expression, limit: int) -> tuple[str, ...] | None:
-    """All texts, in the order of their UTF-8 bytes; None where they are more than `limit`."""
+    """All texts, in the order of their UTF-8 bytes; None where they are more than `limit`, or
+    not found to be fewer."""
     return _finite_words(_Question.of(expression), limit)
 
 
@@ -52,19 +43,26 @@ class _Question:
     def of(cls, expression: Expression) -> _Question:
         return cls(flat_grammar(Grammar.of(expression)).words.tobytes(), expression)
 
-    def dfa(self) -> Dfa:
-        return build_dfa(Grammar.of(self.expression))
+    def dfa(self) -> Dfa | None:
+        try:
+            return build_dfa(Grammar.of(self.expression), max_states=MAX_STATES)
+        except TooManyStates:
+            return None
 
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
-def _is_empty(question: _Question) -> bool:
-    return question.dfa().is_empty
+def _is_known_empty(question: _Question) -> bool:
+    dfa = question.dfa()
+    return dfa is not None and dfa.is_empty
 
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
 def _finite_words(question: _Question, limit: int) -> tuple[str, ...] | None:
+    dfa = question.dfa()
+    if dfa is None:
+        return None
     words: list[str] = []
-    for word in _words(question.dfa()):
+    for word in _words(dfa):
         if word is None or len(words) == limit:
             return None
         words.append(word.decode())

@@ -298,7 +298,9 @@ def _property_names(expansion: Expander, place: Place, is_positive: bool) -> Ite
         others = KeySet(names=frozenset(named))
         values += [(name, TRUE) for name in named]  # so that these are listed, not free
     else:
-        others = KeySet(outside=frozenset({Language(alt(*map(strings.characters, cases)))}))
+        widest = alt(*(strings.characters(case, by_any_reading=True) for case in cases))
+        names = Language(alt(*map(strings.characters, cases)), widest)
+        others = KeySet(outside=frozenset({names}))
     if is_positive:
         yield [ObjectCase(values=(*values, (others, FALSE)))]
     else:

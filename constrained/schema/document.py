@@ -28,6 +28,8 @@ State: TypeAlias = frozenset[int]
 TRUE: Signed = 1
 FALSE: Signed = -1
 
+MAX_DEPTH = 256  # the parser recurses natively: it crashed at 803 levels
+
 _SPECIFICATIONS = {
     Dialect.DRAFT4: DRAFT4,
     Dialect.DRAFT6: DRAFT6,
@@ -84,6 +86,11 @@ class Document:
         default = Dialect.D2020 if dialect is None else _dialect(dialect)
         if not is_schema(schema):
             raise InvalidGrammar.of("json_schema", schema, "a schema: an object, true or false")
+        if _is_deeper(schema, MAX_DEPTH):
+            raise InvalidGrammar(
+                f"/: the schema is nested too deeply: deeper than {MAX_DEPTH} objects and arrays",
+                "json_schema",
+            )
         root = Resource(schema, _declared(schema, default))
         nothing = Resource({}, default)
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
@@ -179,6 +186,21 @@ class Document:
         self._kept.append(schema)
         self._places.append(Place(len(self._places), schema, pointer, resource))
         return len(self._places) - 1
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """Whether objects and arrays are nested deeper."""
+    level = [value]
+    for _ in range(depth + 1):
+        containers = [one for one in level if isinstance(one, (dict, list))]
+        level = [
+            inner
+            for one in containers
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _check(schema: dict[str, Any], pointer: str, dialect: Dialect) -> None:

@@ -27,13 +27,26 @@ _IPV6 = "|".join(
     ]
 )
 
-_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_DATE = (
-    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
-    r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-    rf"|{_LEAP}-02-29)"
+# years from 0001 on: 0000 is a year of RFC 3339's, but of few readers (Python's has none)
+_YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP = (
+    r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])"
+    r"|(?:0[48]|[2468][048]|[13579][26])00)"
 )
+_ANY_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+
+
+def _date(year: str, leap_year: str) -> str:
+    return (
+        rf"(?:{year}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+        r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+        r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+        rf"|{leap_year}-02-29)"
+    )
+
+
+_DATE = _date(_YEAR, _LEAP)
+_ANY_DATE = _date("[0-9]{4}", _ANY_LEAP)
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _OFFSET = rf"(?:[Zz]|[+-]{_CLOCK})"
 
@@ -138,8 +151,9 @@ _REGEXES = {
 
 # What a negated format excludes, where what is generated for it is a part of the format only.
 _WHOLE = {
+    "date": _ANY_DATE,
     "time": _ANY_TIME,
-    "date-time": rf"{_DATE}[Tt]{_ANY_TIME}",
+    "date-time": rf"{_ANY_DATE}[Tt]{_ANY_TIME}",
     "hostname": _ANY_HOSTNAME,
 }
 
@@ -155,7 +169,7 @@ NOT_ENFORCED = ("idn-hostname", "regex")  # tables of Unicode's; not a regular l
 def format_expression(name: str, is_negated: bool = False) -> Expression | None:
     """The strings of a format of the standard's; None for names that it does not know.
 
-    `time`, `date-time` and `hostname` leave out rare ones (see the comments above); with
+    `date`, `time`, `date-time` and `hostname` leave out rare ones (see the comments above); with
     `is_negated` none are missing.
     """
     regex = _WHOLE.get(name) if is_negated else None

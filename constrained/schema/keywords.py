@@ -12,6 +12,7 @@ from math import isfinite
 
 from ...errors import InvalidGrammar
 
+MAX_COUNT = 2**31 - 1  # what the automata's and the parser's repetitions can hold
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
@@ -78,9 +79,9 @@ def _is_items(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    if isinstance(value, float):
-        return value.is_integer() and value >= 0
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if isinstance(value, float) and not value.is_integer():
+        return False
+    return is_number(value) and 0 <= value <= MAX_COUNT  # type: ignore[operator]
 
 
 def is_number(value: object) -> bool:
@@ -141,7 +142,7 @@ def _is_anything(value: object) -> bool:
 _SCHEMA = (is_schema, "a schema: an object, true or false")
 _SCHEMAS = (_is_schemas, "a list of schemas, not empty")
 _NAMED = (_is_named_schemas, "an object of schemas")
-_COUNT = (_is_count, "a whole number from 0 on")
+_COUNT = (_is_count, f"a whole number from 0 to {MAX_COUNT}")
 _NUMBER = (is_number, "a number")
 _TEXT = (_is_text, "a text")
 _FLAG = (_is_flag, "true or false")
@@ -186,7 +187,9 @@ _ROWS = (
     Keyword("minLength", *_COUNT, "exactly, in code points"),
     Keyword("maxLength", *_COUNT, "exactly, in code points"),
     Keyword(
-        "pattern", *_TEXT, "exactly, ECMA 262 syntax, unanchored; no backreferences, no look-around"
+        "pattern",
+        *_TEXT,
+        "exactly, ECMA 262 syntax, unanchored; no backreferences, no `\\b`, lookarounds in part",
     ),
     Keyword("format", *_TEXT, "see below"),
     Keyword("contentEncoding", *_TEXT, "`base64`; other encodings are annotations", _D7, _D7),

@@ -156,14 +156,22 @@ class TooManyRemainders(Exception):
 
 
 def expression(case: NumberCase, add_rule: Callable[[str, Expression], None]) -> Expression:
-    """Canonical texts of a case's numbers; remainders become rules. Raises TooManyRemainders."""
+    """Canonical texts of a case's numbers. Remainders become rules, and so do then the numbers as
+    a whole, so that a parser's tokens can be told. Raises TooManyRemainders."""
     if case == ANY:
         return ANY_NUMBER
     if case.values is not None:
         texts = [number_literal(value) for value in sorted(case.values)]
         return alt(*(Literal(text) for text in texts if text is not None))
     parts = case.interval.without(list(case.excluded))
-    return alt(*(_within(part, case, add_rule) for part in parts))
+    rules: dict[str, Expression] = {}
+    whole = alt(*(_within(part, case, rules.__setitem__) for part in parts))
+    if not rules:
+        return whole
+    first = f"number_{abs(hash(case)):x}"
+    for name, rule in (*rules.items(), (first, whole)):
+        add_rule(name, rule)
+    return Ref(first)
 
 
 def _within(

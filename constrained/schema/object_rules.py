@@ -39,6 +39,8 @@ from .strings import Language
 MAX_PATTERNS = 6
 MAX_LISTED_WORDS = 20  # a class of no more keys is listed, so that none can come twice
 MAX_ANY_ORDER = 6
+MAX_PLACED_DEBTS = 4  # with more, keys that only other cases name are free: rules are places * 2^n
+MAX_PLACED_KEYS = 300  # so are they with more in all cases of a state together: 0.2 s
 MAX_COUNTING_RULES = 8000  # of all objects together; a second or so
 # keywords whose branches become debts, and those that count
 _MULTIPLYING = ("oneOf", "not", "if", "anyOf", "allOf", "minProperties", "maxProperties", "$ref")
@@ -71,9 +73,16 @@ class Entry:
         )
 
 
-def object_expression(writer: RuleWriter, case: ObjectCase, order: dict[str, None]) -> Expression:
-    """The texts of a case's objects; `order` ranks its keys."""
-    rules = _ObjectRules(writer, case, order)
+def object_expression(
+    writer: RuleWriter, case: ObjectCase, order: dict[str, None], num_cases: int
+) -> Expression:
+    """The texts of the objects of one of a state's cases; `order` ranks the keys of them all."""
+    is_placed = (
+        writer.property_order != "any"
+        and len(case.owed) <= MAX_PLACED_DEBTS
+        and len(order) * num_cases <= MAX_PLACED_KEYS
+    )
+    rules = _ObjectRules(writer, case, order, is_placed)
     if not rules.is_possible:
         return NOTHING
     if writer.property_order == "any":
@@ -82,15 +91,18 @@ def object_expression(writer: RuleWriter, case: ObjectCase, order: dict[str, Non
 
 
 class _ObjectRules:
-    """The rules of one case."""
+    """The rules of one case. `is_placed`: the keys that only other cases name have their place in
+    the order too, so that no key's place depends on the case."""
 
-    def __init__(self, writer: RuleWriter, case: ObjectCase, order: dict[str, None]) -> None:
+    def __init__(
+        self, writer: RuleWriter, case: ObjectCase, order: dict[str, None], is_placed: bool
+    ) -> None:
         self.writer = writer
         self.case = case
         self.listed: list[Entry] = []
         self.free: list[Entry] = []
         self.is_possible = True
-        self._list(order)
+        self._list(order, is_placed)
         self._find_free()
         listed = {entry.name for entry in self.listed}
         self.owed = frozenset(
@@ -106,14 +118,14 @@ class _ObjectRules:
         self._rules: dict[_Key, str] = {}
         self._queue: list[tuple[str, _Key]] = []
 
-    def _list(self, order: dict[str, None]) -> None:
+    def _list(self, order: dict[str, None], is_placed: bool) -> None:
         case = self.case
         named = dict.fromkeys(case.named())
         for keys, _ in (*case.values, *chain.from_iterable(case.owed)):
             named.update(dict.fromkeys([keys] if isinstance(keys, str) else sorted(keys.names)))
-        self._named = named
-        self._states = case.value_states(named)
-        for name in dict.fromkeys((*(n for n in order if n in named), *named)):
+        self._named = {name: None for name in order if is_placed or name in named} | named
+        self._states = case.value_states(self._named)
+        for name in self._named:
             self._add_name(name)
 
     def _add_name(self, name: str) -> None:
@@ -284,7 +296,7 @@ def _unpaid(owed: frozenset[Debt], missing: Container[str | None]) -> frozenset[
 def _key_language(
     inside: frozenset[Language], outside: frozenset[Language], names: list[str]
 ) -> Expression:
-    parts = [*(part.expression for part in inside), *(Not(part.expression) for part in outside)]
+    parts = [*(part.expression for part in inside), *(Not(part.widest) for part in outside)]
     if names:
         parts.append(Not(alt(*map(Literal, names))))
     if not parts:

@@ -19,9 +19,18 @@ class KeySet:
     names: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
+        """By every reading of the patterns."""
         return (
             name not in self.names
             and all(part.has(name) for part in self.inside)
+            and not any(part.may_have(name) for part in self.outside)
+        )
+
+    def may_have(self, name: str) -> bool:
+        """By some reading of them: what is asked of the set's keys is asked of this one."""
+        return (
+            name not in self.names
+            and all(part.may_have(name) for part in self.inside)
             and not any(part.has(name) for part in self.outside)
         )
 
@@ -74,17 +83,18 @@ class ObjectCase:
 
     def value_state(self, name: str) -> State:
         """What is asked of the value of a key."""
-        return frozenset(signed for keys, signed in self.values if is_key_in(name, keys))
+        return self.value_states([name])[name]
 
     def value_states(self, names: Iterable[str]) -> dict[str, State]:
         """The same for several keys."""
         asked: dict[str, set[Signed]] = {name: set() for name in names}
         for keys, signed in self.values:
             if isinstance(keys, str):
-                asked[keys].add(signed)
+                if keys in asked:
+                    asked[keys].add(signed)
             elif signed != TRUE:
                 for name, state in asked.items():
-                    if keys.has(name):
+                    if keys.may_have(name):
                         state.add(signed)
         return {name: frozenset(state) for name, state in asked.items()}
 

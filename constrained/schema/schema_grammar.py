@@ -171,7 +171,7 @@ class GrammarBuilder:
         else:
             order = self._order()
             for case in cases:
-                yield object_expression(self, case, order)
+                yield object_expression(self, case, order, len(cases))
 
     def _number(self, case: numbers.NumberCase) -> Expression:
         try:

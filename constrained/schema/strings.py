@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from ...errors import InvalidGrammar
 from ..grammar import Alt, And, Expression, Literal, Not, Repeat, alt
-from ..regular.languages import is_empty
+from ..regular.languages import is_known_empty
 from ..regular.regex_parser import parse_regex
 from .formats import format_expression
 from .json_text import ANY_CHAR, ANY_JSON_STRING, ANY_TEXT, encoded, json_string
 from .membership import matches
 
+# what ECMA-262 and Python's re read differently, and where Python's reading is not just the wider
+_DIFFERS = re.compile(r"[.$]|\\[dDwWsS]")
+_IS_NOT_WIDER = re.compile(r"\\[DWsS]|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Language:
     """Strings as an expression over characters; compared by identity, since expressions are large.
-    Whoever makes one for a pattern or a format makes it once."""
+    Whoever makes one for a pattern or a format makes it once.
+
+    `widest` is for what must be no part of it: strings that only one reading of it has."""
 
     expression: Expression
+    wider: Expression | None = None
+
+    @property
+    def widest(self) -> Expression:
+        return self.expression if self.wider is None else self.wider
 
     def has(self, text: str) -> bool:
+        """Whether a text is in it, by every reading."""
         return matches(self.expression, text)
+
+    def may_have(self, text: str) -> bool:
+        """Whether a text is in it, by some reading."""
+        return matches(self.widest, text)
 
 
 @lru_cache(maxsize=1024)
 def pattern_language(pattern: str) -> Language:
-    """The strings in which a regex is found. Raises InvalidGrammar."""
-    return Language(parse_regex(pattern, anchored=False))
+    """The strings in which a regex is found, as ECMA-262 says and as validators in Python, which
+    use `re`, say. Raises InvalidGrammar."""
+    ecma = parse_regex(pattern, anchored=False)
+    if not _DIFFERS.search(pattern):
+        return Language(ecma)
+    try:
+        python = parse_regex(pattern, dialect="python", anchored=False)
+    except InvalidGrammar:  # no regex of Python's: there is one reading
+        return Language(ecma)
+    if _IS_NOT_WIDER.search(pattern):
+        return Language(And((ecma, python)), Alt((ecma, python)))
+    return Language(ecma, python)
 
 
 @cache
@@ -54,7 +82,7 @@ class StringCase:
             and (self.most is None or len(text) <= self.most)
             and (self.values is None or text in self.values)
             and all(part.has(text) for part in self.includes)
-            and not any(part.has(text) for part in self.excludes)
+            and not any(part.may_have(text) for part in self.excludes)
         )
 
     def merged(self, other: StringCase) -> StringCase | None:
@@ -97,20 +125,20 @@ def not_of_values(values: list[str]) -> StringCase:
     return StringCase(excludes=frozenset({Language(alt(*map(Literal, values)))}))
 
 
-def characters(case: StringCase) -> Expression:
+def characters(case: StringCase, *, by_any_reading: bool = False) -> Expression:
     """The strings of a case, as they are before they are written as JSON; () is empty."""
     if case.values is not None:
         return alt(*map(Literal, sorted(case.values)))
-    parts = [part.expression for part in case.includes]
+    parts = [part.widest if by_any_reading else part.expression for part in case.includes]
     if case.least or case.most is not None:
         parts.append(Repeat(ANY_CHAR, case.least, case.most))
-    parts += [Not(part.expression) for part in case.excludes]
+    parts += [Not(part.expression if by_any_reading else part.widest) for part in case.excludes]
     if not parts:
         return ANY_TEXT
     if len(parts) == 1:
         return parts[0]
     whole = And(tuple(parts))
-    return Alt(()) if is_empty(whole) else whole
+    return Alt(()) if is_known_empty(whole) else whole
 
 
 @lru_cache(maxsize=2048)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from decimal import Decimal
 
 import pytest
 from grammars import SINGLE_BYTES, vocabulary_of
@@ -107,10 +108,92 @@ def test_triggered_tags_come_as_often_as_they_say(
     assert matches(grammar, "<t>1</t><t>2</t>") == (not stop_after_first)
 
 
+@pytest.mark.parametrize("is_lenient", [False, True])
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},  # pydantic HttpUrl
+         ["http://a.b/c?d=e", "x:" + "y" * 2081], ["", "a b", "x:" + "y" * 2082]),
+        ({"type": "string", "format": "email", "maxLength": 320}, ["a@b.c"], ["a", "@b"]),
+        ({"type": "string", "pattern": r"^\p{L}+$", "maxLength": 255},
+         ["é", "a" * 255], ["", "a1", "a" * 256]),
+        ({"type": "string", "not": {"format": "uri"}, "maxLength": 2083}, ["a b"], ["a:b"]),
+        ({"type": "object", "propertyNames": {"pattern": r"^\p{L}+$", "maxLength": 255}},
+         [{}, {"é": 1, "b": 2}], [{"": 1}, {"a1": 1}]),
+    ],
+)  # fmt: skip
+def test_a_string_too_large_for_an_automaton_goes_to_the_parser(
+    schema: object, yes: list[object], no: list[object], is_lenient: bool
+) -> None:
+    grammar = bound(GrammarSpec("json_schema", json.dumps(schema), is_lenient=is_lenient))
+    assert grammar.path == "pushdown"
+    texts = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in yes + no]
+    assert [matches(grammar, text) for text in texts] == [True] * len(yes) + [False] * len(no)
+
+
 def test_a_grammar_past_its_limits_goes_to_the_parser() -> None:
     grammar = bound(spec_of("regex", "(a|b)*a(a|b){9}"), Limits(max_states=100))
     assert grammar.path == "pushdown" and "100 states" in grammar.reason
     assert matches(grammar, "b" * 5 + "a" + "b" * 9) and not matches(grammar, "b" * 20)
+
+
+@pytest.mark.parametrize("step", [0.001, 0.01, 0.5, 1.5, 2, 3, 5, 7, 12, 25, 60])
+def test_numbers_are_the_same_on_both_paths(step: float) -> None:
+    """A number is one token of the parser's: were it several, its lexer would lose readings."""
+    bounds: list[dict[str, object]] = [{}, {"minimum": 10}, {"exclusiveMinimum": 0, "maximum": 1e5}]
+    multiples = [Decimal(repr(step)) * n for n in (-7, 0, 1, 20, 21, 77, 100, 12345)]
+    values = [*multiples, *(value + 1 for value in multiples), Decimal("0.5"), Decimal("100.00001")]
+    for bound_by in bounds:
+        number = {"type": "number", "multipleOf": step, **bound_by}
+        either = {"anyOf": [number, {"type": "integer", "minimum": 30}]}
+        negated = {"type": "number", "not": {"multipleOf": step}, **bound_by}
+        for value in (number, either, negated):
+            schema = {
+                "type": "object",
+                "properties": {"v": value},
+                "additionalProperties": False,
+            }
+            spec = spec_of("json_schema", schema)
+            regular, parsed = bound(spec), bound(spec, Limits(max_states=1))
+            assert (regular.path, parsed.path) == ("fsm", "pushdown")
+            texts = [f'{{"v":{exact.normalize():f}}}' for exact in values]
+            expected = [matches(regular, text) for text in texts]
+            assert [matches(parsed, text) for text in texts] == expected, value
+            assert any(expected)
+
+
+@pytest.mark.parametrize(
+    ("number", "yes", "no"),
+    [
+        ({"type": "integer", "multipleOf": 5, "minimum": 10}, ["10", "100"], ["5", "101"]),
+        ({"type": "number", "multipleOf": 0.001, "exclusiveMinimum": 0},
+         ["0.5", "1000", "12.345"], ["0", "0.0001", "12.3456"]),
+    ],
+)  # fmt: skip
+def test_multiples_in_a_recursive_schema(
+    number: dict[str, object], yes: list[str], no: list[str]
+) -> None:
+    grammar = bound(spec_of("json_schema", {"type": "object", "properties": {"v": number}}))
+    assert grammar.path == "pushdown"
+    assert [text for text in yes if not matches(grammar, f'{{"v":{text},"w":[{{}}]}}')] == []
+    assert [text for text in no if matches(grammar, f'{{"v":{text}}}')] == []
+
+
+def test_no_terminal_of_the_parser_is_written_out_twice() -> None:
+    """Rules within terminals keep their names: else their texts multiply."""
+    number = {"type": "integer", "multipleOf": 7}
+    schema = {"type": "object", "properties": dict.fromkeys("abcd", number)}
+    lark = compile_grammar(spec_of("json_schema", schema)).lark
+    assert lark is not None and len(lark) < 20_000
+    bodies = [line.partition(": ")[2] for line in lark.splitlines()]
+    assert all(other.count(body) <= 1 for body in bodies if len(body) > 60 for other in bodies)
+
+
+def test_a_multiple_with_too_many_remainders_for_a_token_is_refused() -> None:
+    closed = {"type": "integer", "multipleOf": 997}
+    assert matches(bound(spec_of("json_schema", closed)), str(997**5))
+    with pytest.raises(InvalidGrammar, match="multipleOf cannot be enforced in a schema that is"):
+        compile_grammar(spec_of("json_schema", {"type": "object", "properties": {"v": closed}}))
 
 
 def test_a_prepared_vocabulary_has_what_masks_are_made_of() -> None:

@@ -47,6 +47,8 @@ def matches(schema: Any, text: str, **options: Any) -> bool:
     [
         ({"type": "nonsense"}, ("type='nonsense'", "null, boolean")),
         ({"properties": {"a": {"minLength": "3"}}}, ("/properties/a: minLength='3'",)),
+        ({"items": {"minLength": 1e30}}, ("/items: minLength=1e+30", "from 0 to 2147483647")),
+        ({"maxItems": 2**31}, ("maxItems=2147483648", "from 0 to 2147483647")),
         ({"required": 5}, ("required=5", "list of property names")),
         ({"items": {"a/b": 1, "anyOf": []}}, ("/items: anyOf=[]",)),
         ({"properties": {"a/b": {"not": 3}}}, ("/properties/a~1b: not=3",)),
@@ -190,6 +192,42 @@ def test_keys_come_in_the_schemas_order_unless_any_is_asked_for() -> None:
         assert not matches(schema, text, property_order="any")
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind", "z"],
+          "if": {"properties": {"kind": {"const": "a"}}},
+          "then": {"properties": {"x": {"type": "integer"}}}}, '{"kind":"b","x":"s","z":1}'),
+        ({"anyOf": [{"properties": {"x": {"type": "null"}}, "required": ["x"]},
+                    {"properties": {"y": {"type": "null"}}, "required": ["y"]}]},
+         '{"x":1,"y":null}'),
+        ({"oneOf": [{"properties": {"t": {"const": 1}, "size": {"type": "null"}}},
+                    {"properties": {"t": {"const": 2}, "name": {"type": "null"}}}],
+          "required": ["t", "name"]}, '{"t":2,"size":3,"name":null}'),
+        ({"dependentRequired": {"a": ["b"]}, "required": ["c"]}, '{"b":1,"c":2}'),
+    ],
+)  # fmt: skip
+def test_a_keys_place_is_the_same_in_every_branch(schema: dict[str, Any], text: str) -> None:
+    schema = {"type": "object", **schema}
+    assert matches(schema, text)
+    members = text[1:-1].split(",")
+    swapped = ",".join([*members[:-2], members[-1], members[-2]])
+    assert not matches(schema, f"{{{swapped}}}")
+
+
+def test_branches_with_very_many_keys_place_their_own_only() -> None:
+    """Else each branch would have a rule for the keys of all others."""
+    branches = [
+        {"properties": {"t": {"const": i}, **{f"{i}.{j}": {"type": "null"} for j in range(20)}},
+         "required": ["t"]}
+        for i in range(40)
+    ]  # fmt: skip
+    schema = {"type": "object", "oneOf": branches}
+    start = time.process_time()
+    assert matches(schema, '{"t":1,"1.0":null,"0.0":5}')
+    assert time.process_time() - start < 2
+
+
 def test_any_order_takes_counts_and_free_keys() -> None:
     schema = {
         "type": "object",
@@ -229,6 +267,38 @@ def test_strings_have_one_spelling_unless_nothing_is_asked_of_them() -> None:
     for text in (r'"\ud83d"', r'"\ude00"', '"\n"', r'"\x41"', '"'):
         assert not matches(anything, text)
         assert not matches(short, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"pattern": r"^\d+$"}, ['"3"'], ['"\u0663"', r'"3\n"']),
+        ({"pattern": r"^\D$"}, ['"x"'], ['"\u0663"', '"3"']),
+        ({"pattern": r"^\S$"}, ['"x"', '"\u0663"'], ['"\ufeff"', r'"\u001c"']),
+        ({"pattern": r"^[^\d]$"}, ['"x"'], ['"\u0663"']),
+        ({"pattern": "^.$"}, ['"x"'], ['"\u2028"', r'"\r"', r'"\n"']),
+        ({"not": {"pattern": "^.$"}}, ['"xx"', r'"\n"'], ['"x"', '"\u2028"', r'"\r"', r'"x\n"']),
+        ({"not": {"pattern": r"^\d$"}}, ['"x"'], ['"3"', '"\u0663"', r'"3\n"']),
+        ({"not": {"pattern": r"\s"}}, ['"x"'], ['" "', '"\ufeff"', r'"\u001c"']),
+        ({"pattern": r"^\p{Nd}$"}, ['"\u0663"'], ['"x"']),  # no regex of Python's
+        ({"enum": ["3", "\u0663"], "pattern": r"^\d$"}, ['"3"'], ['"\u0663"']),
+        ({"type": "object", "patternProperties": {r"^\d$": {"type": "integer"}},
+          "additionalProperties": {"type": "null"}},
+         ['{"3":1,"x":null}'], ['{"\u0663":1}', '{"\u0663":null}']),
+        ({"type": "object", "properties": {"\u0663": True},
+          "patternProperties": {r"^\d$": {"type": "integer"}}},
+         ['{"\u0663":1}'], ['{"\u0663":null}']),
+        ({"type": "object", "propertyNames": {"pattern": r"^\d$"}},
+         ['{"3":1}'], ['{"\u0663":1}', '{"x":1}']),
+        ({"type": "object", "not": {"propertyNames": {"pattern": r"^\d$"}}},
+         ['{"x":1}'], ['{"\u0663":1}', '{"3":1}']),
+    ],
+)  # fmt: skip
+def test_where_two_readings_of_a_pattern_differ_both_hold(
+    schema: Any, yes: list[str], no: list[str]
+) -> None:
+    assert [text for text in yes if not matches(schema, text)] == []
+    assert [text for text in no if matches(schema, text)] == []
 
 
 def test_numbers_are_canonical_with_an_exponent_only_where_nothing_is_asked() -> None:
@@ -294,6 +364,12 @@ def test_hard_schemas_end_soon_in_a_grammar_or_an_error(schema: Any) -> None:
     except InvalidGrammar as error:
         assert str(error).startswith("/")
     assert time.process_time() - start < 2
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    schema_grammar(nested(250))
+    with pytest.raises(InvalidGrammar, match="/: the schema is nested too deeply: deeper than 256"):
+        schema_grammar(nested(300))
 
 
 def test_the_documentation_has_the_table_of_keywords() -> None:
