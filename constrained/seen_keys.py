@@ -27,17 +27,29 @@ class KeyLog:
     ordered: list[bytes] = field(default_factory=list)  # the same, ascending
     # By the text of a key begun: ways out of the seen ones, and how many keys there were then.
     rooms: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    changes: list[tuple[int, bytes, tuple[int, int] | None]] = field(default_factory=list)
     notes: dict[object, KeyNotes] = field(default_factory=dict)
+    num_noted: int = 0  # most keys that a note knows of
 
     def cut(self, num_keys: int) -> None:
         """Drop the keys after the first ones, and what is known from them."""
-        for key in list(self.keys)[num_keys:]:
-            del self.keys[key]
-        for written in self.written[num_keys:]:
-            del self.ordered[bisect.bisect_left(self.ordered, written)]
-        del self.written[num_keys:]
-        self.rooms = {text: room for text, room in self.rooms.items() if room[0] <= num_keys}
-        self.notes = {at: notes for at, notes in self.notes.items() if notes.num_keys <= num_keys}
+        while len(self.written) > num_keys:
+            self.keys.popitem()
+            del self.ordered[bisect.bisect_left(self.ordered, self.written.pop())]
+        while self.changes and self.changes[-1][0] > num_keys:
+            _, text, before = self.changes.pop()
+            if before is None:
+                del self.rooms[text]
+            else:
+                self.rooms[text] = before
+        if self.num_noted > num_keys:
+            self.notes = {at: note for at, note in self.notes.items() if note.num_keys <= num_keys}
+            self.num_noted = num_keys
+
+    def set_room(self, text: bytes, num_keys: int, num_ways: int) -> None:
+        """Note how many ways out there are behind a text."""
+        self.changes.append((num_keys, text, self.rooms.get(text)))
+        self.rooms[text] = (num_keys, num_ways)
 
 
 @dataclass(slots=True, eq=False)

@@ -38,6 +38,7 @@ _OPEN_STRING = rb'(?:"(?:[^"\\]|\\.)*\\?)?'
 _BEHIND = rb'(?:[^"]|%s)*,\s*%s' % (_STRING, _OPEN_STRING)
 _TAIL = re.compile(rb"(?:%s|\s+%s)" % (_BEHIND, _OPEN_STRING), re.DOTALL)
 _IN_STRING_TAIL = re.compile(rb'(?:[^"\\]|\\.)*"%s' % _BEHIND, re.DOTALL)
+_BRACKETS = re.compile(rb"[{}\[\]:]")
 _QUOTED = re.compile(rb'(?="((?:[^"\\]|\\.)*)")', re.DOTALL)
 
 
@@ -148,16 +149,16 @@ class UniqueKeysMatcher:
         _clear(left, refused)
         return frozenset(refused) if left.any() else frozenset()
 
-    def _repeating(self, scan: Scan, whole: Ints, allowed: Mask) -> Iterable[int]:
+    def _repeating(self, scan: Scan, whole: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens that contain a key as a whole, and the few that end a key spelt otherwise."""
         seen = [keys for keys in scan.objects if keys]
-        for token in _among(allowed, whole):
+        for token in whole.among(allowed):
             quoted = self._tokens.quoted[token]
             is_seen = any(key in keys for key in quoted for keys in seen)
             if (is_seen or len(set(quoted)) < len(quoted)) and self._repeats(scan, token):
                 yield token
         if scan.is_in_key and scan.string is not None and BACKSLASH in scan.string:
-            for token in _among(allowed, self._tokens.with_quote):
+            for token in self._tokens.with_quote.among(allowed):
                 if self._repeats(scan, token):
                     yield token
 
@@ -197,24 +198,24 @@ class UniqueKeysMatcher:
             for end in range(1, min(len(rest), self._vocabulary.max_token_bytes + 1)):
                 text = begun + rest[:end] if string is not None else rest[1:end]
                 notes.onward.update(dict.fromkeys(_tokens_of(trie, rest[:end]), text))
-        notes.num_keys = keys.count
+        notes.num_keys = log.num_noted = keys.count
         again = [entry for entry in notes.open_until if entry[0] <= keys.count]
         if again:
             notes.open_until = [entry for entry in notes.open_until if entry[0] > keys.count]
             notes.onward.update({token: text for _, token, text in again})
         return notes
 
-    def _towards_keys(self, scan: Scan, tails: Ints, allowed: Mask) -> Iterable[int]:
+    def _towards_keys(self, scan: Scan, tails: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens after which a next key is due or begun."""
         if self._checked[0] is not scan.objects:
             self._checked = (scan.objects, set())
         checked = self._checked[1]
-        can_close = any(True for _ in _among(allowed, self._tokens.closing))
-        for token in _among(allowed, tails):
-            if token in checked and not scan.is_in_key:
+        for token in tails.among(allowed):
+            if not scan.is_in_key and (token in checked or self._is_harmless(scan, token)):
+                checked.add(token)
                 continue
             data = self._vocabulary.token_bytes[token]
-            if data.lstrip()[:1] == b"," and not can_close:
+            if data.lstrip()[:1] == b"," and not self._tokens.closing.among(allowed):
                 continue  # a key is owed that cannot come
             after = scan.after(data)
             keys, text = after.key_place, after.string or b""
@@ -227,6 +228,19 @@ class UniqueKeysMatcher:
                 yield token
             else:
                 checked.add(token)
+
+    def _is_harmless(self, scan: Scan, token: int) -> bool:
+        """Whether a token that opens and closes nothing surely leads to new keys."""
+        text = self._tokens.simple_tails.get(token)
+        if text is None or scan.is_escaped or scan.awaits_key or not scan.objects:
+            return False
+        keys = scan.objects[-1]
+        if keys is None or not keys.count:
+            return True
+        if text:
+            return not keys.have_prefix(text)
+        since, num_ways = keys.current().rooms.get(b"", (-1, 0))
+        return since == keys.count and num_ways > 0
 
     def _ways_out(self, keys: Keys, text: bytes, token: int, awaits_quote: bool = False) -> int:
         """In how many ways, at least, a key that begins so can be a new one after a token."""
@@ -254,13 +268,13 @@ class UniqueKeysMatcher:
         mask = np.empty(self._vocabulary.num_words, np.uint32)
         self._inner.mask(mask)
         texts = self._vocabulary.token_bytes
-        following = {texts[token][0] for token in _among(mask, self._tokens.single)}
+        following = {texts[token][0] for token in self._tokens.single.among(mask)}
         along = following.intersection(keys.bytes_after(text))
         num_ways = len(following) - len(along)
         if not num_ways:
             num_ways = int(any(self._is_open(keys, log, text, byte) for byte in sorted(along)))
         if num_ways == 0 or num_ways >= MIN_WAYS_OUT or not text:
-            log.rooms[text] = (keys.count, num_ways)
+            log.set_room(text, keys.count, num_ways)
         return num_ways
 
     def _is_open(self, keys: Keys, log: KeyLog, text: bytes, byte: int) -> bool:
@@ -278,11 +292,29 @@ class UniqueKeysMatcher:
         return is_open
 
 
+class TokenSet(NamedTuple):
+    """Tokens, and where a mask has them."""
+
+    ids: Ints
+    words: Ints
+    bits: Mask
+
+    @classmethod
+    def of(cls, tokens: Iterable[int]) -> TokenSet:
+        ids = np.array(sorted(tokens), np.int32)
+        return cls(ids, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+
+    def among(self, mask: Mask) -> list[int]:
+        """Those that a mask allows."""
+        found: list[int] = self.ids[(mask[self.words] & self.bits) != 0].tolist()
+        return found
+
+
 class TokensAt(NamedTuple):
     """Tokens to look at in some place of a text."""
 
-    whole: Ints  # with keys in quotes, any of which may repeat one
-    tails: Ints  # behind which a key may be due or begun
+    whole: TokenSet  # with keys in quotes, any of which may repeat one
+    tails: TokenSet  # behind which a key may be due or begun
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,10 +322,11 @@ class KeyTokens:
     """What the tokens of a vocabulary are to keys."""
 
     of_byte: list[int]  # [256]: the token that writes it alone, or -1
-    single: Ints  # tokens of `of_byte`
-    with_quote: Ints
-    closing: Ints  # a token that begins with the end of an object
+    single: TokenSet  # tokens of `of_byte`
+    with_quote: TokenSet
+    closing: TokenSet  # a token that begins with the end of an object
     quoted: dict[int, list[str]]  # what a token contains in quotes
+    simple_tails: dict[int, bytes]  # of a key, behind a comma and no other structure
     places: dict[tuple[bool, bool, bool], TokensAt]
 
     def at(self, scan: Scan) -> TokensAt:
@@ -316,14 +349,21 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
     }
     places = {}
     for place, ids in tails.items():
-        places[*place, True] = TokensAt(_ints(quoted), _ints(ids))
-        places[*place, False] = TokensAt(_ints(doubled), _ints(i for i in ids if i in quoted))
+        places[*place, True] = TokensAt(TokenSet.of(quoted), TokenSet.of(ids))
+        places[*place, False] = TokensAt(
+            TokenSet.of(doubled), TokenSet.of(i for i in ids if i in quoted)
+        )
     return KeyTokens(
         of_byte=[of_byte.get(byte, -1) for byte in range(256)],
-        single=_ints(of_byte.values()),
-        with_quote=_ints(with_quote),
-        closing=_ints(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
+        single=TokenSet.of(of_byte.values()),
+        with_quote=TokenSet.of(with_quote),
+        closing=TokenSet.of(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
         quoted=quoted,
+        simple_tails={
+            i: texts[i].rpartition(b",")[2].lstrip()[1:]
+            for i in {*tails[False, False], *tails[True, False]}
+            if texts[i].count(b",") == 1 and not _BRACKETS.search(texts[i])
+        },
         places=places,
     )
 
@@ -336,10 +376,6 @@ def _quoted(data: bytes) -> list[str]:
         except ValueError:  # cut within a character or an escape
             continue
     return found
-
-
-def _ints(values: Iterable[int]) -> Ints:
-    return np.array(sorted(values), np.int32)
 
 
 def _has_keys(scan: Scan) -> bool:
@@ -367,14 +403,6 @@ def _tokens_from(trie: Trie, data: bytes) -> list[int]:
 
 def _is_set(mask: Mask, token: int) -> bool:
     return bool(mask[token >> 5] >> (token & 31) & 1)
-
-
-def _among(mask: Mask, tokens: Ints) -> list[int]:
-    """Those of some tokens that a mask allows."""
-    found: list[int] = tokens[
-        (mask[tokens >> 5] >> (tokens & 31).astype(np.uint32) & 1) != 0
-    ].tolist()
-    return found
 
 
 def _clear(mask: Mask, tokens: Iterable[int]) -> None:
