@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 QUOTE, BACKSLASH = 0x22, 0x5C
 _IN_STRING = re.compile(rb'["\\]')
@@ -59,18 +59,19 @@ class KeyNotes:
     num_keys: int = 0
     closing: list[int] = field(default_factory=list)  # tokens that would repeat a key
     onward: dict[int, bytes] = field(default_factory=dict)  # towards a key: token -> text after it
-    # Towards what stays open up to a number of keys: it, token, text.
+    # Towards what stays open up to a number of keys: it, token, text. A heap.
     open_until: list[tuple[int, int, bytes]] = field(default_factory=list)
 
 
-class Keys(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Keys:
     """The first keys of a log."""
 
     log: KeyLog
     count: int
 
-    def __contains__(self, key: object) -> bool:
-        return self.log.keys.get(key, self.count) < self.count  # type: ignore[call-overload, no-any-return]
+    def __contains__(self, key: str) -> bool:
+        return self.log.keys.get(key, self.count) < self.count
 
     def plus(self, key: str) -> Keys:
         """With one more, which is not among them."""
@@ -100,6 +101,15 @@ class Keys(NamedTuple):
         ordered = self.current().ordered
         at = bisect.bisect_left(ordered, text)
         return at < len(ordered) and ordered[at].startswith(text)
+
+    def with_prefix(self, text: bytes) -> list[bytes]:
+        """Those that begin so, as JSON."""
+        ordered = self.current().ordered
+        at = bisect.bisect_left(ordered, text)
+        begun = itertools.takewhile(
+            lambda key: key.startswith(text), itertools.islice(ordered, at, None)
+        )
+        return list(begun)
 
     def bytes_after(self, text: bytes) -> Iterator[int]:
         """The bytes that follow a text in those that begin with it."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import heapq
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -151,7 +152,7 @@ class UniqueKeysMatcher:
 
     def _repeating(self, scan: Scan, whole: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens that contain a key as a whole, and the few that end a key spelt otherwise."""
-        seen = [keys for keys in scan.objects if keys]
+        seen = [keys for keys in scan.objects if keys is not None and keys.count]
         for token in whole.among(allowed):
             quoted = self._tokens.quoted[token]
             is_seen = any(key in keys for key in quoted for keys in seen)
@@ -183,14 +184,16 @@ class UniqueKeysMatcher:
                 yield token
             elif num_ways >= MIN_WAYS_OUT and text:
                 del notes.onward[token]
-                notes.open_until.append((keys.count + num_ways, token, text))
+                heapq.heappush(notes.open_until, (keys.count + num_ways, token, text))
 
     def _notes(self, keys: Keys, string: bytes | None) -> KeyNotes:
         """Of a place in a key, brought up to date."""
         log = keys.current()
         notes = log.notes.setdefault(string, KeyNotes())
         trie, begun = self._vocabulary.trie, string or b""
-        for written in log.written[notes.num_keys : keys.count]:
+        is_new = notes.num_keys == 0
+        news = keys.with_prefix(begun) if is_new else log.written[notes.num_keys : keys.count]
+        for written in news:
             if not written.startswith(begun):
                 continue
             rest = written[len(begun) :] if string is not None else b'"' + written
@@ -199,10 +202,9 @@ class UniqueKeysMatcher:
                 text = begun + rest[:end] if string is not None else rest[1:end]
                 notes.onward.update(dict.fromkeys(_tokens_of(trie, rest[:end]), text))
         notes.num_keys = log.num_noted = keys.count
-        again = [entry for entry in notes.open_until if entry[0] <= keys.count]
-        if again:
-            notes.open_until = [entry for entry in notes.open_until if entry[0] > keys.count]
-            notes.onward.update({token: text for _, token, text in again})
+        while notes.open_until and notes.open_until[0][0] <= keys.count:
+            _, token, text = heapq.heappop(notes.open_until)
+            notes.onward[token] = text
         return notes
 
     def _towards_keys(self, scan: Scan, tails: TokenSet, allowed: Mask) -> Iterable[int]:
