@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .matcher import BoundGrammar, Mask, Matcher, Path
 from .seen_keys import BACKSLASH, QUOTE, KeyLog, KeyNotes, Keys, Scan, decoded
@@ -298,17 +299,17 @@ class TokenSet(NamedTuple):
     """Tokens, and where a mask has them."""
 
     ids: Ints
-    words: Ints
+    words: npt.NDArray[np.intp]
     bits: Mask
 
     @classmethod
     def of(cls, tokens: Iterable[int]) -> TokenSet:
         ids = np.array(sorted(tokens), np.int32)
-        return cls(ids, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+        return cls(ids, (ids >> 5).astype(np.intp), np.uint32(1) << (ids & 31).astype(np.uint32))
 
     def among(self, mask: Mask) -> list[int]:
         """Those that a mask allows."""
-        found: list[int] = self.ids[(mask[self.words] & self.bits) != 0].tolist()
+        found: list[int] = self.ids[(mask.take(self.words) & self.bits) != 0].tolist()
         return found
 
 
