@@ -218,10 +218,11 @@ class UniqueKeysMatcher:
                 checked.add(token)
                 continue
             data = self._vocabulary.token_bytes[token]
-            if data.lstrip()[:1] == b"," and not self._tokens.closing.among(allowed):
-                continue  # a key is owed that cannot come
             after = scan.after(data)
             keys, text = after.key_place, after.string or b""
+            is_comma = not text and data.lstrip()[:1] == b","
+            if is_comma and not self._tokens.closing.among(allowed):
+                continue  # a key is owed, even if none can come
             if (
                 keys is not None
                 and keys.count

@@ -226,6 +226,15 @@ def test_keys_that_are_owed_beyond_all_that_there_are_may_come_twice() -> None:
     assert {ord("a"), ord("b"), ord("c")} <= allowed(matcher, VOCABULARY)
 
 
+def test_a_key_that_is_owed_is_begun_as_a_new_one() -> None:
+    """While the object may not close, a token with the comma and a used-up beginning is out."""
+    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), b',"b'])
+    grammar = nested_objects("[ab]{1,2}", 6, True, vocabulary)
+    once = [*b'{"b":1,"ba":1,"bb":1']
+    assert follows(grammar, [*once, *b',"a"'], vocabulary)
+    assert not follows(grammar, [*once, 256], vocabulary)
+
+
 def test_consuming_agrees_with_the_mask(objects: BoundGrammar) -> None:
     matcher = objects.matcher()
     assert all(matcher.consume(byte) for byte in b'{"a":1,"a')
