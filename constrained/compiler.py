@@ -30,7 +30,7 @@ from .regular.regex_parser import parse_regex
 from .schema.schema_grammar import SchemaGrammar, schema_grammar
 from .spec import GrammarSpec
 from .structural_tags import parse_tags, tags_to_lark
-from .unique_keys import UniqueKeys
+from .unique_keys import UniqueKeys, key_tokens
 from .vocabulary import Vocabulary
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -86,6 +86,7 @@ def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGra
 
 def prepare(vocabulary: Vocabulary) -> None:
     """Build now what the first grammar of each path would else wait for."""
+    key_tokens(vocabulary)
     out = np.empty(vocabulary.num_words, np.uint32)
     for spec in (GrammarSpec("regex", "a?"), GrammarSpec("ebnf", 'start: "a"?')):
         compile_grammar(spec).bind(vocabulary).matcher().mask(out)

@@ -2,79 +2,46 @@
 
 RFC 8259, section 4, leaves a key that comes twice without a meaning. Keys that a schema lists are
 each written once by its grammar; of free keys no automaton knows which it has seen. A matcher put
-around another scans what is written as JSON and takes out of each mask the tokens that would end a
-key already seen in its object: those that continue the key up to its quote, a contiguous range in
-the order of tokens' bytes, and those that contain it quoted as a whole.
+around another scans what is written as JSON and takes out of each mask the tokens that
+
+- end a key which its object has: those that continue it up to its quote, a contiguous range in the
+  order of tokens' bytes, and those that contain it quoted as a whole;
+- lead where only such a key can follow. Which these are is asked of the matcher within, byte by
+  byte along the keys that the object has; elsewhere a key is new whatever follows.
+
+What was found holds while fewer keys have come than there were ways out, so a mask costs what the
+keys that came since the last visit of its place cost. It is taken for granted that in the course of
+an object its grammar allows ever fewer keys (listed ones come in their order, then free ones).
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
-import json
+import heapq
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .matcher import BoundGrammar, Mask, Matcher, Path
+from .seen_keys import BACKSLASH, QUOTE, KeyLog, KeyNotes, Keys, Scan, decoded
+from .token_trie import Ints, Trie
 from .vocabulary import Vocabulary
 
-QUOTE, BACKSLASH = 0x22, 0x5C
+MAX_PROBES = 200  # of the matcher within, for one mask; what they leave open is allowed
+MIN_WAYS_OUT = 4  # a guess: from here on a place is one of free text, not of a few listed keys
+_STRING = rb'"(?:[^"\\]|\\.)*"'
+_OPEN_STRING = rb'(?:"(?:[^"\\]|\\.)*\\?)?'
+# What may stand before a key that a token begins: anything with a comma behind all else.
+_BEHIND = rb'(?:[^"]|%s)*,\s*%s' % (_STRING, _OPEN_STRING)
+_TAIL = re.compile(rb"(?:%s|\s+%s)" % (_BEHIND, _OPEN_STRING), re.DOTALL)
+_IN_STRING_TAIL = re.compile(rb'(?:[^"\\]|\\.)*"%s' % _BEHIND, re.DOTALL)
+_BRACKETS = re.compile(rb"[{}\[\]:]")
 _QUOTED = re.compile(rb'(?="((?:[^"\\]|\\.)*)")', re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """Where in a JSON text the bytes so far end."""
-
-    objects: tuple[frozenset[str] | None, ...] = ()  # keys of each open object; None: an array
-    awaits_key: bool = False
-    string: bytes | None = None  # what of the open string is written, after its quote
-    repeats: bool = False  # a key has come twice
-
-    @property
-    def is_in_key(self) -> bool:
-        """Whether a key is open."""
-        return self.string is not None and self.awaits_key
-
-    def after(self, data: bytes) -> Scan:
-        """The place some bytes further."""
-        scan = self
-        for byte in data:
-            scan = scan._inside(byte) if scan.string is not None else scan._outside(byte)
-        return scan
-
-    def _inside(self, byte: int) -> Scan:
-        assert self.string is not None
-        is_escaped = _is_escaping(self.string)
-        if byte != QUOTE or is_escaped:
-            if self.awaits_key:
-                return replace(self, string=self.string + bytes([byte]))
-            # Of a value, only whether the next character is escaped matters.
-            is_escaping = byte == BACKSLASH and not is_escaped
-            return replace(self, string=b"\\" if is_escaping else b"")
-        if not self.awaits_key:
-            return replace(self, string=None)
-        keys = self.objects[-1]
-        assert keys is not None
-        key = _decoded(self.string)
-        return Scan(
-            objects=(*self.objects[:-1], keys | {key}),
-            repeats=self.repeats or key in keys,
-        )
-
-    def _outside(self, byte: int) -> Scan:
-        if byte == QUOTE:
-            return replace(self, string=b"")
-        if byte in b"{[":
-            keys = frozenset[str]() if byte == ord("{") else None
-            return replace(self, objects=(*self.objects, keys), awaits_key=byte == ord("{"))
-        if byte in b"}]":
-            return replace(self, objects=self.objects[:-1], awaits_key=False)
-        if byte == ord(",") and self.objects:
-            return replace(self, awaits_key=self.objects[-1] is not None)
-        return self
 
 
 class UniqueKeys:
@@ -102,48 +69,55 @@ class UniqueKeys:
 
 
 class UniqueKeysMatcher:
-    """A matcher whose masks repeat no key, as long as anything else is allowed.
+    """A matcher that repeats no key, as long as anything else is allowed.
 
-    `consume` and the forced tokens are those of the matcher within.
+    A token that would is neither in the mask, nor consumed, nor forced.
     """
 
     def __init__(self, inner: Matcher, vocabulary: Vocabulary) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
+        self._tokens = key_tokens(vocabulary)
         self._scans = [Scan()]
+        self._refused: frozenset[int] | None = None  # at this place; None: not known yet
+        self._num_probes = 0
+        # Tokens after which a new key can come, while the objects are these.
+        self._checked: tuple[tuple[Keys | None, ...], set[int]] = ((), set())
 
     def mask(self, out: Mask) -> None:
         self._inner.mask(out)
-        candidates = _candidates(self._scans[-1], self._vocabulary)
-        repeating = [token for token in candidates if _is_set(out, token) and self._repeats(token)]
-        if not repeating:
-            return
-        kept = out.copy()
-        for token in repeating:
-            out[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
-        if not out.any() and not self._inner.is_accepting():
-            np.copyto(out, kept)
+        if self._refused is None:
+            self._refused = self._without_dead_ends(out)
+        _clear(out, self._refused)
 
     def consume(self, token_id: int) -> bool:
+        before = self._scans[-1]
+        after = before.after(self._vocabulary.token_bytes[token_id])
+        if self._is_refused(token_id, after):
+            return False
         if not self._inner.consume(token_id):
             return False
-        self._scans.append(self._scans[-1].after(self._vocabulary.token_bytes[token_id]))
+        self._scans.append(_unmarked(after))
+        self._refused = None
         return True
-
-    def _repeats(self, token: int) -> bool:
-        before = replace(self._scans[-1], repeats=False)
-        return before.after(self._vocabulary.token_bytes[token]).repeats
 
     def rollback(self, num_tokens: int) -> None:
         self._inner.rollback(num_tokens)
         if num_tokens:
             del self._scans[-num_tokens:]
+            self._refused = None
 
     def is_accepting(self) -> bool:
         return self._inner.is_accepting()
 
     def forced_tokens(self) -> Sequence[int]:
-        return self._inner.forced_tokens()
+        """Up to the first one that is refused."""
+        forced = self._inner.forced_tokens()
+        num_allowed = 0
+        while num_allowed < len(forced) and self.consume(forced[num_allowed]):
+            num_allowed += 1
+        self.rollback(num_allowed)
+        return forced[:num_allowed]
 
     def is_finished(self) -> bool:
         return self._inner.is_finished()
@@ -151,64 +125,290 @@ class UniqueKeysMatcher:
     def error(self) -> str | None:
         return self._inner.error()
 
+    def _is_refused(self, token: int, after: Scan) -> bool:
+        """`mask` says which; it is asked only where the token may be one."""
+        if self._refused is None:
+            keys = after.key_place
+            leads_on = keys is not None and keys.count and keys.have_prefix(after.string or b"")
+            if not after.repeats and not leads_on:
+                return False
+            self.mask(np.empty(self._vocabulary.num_words, np.uint32))
+        return token in (self._refused or ())
 
-def _candidates(scan: Scan, vocabulary: Vocabulary) -> set[int]:
-    """Tokens that may end a key as one that was seen."""
-    seen = [key for keys in scan.objects if keys for key in keys]
-    if not seen:
-        return set()
-    whole = _tokens_with_key(vocabulary)
-    candidates = {token for key in seen for token in whole.get(key, ())}
-    return candidates.union(_closing_tokens(scan, vocabulary) if scan.is_in_key else ())
+    def _without_dead_ends(self, allowed: Mask) -> frozenset[int]:
+        """The tokens to take out of a mask; none where nothing else would be left."""
+        self._num_probes = 0
+        scan = self._scans[-1]
+        tokens = self._tokens.at(scan)
+        refused = set(self._repeating(scan, tokens.whole, allowed))
+        if scan.key_place is not None:
+            refused.update(self._along_keys(scan, scan.key_place, allowed))
+        if self._vocabulary.writes_all_bytes:
+            refused.update(self._towards_keys(scan, tokens.tails, allowed))
+        if not refused or self._inner.is_accepting():
+            return frozenset(refused)
+        left = allowed.copy()
+        _clear(left, refused)
+        return frozenset(refused) if left.any() else frozenset()
+
+    def _repeating(self, scan: Scan, whole: TokenSet, allowed: Mask) -> Iterable[int]:
+        """Tokens that contain a key as a whole, and the few that end a key spelt otherwise."""
+        seen = [keys for keys in scan.objects if keys is not None and keys.count]
+        for token in whole.among(allowed):
+            quoted = self._tokens.quoted[token]
+            is_seen = any(key in keys for key in quoted for keys in seen)
+            if (is_seen or len(set(quoted)) < len(quoted)) and self._repeats(scan, token):
+                yield token
+        if scan.is_in_key and scan.string is not None and BACKSLASH in scan.string:
+            for token in self._tokens.with_quote.among(allowed):
+                if self._repeats(scan, token):
+                    yield token
+
+    def _repeats(self, scan: Scan, token: int) -> bool:
+        return scan.after(self._vocabulary.token_bytes[token]).repeats
+
+    def _along_keys(self, scan: Scan, keys: Keys, allowed: Mask) -> Iterable[int]:
+        """Tokens that continue the open key, or begin one, as one that was seen."""
+        if not keys.count:
+            return
+        notes = self._notes(keys, scan.string)
+        for token in notes.closing:
+            if _is_set(allowed, token):
+                yield token
+        if not self._vocabulary.writes_all_bytes:
+            return
+        for token, text in list(notes.onward.items()):
+            if not _is_set(allowed, token):
+                continue
+            num_ways = self._ways_out(keys, text, token)
+            if num_ways == 0:
+                yield token
+            elif num_ways >= MIN_WAYS_OUT and text:
+                del notes.onward[token]
+                heapq.heappush(notes.open_until, (keys.count + num_ways, token, text))
+
+    def _notes(self, keys: Keys, string: bytes | None) -> KeyNotes:
+        """Of a place in a key, brought up to date."""
+        log = keys.current()
+        notes = log.notes.setdefault(string, KeyNotes())
+        trie, begun = self._vocabulary.trie, string or b""
+        is_new = notes.num_keys == 0
+        news = keys.with_prefix(begun) if is_new else log.written[notes.num_keys : keys.count]
+        for written in news:
+            if not written.startswith(begun):
+                continue
+            rest = written[len(begun) :] if string is not None else b'"' + written
+            notes.closing.extend(_tokens_from(trie, rest))
+            for end in range(1, min(len(rest), self._vocabulary.max_token_bytes + 1)):
+                text = begun + rest[:end] if string is not None else rest[1:end]
+                notes.onward.update(dict.fromkeys(_tokens_of(trie, rest[:end]), text))
+        notes.num_keys = log.num_noted = keys.count
+        while notes.open_until and notes.open_until[0][0] <= keys.count:
+            _, token, text = heapq.heappop(notes.open_until)
+            notes.onward[token] = text
+        return notes
+
+    def _towards_keys(self, scan: Scan, tails: TokenSet, allowed: Mask) -> Iterable[int]:
+        """Tokens after which a next key is due or begun."""
+        if self._checked[0] is not scan.objects:
+            self._checked = (scan.objects, set())
+        checked = self._checked[1]
+        for token in tails.among(allowed):
+            if not scan.is_in_key and (token in checked or self._is_harmless(scan, token)):
+                checked.add(token)
+                continue
+            data = self._vocabulary.token_bytes[token]
+            after = scan.after(data)
+            keys, text = after.key_place, after.string or b""
+            is_comma = not text and data.lstrip()[:1] == b","
+            if is_comma and not self._tokens.closing.among(allowed):
+                continue  # a key is owed, even if none can come
+            if (
+                keys is not None
+                and keys.count
+                and keys.have_prefix(text)
+                and self._ways_out(keys, text, token, after.string is None) == 0
+            ):
+                yield token
+            else:
+                checked.add(token)
+
+    def _is_harmless(self, scan: Scan, token: int) -> bool:
+        """Whether a token that opens and closes nothing surely leads to new keys."""
+        text = self._tokens.simple_tails.get(token)
+        if text is None or scan.is_escaped or scan.awaits_key or not scan.objects:
+            return False
+        keys = scan.objects[-1]
+        if keys is None or not keys.count:
+            return True
+        if text:
+            return not keys.have_prefix(text)
+        since, num_ways = keys.current().rooms.get(b"", (-1, 0))
+        return since == keys.count and num_ways > 0
+
+    def _ways_out(self, keys: Keys, text: bytes, token: int, awaits_quote: bool = False) -> int:
+        """In how many ways, at least, a key that begins so can be a new one after a token."""
+        log = keys.current()
+        known = log.rooms.get(text)
+        if known is not None:
+            since, num_ways = known
+            if num_ways == 0:
+                return 0
+            if keys.count < since + num_ways and (text or keys.count == since):
+                return since + num_ways - keys.count
+        steps = [token, self._tokens.of_byte[QUOTE]] if awaits_quote else [token]
+        num_taken = 0
+        while num_taken < len(steps) and self._inner.consume(steps[num_taken]):
+            num_taken += 1
+        num_ways = self._ways_from(keys, log, text) if num_taken == len(steps) else 1
+        self._inner.rollback(num_taken)
+        return num_ways
+
+    def _ways_from(self, keys: Keys, log: KeyLog, text: bytes) -> int:
+        """The same, where the matcher within is behind the text."""
+        self._num_probes += 1
+        if self._num_probes > MAX_PROBES:
+            return 1
+        mask = np.empty(self._vocabulary.num_words, np.uint32)
+        self._inner.mask(mask)
+        texts = self._vocabulary.token_bytes
+        following = {texts[token][0] for token in self._tokens.single.among(mask)}
+        along = following.intersection(keys.bytes_after(text))
+        num_ways = len(following) - len(along)
+        if not num_ways:
+            num_ways = int(any(self._is_open(keys, log, text, byte) for byte in sorted(along)))
+        if num_ways == 0 or num_ways >= MIN_WAYS_OUT or not text:
+            log.set_room(text, keys.count, num_ways)
+        return num_ways
+
+    def _is_open(self, keys: Keys, log: KeyLog, text: bytes, byte: int) -> bool:
+        """Whether a new key can begin with a text and a byte."""
+        longer = text + bytes([byte])
+        if byte == QUOTE and keys.have_written(longer):
+            return False
+        known = log.rooms.get(longer)
+        if known is not None and known[1] == 0:
+            return False
+        if not self._inner.consume(self._tokens.of_byte[byte]):
+            return True
+        is_open = self._ways_from(keys, log, longer) > 0
+        self._inner.rollback(1)
+        return is_open
+
+
+class TokenSet(NamedTuple):
+    """Tokens, and where a mask has them."""
+
+    ids: Ints
+    words: npt.NDArray[np.intp]
+    bits: Mask
+
+    @classmethod
+    def of(cls, tokens: Iterable[int]) -> TokenSet:
+        ids = np.array(sorted(tokens), np.int32)
+        return cls(ids, (ids >> 5).astype(np.intp), np.uint32(1) << (ids & 31).astype(np.uint32))
+
+    def among(self, mask: Mask) -> list[int]:
+        """Those that a mask allows."""
+        found: list[int] = self.ids[(mask.take(self.words) & self.bits) != 0].tolist()
+        return found
+
+
+class TokensAt(NamedTuple):
+    """Tokens to look at in some place of a text."""
+
+    whole: TokenSet  # with keys in quotes, any of which may repeat one
+    tails: TokenSet  # behind which a key may be due or begun
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyTokens:
+    """What the tokens of a vocabulary are to keys."""
+
+    of_byte: list[int]  # [256]: the token that writes it alone, or -1
+    single: TokenSet  # tokens of `of_byte`
+    with_quote: TokenSet
+    closing: TokenSet  # a token that begins with the end of an object
+    quoted: dict[int, list[str]]  # what a token contains in quotes
+    simple_tails: dict[int, bytes]  # of a key, behind a comma and no other structure
+    places: dict[tuple[bool, bool, bool], TokensAt]
+
+    def at(self, scan: Scan) -> TokensAt:
+        return self.places[scan.string is not None, scan.is_escaped, _has_keys(scan)]
+
+
+@functools.lru_cache(maxsize=8)
+def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
+    """Found once for a vocabulary, which takes as long as making its trie."""
+    texts = vocabulary.token_bytes
+    of_byte = {data[0]: i for i, data in enumerate(texts) if len(data) == 1}
+    with_quote = [i for i in vocabulary.written_ids if b'"' in texts[i]]
+    with_comma = [i for i in vocabulary.written_ids if b"," in texts[i]]
+    quoted = {i: found for i in with_quote if (found := _quoted(texts[i]))}
+    doubled = [i for i, found in quoted.items() if len(set(found)) < len(found)]
+    tails = {
+        (False, False): [i for i in {*with_comma, *with_quote} if _TAIL.fullmatch(texts[i])],
+        (True, False): [i for i in with_comma if _IN_STRING_TAIL.fullmatch(texts[i])],
+        (True, True): with_comma,
+    }
+    places = {}
+    for place, ids in tails.items():
+        places[*place, True] = TokensAt(TokenSet.of(quoted), TokenSet.of(ids))
+        places[*place, False] = TokensAt(
+            TokenSet.of(doubled), TokenSet.of(i for i in ids if i in quoted)
+        )
+    return KeyTokens(
+        of_byte=[of_byte.get(byte, -1) for byte in range(256)],
+        single=TokenSet.of(of_byte.values()),
+        with_quote=TokenSet.of(with_quote),
+        closing=TokenSet.of(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
+        quoted=quoted,
+        simple_tails={
+            i: texts[i].rpartition(b",")[2].lstrip()[1:]
+            for i in {*tails[False, False], *tails[True, False]}
+            if texts[i].count(b",") == 1 and not _BRACKETS.search(texts[i])
+        },
+        places=places,
+    )
+
+
+def _quoted(data: bytes) -> list[str]:
+    found = []
+    for string in _QUOTED.findall(data):
+        try:
+            found.append(decoded(string))
+        except ValueError:  # cut within a character or an escape
+            continue
+    return found
+
+
+def _has_keys(scan: Scan) -> bool:
+    return any(keys is not None and keys.count for keys in scan.objects)
+
+
+def _unmarked(scan: Scan) -> Scan:
+    """Where a key was let through twice, without the mark."""
+    return replace(scan, repeats=False) if scan.repeats else scan
+
+
+def _tokens_of(trie: Trie, data: bytes) -> list[int]:
+    """Those that write just these bytes."""
+    low, high = bisect.bisect_left(trie.keys, data), bisect.bisect_right(trie.keys, data)
+    ids: list[int] = trie.token_ids[low:high].tolist()
+    return ids
+
+
+def _tokens_from(trie: Trie, data: bytes) -> list[int]:
+    """Those that begin with these bytes."""
+    node = trie.find(data)
+    ids: list[int] = [] if node is None else trie.tokens_below(node).tolist()
+    return ids
 
 
 def _is_set(mask: Mask, token: int) -> bool:
     return bool(mask[token >> 5] >> (token & 31) & 1)
 
 
-def _closing_tokens(scan: Scan, vocabulary: Vocabulary) -> Sequence[int]:
-    """Those that may end the key that is open."""
-    assert scan.string is not None and scan.objects[-1] is not None
-    try:
-        begun = _decoded(scan.string)
-    except ValueError:  # within an escape or a character: few tokens continue that
-        return _tokens_with_quote(vocabulary)
-    closing: list[int] = []
-    for key in scan.objects[-1]:
-        if key.startswith(begun):
-            rest = json.dumps(key[len(begun) :], ensure_ascii=False)[1:].encode()
-            node = vocabulary.trie.find(rest)
-            if node is not None:
-                closing.extend(vocabulary.trie.tokens_below(node).tolist())
-    return closing
-
-
-@functools.lru_cache(maxsize=8)
-def _tokens_with_key(vocabulary: Vocabulary) -> dict[str, list[int]]:
-    """By each quoted text that they contain as a whole."""
-    found: dict[str, list[int]] = {}
-    for token in _tokens_with_quote(vocabulary):
-        for quoted in _QUOTED.findall(vocabulary.token_bytes[token]):
-            try:
-                found.setdefault(_decoded(quoted), []).append(token)
-            except ValueError:
-                continue
-    return found
-
-
-@functools.lru_cache(maxsize=8)
-def _tokens_with_quote(vocabulary: Vocabulary) -> list[int]:
-    return [i for i in vocabulary.written_ids if QUOTE in vocabulary.token_bytes[i]]
-
-
-def _decoded(string: bytes) -> str:
-    """The text of a string's body. Raises ValueError where it ends within an escape."""
-    if BACKSLASH not in string:
-        return string.decode()
-    text: str = json.loads(b'"' + string + b'"')
-    return text
-
-
-def _is_escaping(string: bytes) -> bool:
-    """Whether the next character is escaped."""
-    return (len(string) - len(string.rstrip(b"\\"))) % 2 == 1
+def _clear(mask: Mask, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)

@@ -11,6 +11,7 @@ import pytest
 from grammars import SINGLE_BYTES, vocabulary_of
 
 from stemma.constrained import BoundGrammar, GrammarSpec, Limits, compile_grammar, prepare
+from stemma.constrained.unique_keys import key_tokens
 from stemma.errors import InvalidGrammar, UnsupportedSchema
 
 TREE = {
@@ -200,6 +201,9 @@ def test_a_prepared_vocabulary_has_what_masks_are_made_of() -> None:
     vocabulary = vocabulary_of([b"a", b"b", b"bb"])
     prepare(vocabulary)
     assert "trie" in vars(vocabulary) and len(vocabulary.masks) == 1
+    misses = key_tokens.cache_info().misses
+    key_tokens(vocabulary)
+    assert key_tokens.cache_info().misses == misses
 
 
 def test_a_lenient_grammar_keeps_its_schema_for_validation() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
-from grammars import allowed, vocabulary_of
+from grammars import allowed, greedy_encode, vocabulary_of, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained import BoundGrammar, GrammarSpec, compile_grammar
-from stemma.constrained.unique_keys import Scan, UniqueKeys
+from stemma.constrained import BoundGrammar, GrammarSpec, Limits, compile_grammar
+from stemma.constrained.seen_keys import Scan
+from stemma.constrained.unique_keys import UniqueKeys
+from stemma.constrained.vocabulary import Vocabulary
 
 TOKENS = [*(bytes([i]) for i in range(256)), b'ab"', b'":', b',"a":', b'{"a":1,"a":', b'b":1}']
 VOCABULARY = vocabulary_of(TOKENS)
@@ -22,9 +25,9 @@ def objects() -> BoundGrammar:
     return compile_grammar(GrammarSpec("json_object")).bind(VOCABULARY)
 
 
-def follows(grammar: BoundGrammar, tokens: list[int]) -> bool:
+def follows(grammar: BoundGrammar, tokens: list[int], vocabulary: Vocabulary = VOCABULARY) -> bool:
     matcher = grammar.matcher()
-    return all(t in allowed(matcher, VOCABULARY) and matcher.consume(t) for t in tokens)
+    return all(t in allowed(matcher, vocabulary) and matcher.consume(t) for t in tokens)
 
 
 def pairs_repeat(text: str) -> bool:
@@ -95,3 +98,158 @@ def test_listed_keys_need_no_scan() -> None:
     listed = {**closed, "properties": {"a": {"type": "integer"}}}
     assert not compile_grammar(GrammarSpec("json_schema", json.dumps(listed))).needs_unique_keys
     assert compile_grammar(GrammarSpec("json_schema", json.dumps(FREE))).needs_unique_keys
+
+
+PIECES = ["a", "b", "c", '"', '":', "1", ",", "{", "}", '"a', 'b"', ',"', ' "', '":1,"']
+LANGUAGES = {  # of keys, to their words, or some
+    "[a-c]": ["a", "b", "c"],
+    "[ab]{1,2}": ["a", "b", "aa", "ab", "ba", "bb"],
+    "a(b(c)?)?": ["a", "ab", "abc"],
+    "a(bc|cb)(a)?": ["abc", "acb", "abca", "acba"],
+    "b|ca*": ["b", "c", "ca", "caa", "caaa"],
+    "[a-c]*": ["", "a", "bb", "cab", "abc", "abca"],
+}
+INFINITE = {"b|ca*", "[a-c]*"}
+
+
+def nested_objects(keys: str, least: int, is_regular: bool, vocabulary: Vocabulary) -> UniqueKeys:
+    """Objects of such keys, of as many at least, with objects and arrays as values."""
+
+    def members(value: str, least: int) -> str:
+        member = f'"({keys})":{value}'
+        more = f"({member}(, ?{member}){{{max(0, least - 1)},}})"
+        return rf"\{{{more if least else more + '?'}\}}"
+
+    value = rf'([1-9]{{1,2}}|"[a,]"|\[({members("1", 0)}(,1)?)?\]|{members("1", 0)})'
+    spec = GrammarSpec("regex", members(value, least))
+    limits = Limits() if is_regular else Limits(max_states=3)
+    bound = compile_grammar(spec, limits).bind(vocabulary)
+    assert bound.path == ("fsm" if is_regular else "pushdown")
+    return UniqueKeys(bound, vocabulary)
+
+
+@st.composite
+def key_grammars(draw: st.DrawFn) -> tuple[UniqueKeys, Vocabulary, str]:
+    keys = draw(st.sampled_from(sorted(LANGUAGES)))
+    most = 8 if keys in INFINITE else len(LANGUAGES[keys])
+    least, is_regular = draw(st.integers(0, most)), draw(st.booleans())
+    pieces = st.lists(st.sampled_from(PIECES), min_size=2, max_size=5).map("".join)
+    long = [text.encode() for text in draw(st.lists(pieces, max_size=40))]
+    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), *long])
+    return nested_objects(keys, least, is_regular, vocabulary), vocabulary, keys
+
+
+@settings(max_examples=60, deadline=None)
+@given(key_grammars(), st.randoms(use_true_random=False))
+def test_no_walk_under_the_masks_repeats_a_key(
+    made: tuple[UniqueKeys, Vocabulary, str], picks: random.Random
+) -> None:
+    grammar, vocabulary, _ = made
+    matcher = grammar.matcher()
+    text, masks = b"", [allowed(matcher, vocabulary)]
+    while not matcher.is_finished() and len(masks) < 60:
+        assert masks[-1]
+        forced = matcher.forced_tokens()
+        assert not forced or forced[0] in masks[-1]
+        for token in picks.sample(range(vocabulary.vocab_size), 10):
+            assert matcher.consume(token) == (token in masks[-1])
+            if token in masks[-1]:
+                matcher.rollback(1)
+        closing = [t for t in masks[-1] if vocabulary.token_bytes[t] in (b"}", b'"')]
+        likely = closing if closing and picks.random() < 0.3 else sorted(masks[-1])
+        token = picks.choice(likely)
+        assert matcher.consume(token)
+        text += vocabulary.token_bytes[token]
+        masks.append(allowed(matcher, vocabulary))
+    assert not Scan().after(text).repeats
+    assert not matcher.is_finished() or not pairs_repeat(text.decode())
+    back = picks.randint(0, len(masks) - 1)
+    matcher.rollback(back)
+    assert allowed(matcher, vocabulary) == masks[len(masks) - 1 - back]
+
+
+@settings(max_examples=60, deadline=None)
+@given(key_grammars(), st.randoms(use_true_random=False))
+def test_every_object_of_different_keys_is_followed(
+    made: tuple[UniqueKeys, Vocabulary, str], picks: random.Random
+) -> None:
+    grammar, vocabulary, keys = made
+    words = LANGUAGES[keys]
+
+    def members(value: str) -> str:
+        chosen = picks.sample(words, picks.randint(0, len(words)))
+        return "{" + ",".join(f'"{word}":{value}' for word in chosen) + "}"
+
+    for _ in range(5):
+        text = members(picks.choice(["1", '"a"', '","', members("1"), f"[{members('1')},1]"]))
+        plain = grammar._inner.matcher()
+        tokens = greedy_encode(vocabulary.token_bytes, text)
+        if all(plain.consume(token) for token in tokens):
+            assert follows(grammar, tokens, vocabulary)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_states=3)])
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        ({"pattern": "^[a-z]$"}, "abcdefghijklmnopqrstuvwxyz"),
+        ({"pattern": "^[A-E]{2}$"}, [a + b for a in "ABCDE" for b in "ABCDE"]),
+        ({"pattern": "^[01]{2,6}$", "maxLength": 4}, None),
+        ({"format": "date"}, None),
+    ],
+)
+def test_no_key_is_begun_that_can_only_be_repeated(
+    names: dict[str, object], keys: list[str] | None, limits: Limits
+) -> None:
+    schema = {"type": "object", "minProperties": 3, "propertyNames": names,
+              "additionalProperties": {"const": 1}}  # fmt: skip
+    compiled = compile_grammar(GrammarSpec("json_schema", json.dumps(schema)), limits)
+    grammar = compiled.bind(VOCABULARY)
+    ends = {i for i, token in enumerate(TOKENS) if b"}" in token}
+    for seed in range(10):
+        matcher, picks, text = grammar.matcher(), random.Random(seed), b""
+        while not matcher.is_finished() and len(text) < 600:
+            choices = sorted(allowed(matcher, VOCABULARY) - ends) or [ord("}")]
+            token = picks.choice(choices)
+            assert matcher.consume(token)
+            text += VOCABULARY.token_bytes[token]
+        assert not Scan().after(text).repeats
+        if keys is not None:
+            assert sorted(json.loads(text)) == sorted(keys)  # all of them, then the end
+
+
+def test_keys_that_are_owed_beyond_all_that_there_are_may_come_twice() -> None:
+    grammar = nested_objects("[a-c]", 4, True, VOCABULARY)
+    matcher = grammar.matcher()
+    for wanted in b'{"a":1,"b":1,"c":1, "':
+        assert matcher.consume(wanted)
+    assert {ord("a"), ord("b"), ord("c")} <= allowed(matcher, VOCABULARY)
+
+
+def test_a_key_that_is_owed_is_begun_as_a_new_one() -> None:
+    """While the object may not close, a token with the comma and a used-up beginning is out."""
+    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), b',"b'])
+    grammar = nested_objects("[ab]{1,2}", 6, True, vocabulary)
+    once = [*b'{"b":1,"ba":1,"bb":1']
+    assert follows(grammar, [*once, *b',"a"'], vocabulary)
+    assert not follows(grammar, [*once, 256], vocabulary)
+
+
+def test_consuming_agrees_with_the_mask(objects: BoundGrammar) -> None:
+    matcher = objects.matcher()
+    assert all(matcher.consume(byte) for byte in b'{"a":1,"a')
+    assert not matcher.consume(ord('"'))
+    assert matcher.consume(ord("b")) and matcher.consume(ord('"'))
+
+
+def test_a_token_that_contains_a_key_twice_is_taken_out(objects: BoundGrammar) -> None:
+    assert TOKENS.index(b'{"a":1,"a":') not in allowed(objects.matcher(), VOCABULARY)
+
+
+def test_a_forced_run_ends_before_a_key_that_came() -> None:
+    text = r'\{"[ab]":1,"a":2\}'
+    grammar = UniqueKeys(compile_grammar(GrammarSpec("regex", text)).bind(VOCABULARY), VOCABULARY)
+    for key, forced in ((b"a", b'":1'), (b"b", b'":1,"a":2}')):
+        matcher = grammar.matcher()
+        assert all(matcher.consume(byte) for byte in b'{"%s' % key)
+        assert written(VOCABULARY, matcher.forced_tokens()) == forced
