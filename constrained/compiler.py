@@ -55,11 +55,14 @@ class CompiledGrammar:
     warnings: tuple[str, ...] = ()
     schema: str | None = None  # lenient: outputs are to be validated against it
     needs_unique_keys: bool = False
+    has_patterned_keys: bool = False  # see SchemaGrammar
 
     def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
         """Raises InvalidGrammar where no token begins a text of the language."""
         bound = self._bound(vocabulary)
-        return UniqueKeys(bound, vocabulary) if self.needs_unique_keys else bound
+        if not self.needs_unique_keys:
+            return bound
+        return UniqueKeys(bound, vocabulary, looks_ahead=self.has_patterned_keys)
 
     def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
         if self.dfa is not None:
@@ -121,6 +124,7 @@ def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
         warnings=made.warnings,
         schema=spec.source if spec.is_lenient else None,
         needs_unique_keys=made.needs_unique_keys,
+        has_patterned_keys=made.has_patterned_keys,
     )
 
 

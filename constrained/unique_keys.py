@@ -6,8 +6,9 @@ around another scans what is written as JSON and takes out of each mask the toke
 
 - end a key which its object has: those that continue it up to its quote, a contiguous range in the
   order of tokens' bytes, and those that contain it quoted as a whole;
-- lead where only such a key can follow. Which these are is asked of the matcher within, byte by
-  byte along the keys that the object has; elsewhere a key is new whatever follows.
+- lead where only such a key can follow: where keys have to match a pattern. Which tokens these are
+  is asked of the matcher within, byte by byte along the keys that the object has; elsewhere a key
+  is new whatever follows.
 
 What was found holds while fewer keys have come than there were ways out, so a mask costs what the
 keys that came since the last visit of its place cost. It is taken for granted that in the course of
@@ -47,9 +48,10 @@ _QUOTED = re.compile(rb'(?="((?:[^"\\]|\\.)*)")', re.DOTALL)
 class UniqueKeys:
     """A grammar of JSON texts, without those in which a key comes twice."""
 
-    def __init__(self, inner: BoundGrammar, vocabulary: Vocabulary) -> None:
+    def __init__(self, inner: BoundGrammar, vocabulary: Vocabulary, *, looks_ahead: bool) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
+        self._looks_ahead = looks_ahead and vocabulary.writes_all_bytes
 
     @property
     def path(self) -> Path:
@@ -65,7 +67,7 @@ class UniqueKeys:
 
     def matcher(self) -> Matcher:
         """At the grammar's beginning."""
-        return UniqueKeysMatcher(self._inner.matcher(), self._vocabulary)
+        return UniqueKeysMatcher(self._inner.matcher(), self._vocabulary, self._looks_ahead)
 
 
 class UniqueKeysMatcher:
@@ -74,9 +76,10 @@ class UniqueKeysMatcher:
     A token that would is neither in the mask, nor consumed, nor forced.
     """
 
-    def __init__(self, inner: Matcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, inner: Matcher, vocabulary: Vocabulary, looks_ahead: bool) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
+        self._looks_ahead = looks_ahead
         self._tokens = key_tokens(vocabulary)
         self._scans = [Scan()]
         self._refused: frozenset[int] | None = None  # at this place; None: not known yet
@@ -129,7 +132,12 @@ class UniqueKeysMatcher:
         """`mask` says which; it is asked only where the token may be one."""
         if self._refused is None:
             keys = after.key_place
-            leads_on = keys is not None and keys.count and keys.have_prefix(after.string or b"")
+            leads_on = (
+                self._looks_ahead
+                and keys is not None
+                and keys.count
+                and keys.have_prefix(after.string or b"")
+            )
             if not after.repeats and not leads_on:
                 return False
             self.mask(np.empty(self._vocabulary.num_words, np.uint32))
@@ -143,7 +151,7 @@ class UniqueKeysMatcher:
         refused = set(self._repeating(scan, tokens.whole, allowed))
         if scan.key_place is not None:
             refused.update(self._along_keys(scan, scan.key_place, allowed))
-        if self._vocabulary.writes_all_bytes:
+        if self._looks_ahead:
             refused.update(self._towards_keys(scan, tokens.tails, allowed))
         if not refused or self._inner.is_accepting():
             return frozenset(refused)
@@ -175,7 +183,7 @@ class UniqueKeysMatcher:
         for token in notes.closing:
             if _is_set(allowed, token):
                 yield token
-        if not self._vocabulary.writes_all_bytes:
+        if not self._looks_ahead:
             return
         for token, text in list(notes.onward.items()):
             if not _is_set(allowed, token):
@@ -199,6 +207,8 @@ class UniqueKeysMatcher:
                 continue
             rest = written[len(begun) :] if string is not None else b'"' + written
             notes.closing.extend(_tokens_from(trie, rest))
+            if not self._looks_ahead:
+                continue
             for end in range(1, min(len(rest), self._vocabulary.max_token_bytes + 1)):
                 text = begun + rest[:end] if string is not None else rest[1:end]
                 notes.onward.update(dict.fromkeys(_tokens_of(trie, rest[:end]), text))

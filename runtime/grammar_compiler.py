@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..constrained.compiler import CompiledGrammar
+from ..constrained.compiler import CompiledGrammar, prepare
 from ..constrained.matcher import BoundGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
@@ -218,7 +218,7 @@ class GrammarCompiler:
 
 
 class _Binder:
-    """Binds grammars to the vocabulary, which the first of them makes."""
+    """Binds grammars to the vocabulary, which it makes when first needed."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._make = make_vocabulary
@@ -226,10 +226,16 @@ class _Binder:
         self._vocabulary: Vocabulary | None = None
 
     def __call__(self, compiled: CompiledGrammar) -> BoundGrammar:
+        return compiled.bind(self.prepared())
+
+    def prepared(self) -> Vocabulary:
+        """With all that the first grammar would else wait for."""
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = self._make()
-        return compiled.bind(self._vocabulary)
+                vocabulary = self._make()
+                prepare(vocabulary)
+                self._vocabulary = vocabulary
+        return self._vocabulary
 
 
 class _WorkerLost(Exception):
@@ -290,6 +296,8 @@ class _Lane:
             self._thread.join(GRACE_S)
 
     def _run(self) -> None:
+        if self._patient is not None:
+            self._prepare()
         while not self._is_closed:
             with contextlib.suppress(_WorkerLost):  # tried again, and told, when a grammar comes
                 self._ready_worker()
@@ -305,6 +313,13 @@ class _Lane:
                 self._deliver(outcome)
         if self._worker is not None:
             self._worker.end()
+
+    def _prepare(self) -> None:
+        """Before the first grammar comes; what fails here fails again, and is told, with it."""
+        try:
+            self._bind.prepared()
+        except Exception as error:
+            log.warning("no grammars with this tokenizer: %s", error)
 
     def _compile(self, entry: _Entry) -> _Outcome | None:
         """None where another lane has taken over."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ... import __version__
-from ...constrained.compiler import CompiledGrammar, compile_grammar
+from ...constrained.compiler import CompiledGrammar, compile_grammar, prepare
 from ...constrained.matcher import BoundGrammar, Matcher
 from ...constrained.spec import GrammarSpec
 from ...constrained.vocabulary import Vocabulary
@@ -26,6 +26,7 @@ class StemmaEngine:
     def __init__(self, file: TokenizerFile) -> None:
         self._file = file
         self._vocabulary = Vocabulary(file.token_bytes, file.encode, file.size)
+        prepare(self._vocabulary)  # as the runtime does
 
     def compile(self, request: GrammarRequest) -> StemmaGrammar:
         spec = GrammarSpec(

@@ -157,6 +157,7 @@ class _ObjectRules:
                 key = json_string(language)
                 self.free.append(Entry(key, state, None, inside, outside))
                 self.writer.needs_unique_keys = True
+                self.writer.has_patterned_keys |= bool(patterns)
             for word in words or ():
                 self.listed.append(Entry(Literal(encoded(word)), state, word))
 

@@ -18,6 +18,7 @@ class RuleWriter(Protocol):
     rules: dict[str, Expression]
     num_rules: int
     needs_unique_keys: bool
+    has_patterned_keys: bool
 
     def value(self, state: State) -> Expression:
         """The texts of a state's values."""

@@ -28,12 +28,14 @@ class SchemaGrammar:
     """The grammar of a schema's valid documents.
 
     `needs_unique_keys`: some object has keys that the schema does not list, so that the grammar
-    alone does not exclude a key that comes twice.
+    alone does not exclude a key that comes twice. `has_patterned_keys`: such keys have to match
+    patterns or names' schemas, so that after some text only a key that has come may be left.
     """
 
     grammar: Grammar
     warnings: tuple[str, ...]
     needs_unique_keys: bool
+    has_patterned_keys: bool = False
 
 
 def schema_grammar(
@@ -78,6 +80,7 @@ class GrammarBuilder:
         self.property_order = property_order
         self.rules: dict[str, Expression] = {}
         self.needs_unique_keys = False
+        self.has_patterned_keys = False
         self._values: dict[State, Expression] = {}
         self._queue: list[tuple[str, State]] = []
         self.num_rules = 0
@@ -92,7 +95,12 @@ class GrammarBuilder:
         grammar = pruned(root, self.rules)
         if grammar is None:
             raise InvalidGrammar("/: the schema matches no document", "json_schema")
-        return SchemaGrammar(grammar, tuple(self.expansion.warnings), self.needs_unique_keys)
+        return SchemaGrammar(
+            grammar,
+            tuple(self.expansion.warnings),
+            self.needs_unique_keys,
+            self.has_patterned_keys,
+        )
 
     def value(self, state: State) -> Expression:
         """The texts of a state's values; a rule where arrays or objects are among them."""

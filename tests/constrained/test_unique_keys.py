@@ -90,7 +90,7 @@ def test_rollback_forgets_keys(objects: BoundGrammar) -> None:
 def test_a_key_that_must_follow_may_come_twice() -> None:
     """No output is left without a token."""
     twice = compile_grammar(GrammarSpec("regex", r'\{"a":1,"a":2\}')).bind(VOCABULARY)
-    assert follows(UniqueKeys(twice, VOCABULARY), [*b'{"a":1,"a":2}'])
+    assert follows(UniqueKeys(twice, VOCABULARY, looks_ahead=True), [*b'{"a":1,"a":2}'])
 
 
 def test_listed_keys_need_no_scan() -> None:
@@ -125,7 +125,7 @@ def nested_objects(keys: str, least: int, is_regular: bool, vocabulary: Vocabula
     limits = Limits() if is_regular else Limits(max_states=3)
     bound = compile_grammar(spec, limits).bind(vocabulary)
     assert bound.path == ("fsm" if is_regular else "pushdown")
-    return UniqueKeys(bound, vocabulary)
+    return UniqueKeys(bound, vocabulary, looks_ahead=True)
 
 
 @st.composite
@@ -248,7 +248,8 @@ def test_a_token_that_contains_a_key_twice_is_taken_out(objects: BoundGrammar) -
 
 def test_a_forced_run_ends_before_a_key_that_came() -> None:
     text = r'\{"[ab]":1,"a":2\}'
-    grammar = UniqueKeys(compile_grammar(GrammarSpec("regex", text)).bind(VOCABULARY), VOCABULARY)
+    bound = compile_grammar(GrammarSpec("regex", text)).bind(VOCABULARY)
+    grammar = UniqueKeys(bound, VOCABULARY, looks_ahead=True)
     for key, forced in ((b"a", b'":1'), (b"b", b'":1,"a":2}')):
         matcher = grammar.matcher()
         assert all(matcher.consume(byte) for byte in b'{"%s' % key)

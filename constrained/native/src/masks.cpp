@@ -313,6 +313,14 @@ extern "C" void stemma_mask_of_run(const Tokens* tokens, const Run* run, uint32_
             at = node.end;
             continue;
         }
+        if (node.longest <= run->length && tokens->below[at].is_within(run->bytes)) {
+            for (int32_t i = node.first, last = trie.nodes[node.end].first; i < last; i++) {
+                const uint32_t token = static_cast<uint32_t>(trie.token_ids[i]);
+                out[token >> 5] |= 1u << (token & 31);
+            }
+            at = node.end;
+            continue;
+        }
         allow(trie, at++, out);
     }
 }
