@@ -30,7 +30,9 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """On a busy machine what is quick may take the quick lane's 0.5 s, and another worker then."""
+    monkeypatch.setattr(grammar_compiler, "QUICK_LIMIT_S", 20.0)
     made: list[GrammarCompiler] = []
 
     def make_one(**options: float) -> GrammarCompiler:
@@ -45,7 +47,9 @@ def make() -> Iterator[Make]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GrammarCompiler]:
     """For tests that leave it as good as new."""
-    compiler = GrammarCompiler(vocabulary)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(grammar_compiler, "QUICK_LIMIT_S", 20.0)
+        compiler = GrammarCompiler(vocabulary)
     yield compiler
     compiler.close()
 
@@ -147,11 +151,11 @@ def test_what_takes_too_long_is_refused_by_the_workers_own_alarm(make: Make) -> 
 
 def test_a_worker_that_hangs_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "GRACE_S", 0.1)
-    compiler = make(timeout_s=0.5)
+    compiler = make(timeout_s=20.0)
     wait(compiler, compiler.ask(DIGITS))
     os.kill(worker_pid(compiler), signal.SIGSTOP)
-    # The quick lane's limit is the patient one's here: both must give up.
-    compiler._lanes[0]._patient = None
+    lane = compiler._lanes[0]
+    lane._limit_s, lane._patient = 0.5, None  # nobody takes over
     hung = compiler.ask(LETTERS)
     wait(compiler, hung)
     assert hung.failure is not None and "more than 0.5 s" in hung.failure.message
@@ -295,7 +299,7 @@ def test_closing_leaves_what_still_waits(make: Make) -> None:
         time.sleep(0.001)
     begun = time.monotonic()
     compiler.close()
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 3.0  # 0.4 on a machine of its own; one worker alone takes 0.5
     assert compiler._lanes[0]._queue.qsize() >= 7
     thread = compiler._lanes[0]._thread
     assert thread is not None and not thread.is_alive()
