@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stemma.constrained.grammar import Grammar, Literal
-from stemma.constrained.native import bindings, build
+from stemma.constrained.native import build
+from stemma.constrained.native.bindings import _load, library, why_not_native
 from stemma.constrained.regular.build import build_dfa
 
 
@@ -16,9 +17,9 @@ from stemma.constrained.regular.build import build_dfa
 def nothing_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    bindings._load.cache_clear()
+    _load.cache_clear()
     yield tmp_path
-    bindings._load.cache_clear()
+    _load.cache_clear()
 
 
 def test_without_a_compiler_python_builds_and_the_reason_is_known(
@@ -26,14 +27,14 @@ def test_without_a_compiler_python_builds_and_the_reason_is_known(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert build_dfa(Grammar.of(Literal("a"))).matches(b"a")
-    assert bindings.library() is None
-    assert "no-such-compiler" in (bindings.why_not_native() or "")
+    assert library() is None
+    assert "no-such-compiler" in (why_not_native() or "")
 
 
 def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
     nothing_built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "COMPILE_FLAGS", ("--no-such-flag",))
-    reason = bindings.why_not_native()
+    reason = why_not_native()
     assert reason is not None and "\n" not in reason
     assert not list(nothing_built.glob("stemma/*"))
