@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.config import EMBEDDED_MODEL
-from ..runtime.grammar_compiler import DEFAULT_TIMEOUT_S
+from ..runtime.config import DEFAULT_GRAMMAR_TIMEOUT_S, EMBEDDED_MODEL
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer
 from .matchers.protocol import GrammarRequest
 from .matchers.spelling import mentioned_names
@@ -157,7 +156,7 @@ def judge(
     request = GrammarRequest(
         "json_schema", json.dumps(case.schema), is_lenient, case.asserts_format
     )
-    limit_s = DEFAULT_TIMEOUT_S if worker.spec is STEMMA else timeout_s
+    limit_s = DEFAULT_GRAMMAR_TIMEOUT_S if worker.spec is STEMMA else timeout_s
     compiled = worker.ask(limit_s, op="compile", request=asdict(request))
     if "error" in compiled:
         reason = f"not compiled: {normalised(compiled['error'])}"

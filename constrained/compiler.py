@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,11 +28,13 @@ from .pushdown import PushdownGrammar, check_lark, gbnf_to_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.dfa import Dfa
 from .regular.regex_parser import parse_regex
-from .schema.schema_grammar import SchemaGrammar, schema_grammar
 from .spec import GrammarSpec
 from .structural_tags import parse_tags, tags_to_lark
 from .unique_keys import UniqueKeys, key_tokens
 from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from .schema.schema_grammar import SchemaGrammar
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
@@ -149,6 +152,8 @@ def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
+    from .schema.schema_grammar import schema_grammar  # 0.1 s that only who compiles needs
+
     return schema_grammar(
         schema,
         whitespace=spec.whitespace,

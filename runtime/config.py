@@ -12,6 +12,7 @@ from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 from .schedule.stall import DEFAULT_SLOWDOWN
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
+DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
@@ -33,7 +34,7 @@ class EngineConfig:
     schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
     decode_slowdown: float = DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/stall.py
     disable_jump_forward: bool = False  # compute what a grammar forces token by token
-    grammar_timeout: float = 2.0  # seconds that compiling one may take
+    grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S  # seconds that compiling one may take
     num_threads: int | None = None  # None: all cores, one for a small model
     spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
 
@@ -138,7 +139,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--grammar-timeout",
         type=float,
-        default=2.0,
+        default=DEFAULT_GRAMMAR_TIMEOUT_S,
         metavar="S",
         help="seconds that compiling a grammar may take (default: %(default)s)",
     )

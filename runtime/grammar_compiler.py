@@ -32,6 +32,7 @@ from ..constrained.matcher import BoundGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
 from ..errors import EngineError, InvalidGrammar
+from .config import DEFAULT_GRAMMAR_TIMEOUT_S
 from .grammar_frames import (
     ENGINE_STACK_BYTES,
     Check,
@@ -47,7 +48,6 @@ from .schedule.grammar import GrammarFailure, PendingGrammar
 log = logging.getLogger(__name__)
 
 QUICK_LIMIT_S = 0.5  # 30 times what nineteen of twenty schemas take
-DEFAULT_TIMEOUT_S = 2.0
 GRACE_S = 2.0  # for an answer, past the time when the worker's own alarm should have ended it
 START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, that must compile C++ first
 MAX_WAITING = 256  # grammars on their way
@@ -111,7 +111,7 @@ class GrammarCompiler:
         self,
         make_vocabulary: Callable[[], Vocabulary],
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S,
         max_cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         """`make_vocabulary` is called once, off the engine's loop, before the first grammar."""

@@ -16,6 +16,9 @@ import sys
 
 from ..constrained.compiler import CompiledGrammar, Limits, compile_grammar
 from ..constrained.native.bindings import why_not_native
+
+# Imported before the limits are set: the compiler itself puts it off until a schema comes.
+from ..constrained.schema import schema_grammar  # noqa: F401
 from ..errors import InvalidGrammar, UnsupportedSchema
 from .grammar_frames import (
     WORKER_STACK_BYTES,
