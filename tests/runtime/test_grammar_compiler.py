@@ -61,6 +61,12 @@ def wait(compiler: GrammarCompiler, *pending: PendingGrammar) -> None:
         compiler.collect()
 
 
+def stop(pid: int) -> None:
+    """Stop a process, all its threads: one may run on for a while after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def worker_pid(compiler: GrammarCompiler) -> int:
     worker = compiler._lanes[0]._worker
     assert worker is not None
@@ -119,7 +125,7 @@ def test_a_worker_killed_while_idle_is_replaced(shared: GrammarCompiler) -> None
 def test_a_worker_killed_at_work_is_replaced_and_its_grammar_begun_again(make: Make) -> None:
     compiler = make()
     wait(compiler, compiler.ask(DIGITS))
-    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    stop(worker_pid(compiler))
     lost, next_one = compiler.ask(LETTERS), compiler.ask(GrammarSpec("regex", "b"))
     time.sleep(0.05)
     os.kill(worker_pid(compiler), signal.SIGKILL)
@@ -153,7 +159,7 @@ def test_a_worker_that_hangs_is_killed(make: Make, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(grammar_compiler, "GRACE_S", 0.1)
     compiler = make(timeout_s=20.0)
     wait(compiler, compiler.ask(DIGITS))
-    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    stop(worker_pid(compiler))
     lane = compiler._lanes[0]
     lane._limit_s, lane._patient = 0.5, None  # nobody takes over
     hung = compiler.ask(LETTERS)
@@ -292,7 +298,7 @@ def test_closing_ends_the_worker(make: Make) -> None:
 def test_closing_leaves_what_still_waits(make: Make) -> None:
     compiler = make()
     wait(compiler, compiler.ask(DIGITS))
-    os.kill(worker_pid(compiler), signal.SIGSTOP)
+    stop(worker_pid(compiler))
     for letter in "abcdefgh":
         compiler.ask(GrammarSpec("regex", letter))
     while compiler._lanes[0]._queue.qsize() == 8:
