@@ -16,12 +16,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from ..errors import EngineError, ProtocolError
 from . import wire
+from .channel import EventSink
 from .ir import Op
 
 FLUSH_AFTER_S = 0.002
@@ -29,16 +30,6 @@ FLUSH_AFTER_BYTES = 1024 * 1024  # guess: enough for one message to be worth it
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
 HEARTBEAT_POLL_S = wire.HEARTBEAT_S / 4
-
-
-class EventSink(Protocol):
-    """What a connection needs of a program."""
-
-    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-        """An event came from the runtime (called on the I/O thread; must not block)."""
-
-    def handle_disconnect(self, error: EngineError) -> None:
-        """The runtime is gone; nothing more will come."""
 
 
 class _Outbox:

@@ -7,6 +7,9 @@ wire an op is a list: `[kind, branch, seq, source, *fields]`.
     branch 0:  Text  RoleBegin  Text  Fork(1, 2) ......... Join(1, 2)  Gen
     branch 1:                         Text  Gen  End ------^
     branch 2:                         Text  Gen  End ------^
+
+Three ops say what a program knows of its KV and change no text: `Pause` (it works elsewhere now),
+`Hint` (an action on the KV of what the branch has so far) and `Drop` (nobody reads this branch).
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
 JoinMode = Literal["gather_variable", "concate_and_append"]
+HintAction = Literal["pin", "retain", "demote", "prefetch", "share"]
+Tier = Literal["device", "host", "disk"]
 
 CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
 JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
+HINT_ACTIONS: tuple[str, ...] = get_args(HintAction)
+TIERS: tuple[str, ...] = get_args(Tier)
 MAX_CHOICES = 1024
 MAX_SAMPLES = 64
 MAX_NAME_CHARS = 1024
@@ -55,6 +62,9 @@ class GenParams:
     n: int | None = None  # samples, 1 to MAX_SAMPLES
     constraint: Constraint | None = None  # what the output must be
     jump_forward: bool | None = None  # False: sample what is forced anyhow, token by token
+    stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
+    deadline_s: float | None = None  # seconds from now; an error where it cannot be met
+    logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
@@ -193,11 +203,17 @@ class Fork(Op):
 @dataclass(frozen=True, slots=True)
 class Join(Op):
     """Wait for the `End` of each child; fails if one failed. `concate_and_append` also appends what
-    each child appended since its fork, in order."""
+    each child appended since its fork, in order.
+
+    With `num_needed` the first that many to end well are enough: the others stop at once, and it
+    fails only when too few are left. The value is the list of the indices that counted, ascending;
+    only those are appended.
+    """
 
     kind: ClassVar[str] = "join"
     children: tuple[int, ...] = ()
     mode: str = JOIN_MODES[0]
+    num_needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +226,36 @@ class Var(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Pause(Op):
+    """The branch now works outside (a tool call); the next op that appends something ends that.
+    `expected_s`: how long it is expected to take, None where that is not known."""
+
+    kind: ClassVar[str] = "pause"
+    expected_s: float | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint(Op):
+    """One action on the KV of all that the branch has so far; the value is its outcome:
+    {"action_id", "outcome", "reason", "num_tokens"}. It never fails the branch."""
+
+    kind: ClassVar[str] = "hint"
+    action: str = HINT_ACTIONS[0]
+    ttl_ms: int | None = None  # pin, retain
+    priority: int | None = None  # retain: in [0, 100], higher is kept longer
+    tier: str | None = None  # demote: to it; prefetch: to it
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Op):
+    """Nobody will read this branch: the last op of its log, but it acts on arrival. The branch
+    stops at once, unless others still wait for what it makes."""
+
+    kind: ClassVar[str] = "drop"
+
+
+@dataclass(frozen=True, slots=True)
 class End(Op):
     """No op follows on this branch."""
 
@@ -217,12 +263,29 @@ class End(Op):
 
 
 _OPS: dict[str, type[Op]] = {
-    op.kind: op for op in (Text, Tokens, Gen, Select, RoleBegin, RoleEnd, Fork, Join, Var, End)
+    op.kind: op
+    for op in (
+        Text,
+        Tokens,
+        Gen,
+        Select,
+        RoleBegin,
+        RoleEnd,
+        Fork,
+        Join,
+        Var,
+        Pause,
+        Hint,
+        Drop,
+        End,
+    )
 }
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
-_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode"})
-_ALLOWED = {"method": CHOICES_METHODS, "mode": JOIN_MODES}
+_OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
+_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label"})
+_ALLOWED = {"method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS}
 _MAX_INT = 2**31 - 1
+MAX_PAUSE_S = 86_400.0
 
 
 def op_from_wire(item: object) -> Op:
@@ -253,6 +316,12 @@ def _checked(name: str, value: object) -> Any:
         return bool(value)
     if name == "source":
         return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
+    if name in _OPTIONAL_INT_FIELDS:
+        return _checked_optional_int(name, value)
+    if name == "expected_s":
+        return _checked_seconds(name, value)
+    if name == "tier":
+        return None if value is None else _checked_str(name, value)
     assert name in _STR_FIELDS, name
     return _checked_str(name, value)
 
@@ -261,6 +330,21 @@ def _require_int(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT:
         raise InvalidProgram.of(name, value, f"an integer in [0, {_MAX_INT}]")
     return value
+
+
+def _checked_optional_int(name: str, value: object) -> int | None:
+    low, high = _OPTIONAL_INT_FIELDS[name]
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_int and low <= value <= high):  # type: ignore[operator]
+        raise InvalidProgram.of(name, value, f"an integer in [{low}, {high}], or null")
+    return value  # type: ignore[return-value]
+
+
+def _checked_seconds(name: str, value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 <= value <= MAX_PAUSE_S):  # type: ignore[operator]
+        raise InvalidProgram.of(name, value, f"a number in [0, {MAX_PAUSE_S:g}], or null")
+    return None if value is None else float(value)  # type: ignore[arg-type]
 
 
 def _require_list(name: str, value: object, most: int) -> Sequence[object]:
@@ -281,6 +365,6 @@ def _checked_str(name: str, value: object) -> str:
         raise InvalidProgram.of(name, value, "a string")
     if name in _ALLOWED and value not in _ALLOWED[name]:
         raise InvalidProgram.of(name, value, f"one of {_ALLOWED[name]}")
-    if name == "name" and len(value) > MAX_NAME_CHARS:
+    if name in ("name", "label") and len(value) > MAX_NAME_CHARS:
         raise InvalidProgram.of(name, value, f"at most {MAX_NAME_CHARS} characters")
     return value

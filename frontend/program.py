@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import EngineError, InvalidProgram, ProgramError
 from . import ir, wire
-from .client import Connection
+from .channel import Channel
 
 
 class Pending:
@@ -35,14 +35,14 @@ class Program:
 
     def __init__(
         self,
-        connection: Connection,
+        channel: Channel,
         *,
         seed: int,
         instance: int = 0,
         stream: bool = False,
         defaults: ir.GenParams | None = None,
     ) -> None:
-        self.connection = connection
+        self._channel = channel
         self.defaults = defaults or ir.GenParams()
         self.changed = threading.Condition()
         self.is_streaming = stream
@@ -55,7 +55,7 @@ class Program:
         self._is_done = False
         self.runner: int | None = None  # the thread of a streaming run's function
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
-        self.id = connection.open_program(self, create)
+        self.id = channel.open_program(self, create)
 
     # --- called by branches ----------------------------------------------------------------------
 
@@ -73,12 +73,12 @@ class Program:
                 raise InvalidProgram("the program has ended; nothing can be appended to it")
             if not isinstance(op, ir.Text):
                 self._pending[op.branch, op.seq] = pending
-        self.connection.send_op(self.id, op)
+        self._channel.send_op(self.id, op)
         return pending
 
     def wait(self, pending: Pending) -> Pending:
         """Wait for an op's result. Raises ProgramError or EngineError."""
-        self.connection.flush(self.id)
+        self._channel.flush(self.id)
         with self.changed:
             self.changed.wait_for(lambda: pending.is_done or self._failure_of(pending) is not None)
             if not pending.is_done:
@@ -87,7 +87,7 @@ class Program:
 
     def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
         """Wait for chunks after the first `num_seen`; none when the result is done."""
-        self.connection.flush(self.id)
+        self._channel.flush(self.id)
         with self.changed:
             self.changed.wait_for(
                 lambda: (
@@ -148,7 +148,7 @@ class Program:
                 return
             self.is_ended = True
             self.changed.notify_all()
-        self.connection.flush(self.id, end=True)
+        self._channel.flush(self.id, end=True)
 
     def wait_done(self) -> None:
         """Wait until all branches have run; raise the first error that nobody has seen."""
@@ -167,7 +167,7 @@ class Program:
             if self._disconnect is None and not self._is_done:
                 self._disconnect = EngineError("the program was cancelled")
             self.changed.notify_all()
-        self.connection.close_program(self.id)
+        self._channel.close_program(self.id)
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""

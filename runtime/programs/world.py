@@ -35,7 +35,7 @@ class Defaults:
     def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
         """Of the first sample. Raises InvalidRequest naming the field at fault."""
         values = given.given()
-        for name in ("priority", "n", "constraint", "jump_forward"):
+        for name in ("priority", "n", "constraint", "jump_forward", "deadline_s", "logprob_start"):
             values.pop(name, None)
         values.setdefault("max_tokens", self.max_tokens)
         values.setdefault("temperature", self.temperature)

@@ -42,6 +42,9 @@ PARAMS = st.builds(
         st.booleans(),
     ),
     jump_forward=st.none() | st.booleans(),
+    stop_regex=st.none() | st.lists(TEXT, max_size=3).map(tuple),
+    deadline_s=st.none() | st.floats(0, 9),
+    logprob_start=st.none() | INT,
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
 OPS = st.one_of(
@@ -56,7 +59,17 @@ OPS = st.one_of(
     st.builds(ir.RoleBegin, INT, INT, SOURCE, TEXT),
     st.builds(ir.RoleEnd, INT, INT, SOURCE),
     st.builds(ir.Fork, INT, INT, SOURCE, CHILDREN),
-    st.builds(ir.Join, INT, INT, SOURCE, CHILDREN, st.sampled_from(ir.JOIN_MODES)),
+    st.builds(
+        ir.Join, INT, INT, SOURCE, CHILDREN, st.sampled_from(ir.JOIN_MODES),
+        st.none() | st.integers(1, 65_536),
+    ),
+    st.builds(ir.Pause, INT, INT, SOURCE, st.none() | st.floats(0, ir.MAX_PAUSE_S), TEXT),
+    st.builds(
+        ir.Hint, INT, INT, SOURCE, st.sampled_from(ir.HINT_ACTIONS),
+        st.none() | st.integers(1, 2**31 - 1), st.none() | st.integers(0, 100),
+        st.none() | st.sampled_from(ir.TIERS),
+    ),
+    st.builds(ir.Drop, INT, INT, SOURCE),
     st.builds(ir.Var, INT, INT, SOURCE, INT, INT),
     st.builds(ir.End, INT, INT, SOURCE),
 )  # fmt: skip
@@ -71,7 +84,8 @@ def test_every_op_survives_the_wire(op: ir.Op) -> None:
 def test_every_kind_of_op_is_in_the_round_trip() -> None:
     kinds = {cls.kind for cls in ir.Op.__subclasses__()}
     assert kinds == {
-        "text", "tokens", "gen", "select", "role_begin", "role_end", "fork", "join", "var", "end"
+        "text", "tokens", "gen", "select", "role_begin", "role_end", "fork", "join", "var", "pause",
+        "hint", "drop", "end",
     }  # fmt: skip
 
 
@@ -118,6 +132,11 @@ def test_any_other_json_is_an_invalid_program_and_no_other_error(item: object) -
         (["join", 0, 0, None, [1], "merge"], "mode='merge' .* one of"),
         (["fork", 0, 0, None, []], "children"),
         (["tokens", 0, 0, None, [1.5]], "token_ids"),
+        (["join", 0, 0, None, [1], "gather_variable", 0], r"num_needed=0 .* in \[1, 65536\]"),
+        (["pause", 0, 0, None, -1.0], r"expected_s=-1.0 .* in \[0, 86400\]"),
+        (["hint", 0, 0, None, "keep"], "action='keep' .* one of"),
+        (["hint", 0, 0, None, "retain", None, 101], r"priority=101 .* in \[0, 100\]"),
+        (["hint", 0, 0, None, "demote", None, None, "tape"], "tier='tape' .* one of"),
     ],
 )
 def test_the_message_names_the_field_and_what_it_may_be(item: object, message: str) -> None:
