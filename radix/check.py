@@ -26,7 +26,7 @@ def check(
     locks: Iterable[Node] | None = None,
 ) -> None:
     """Raises CheckFailed unless free + cached + held = all pages, each with one owner, and the
-    tree's locks, counts, edges and use order are consistent.
+    tree's locks, leases, counts, edges and use order are consistent.
 
     `held`: for each request the pages that it owns itself, not those that it reads from the tree.
     `locks`: the nodes that are locked now, once a lock; without it lock_ref is checked against the
@@ -83,8 +83,11 @@ def _check_children(tree: RadixTree, node: Node) -> None:
         _require(key == child.key, f"{child} is filed in {node} under another key than its own")
         _require(child.parent is node, f"{child} lies under {node} but names another parent")
         _require(child.namespace == node.namespace, f"{child} is in another namespace than {node}")
-    below = sum(child.lock_ref for child in node.children.values())
-    _require(node.lock_ref >= below, f"{node} has lock_ref below its children's sum, {below}")
+    for name in ("lock_ref", "lease_ref", "pin_ref"):
+        below = sum(getattr(child, name) for child in node.children.values())
+        holds = getattr(node, name) >= below
+        _require(holds, f"{node} has {name} below its children's sum, {below}")
+    _require(node.pin_ref <= node.lease_ref, f"{node} has more pins than leases")
 
 
 def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
@@ -92,21 +95,27 @@ def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
     expected = {
         "num_nodes": len(inner),
         "num_pages": sum(len(node.pages) for node in inner),
-        "evictable_pages": sum(len(node.pages) for node in inner if node.lock_ref == 0),
+        "evictable_pages": sum(len(node.pages) for node in inner if _is_free(node)),
+        "leased_pages": sum(len(n.pages) for n in inner if n.lease_ref and not n.lock_ref),
+        "pinned_pages": sum(len(node.pages) for node in inner if node.pin_ref),
     }
     for name, value in expected.items():
         _require(getattr(tree, name) == value, f"{name} is {getattr(tree, name)}, not {value}")
 
 
+def _is_free(node: Node) -> bool:
+    return node.lock_ref == 0 and node.lease_ref == 0
+
+
 def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
     ordered = list(tree.use_order)
     place = {id(node): index for index, node in enumerate(ordered)}
-    unlocked = {id(node) for node in nodes if node.lock_ref == 0 and not node.is_root}
+    free = {id(node) for node in nodes if _is_free(node) and not node.is_root}
     _require(len(place) == len(ordered), "a node stands in the use order twice")
     for node in ordered:
-        _require(id(node) in unlocked, f"{node} is in the use order but locked or not in the tree")
+        _require(id(node) in free, f"{node} is in the use order but held or not in the tree")
     for node in nodes:
-        if id(node) not in unlocked:
+        if id(node) not in free:
             continue
         _require(id(node) in place, f"{node} is evictable but not in the use order")
         parent = node.parent

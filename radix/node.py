@@ -1,4 +1,4 @@
-"""A node of the radix tree, and the order in which unlocked nodes were last used."""
+"""A node of the radix tree, and the order in which free nodes were last used."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ class Node:
         "is_attached",
         "key",
         "last_use",
+        "lease_ref",
         "lock_ref",
         "namespace",
         "newer",
         "older",
         "pages",
         "parent",
+        "pin_ref",
         "token_ids",
     )
 
@@ -55,6 +57,8 @@ class Node:
         self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
         self.children: dict[bytes, Node] = {}  # by their keys
         self.lock_ref = 0  # locks on this node or below it
+        self.lease_ref = 0  # leases on this node or below it (leases.py)
+        self.pin_ref = 0  # those of them that are pins
         self.hits = 0  # matches that went through the whole of this node
         self.last_use = 0  # the tree's clock
         self.is_attached = True
@@ -76,7 +80,8 @@ class Node:
 
 
 class UseOrder:
-    """The unlocked nodes from least to most recently used: an intrusive doubly linked ring.
+    """The free nodes (neither locked nor leased) from least to most recently used: an intrusive
+    doubly linked ring.
 
     Invariant: a child comes before its parent. A use of a node is a use of its ancestors and puts
     them behind it, so the oldest node is always a leaf: a parent whose last child was evicted
@@ -113,13 +118,12 @@ class UseOrder:
         node.older = node.newer = None
 
     def renew(self, path: Iterable[Node]) -> None:
-        """Puts the unlocked nodes of a path, given from the top, behind all others."""
+        """Puts the free nodes of a path, given from the top, behind all others."""
         newer = self._ring
         for node in path:
-            if node.lock_ref:
-                continue
             before, after = node.older, node.newer
-            assert before is not None and after is not None, f"{node} is not in the order"
+            if before is None or after is None:
+                continue  # locked or leased
             before.newer, after.older = after, before
             before = newer.older
             assert before is not None, f"{newer} is not in the order"

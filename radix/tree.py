@@ -55,6 +55,8 @@ class NodeSnapshot(TypedDict):
     num_tokens: int
     token_ids: list[int]  # the first of them
     lock_ref: int
+    lease_ref: int
+    pin_ref: int
     hits: int
     last_use: int
 
@@ -62,8 +64,9 @@ class NodeSnapshot(TypedDict):
 class RadixTree:
     """Owns the cached pages: every page in it belongs to exactly one node.
 
-    Invariant: `0 <= evictable_pages <= num_pages`; a node's lock_ref is at least the sum of its
-    children's, so what is unlocked has only unlocked nodes below it and all of it can be evicted.
+    Invariant: `0 <= evictable_pages + leased_pages <= num_pages`; a node's lock_ref is at least the
+    sum of its children's, so what is unlocked has only unlocked nodes below it, and likewise for
+    leases: all that is neither locked nor leased can be evicted.
     """
 
     def __init__(self, page_size: int = 1) -> None:
@@ -73,7 +76,9 @@ class RadixTree:
         self.use_order = UseOrder()
         self.num_nodes = 0  # without the roots
         self.num_pages = 0  # pages owned by the tree
-        self.evictable_pages = 0  # those in nodes that nobody locks
+        self.evictable_pages = 0  # those in nodes that nobody locks or leases
+        self.leased_pages = 0  # those in nodes that nobody locks, but somebody leases
+        self.pinned_pages = 0  # those in nodes that somebody pins, locked or not
         self.clock = 0  # uses so far
         self.num_visits = 0  # nodes that any call has looked at: what a cost claim is tested by
         self._next_id = 0
@@ -148,8 +153,40 @@ class RadixTree:
             step.lock_ref -= 1
             if step.lock_ref == 0 and not step.is_root:
                 step.last_use = self.clock
-                self.evictable_pages += len(step.pages)
-                self.use_order.put(step)
+                self._set_free(step)
+            top, step = step, step.parent
+        self._drop_root_if_empty(top)
+
+    def lease(self, node: Node, *, is_pin: bool = False) -> None:
+        """Takes the path to `node` out of what evict() may free, until unlease(); see leases.py."""
+        assert node.is_attached, f"{node} was leased after it had left the tree"
+        step: Node | None = node
+        while step is not None:
+            step.lease_ref += 1
+            if step.lease_ref == 1 and not step.lock_ref and not step.is_root:
+                self.evictable_pages -= len(step.pages)
+                self.leased_pages += len(step.pages)
+                self.use_order.drop(step)
+            step.pin_ref += is_pin
+            if is_pin and step.pin_ref == 1:
+                self.pinned_pages += len(step.pages)
+            step = step.parent
+
+    def unlease(self, node: Node, *, up_to: Node | None = None, is_pin: bool = False) -> None:
+        """Takes back one lease(), or of its path only what lies below `up_to`."""
+        self.clock += 1
+        step: Node | None = node
+        top = node
+        while step is not None and step is not up_to:
+            assert step.lease_ref > 0, f"{step} was unleased more often than leased"
+            step.lease_ref -= 1
+            if step.lease_ref == 0 and not step.lock_ref and not step.is_root:
+                step.last_use = self.clock
+                self.leased_pages -= len(step.pages)
+                self._set_free(step)
+            step.pin_ref -= is_pin
+            if is_pin and step.pin_ref == 0:
+                self.pinned_pages -= len(step.pages)
             top, step = step, step.parent
         self._drop_root_if_empty(top)
 
@@ -164,7 +201,8 @@ class RadixTree:
         """Frees `num_pages` pages, or all evictable ones when they are fewer.
 
         Least recently used leaves first, whole, and a parent joins once it is a leaf; of the last
-        one only the tail that is still needed. Locked nodes stay. The pages become the caller's.
+        one only the tail that is still needed. Locked and leased nodes stay. The pages become the
+        caller's.
         """
         freed = array("i")
         while (missing := num_pages - len(freed)) > 0 and (leaf := self.use_order.oldest):
@@ -188,7 +226,7 @@ class RadixTree:
             node = node.parent
         if not node.is_attached or node.end <= kept:
             return array("i")
-        assert node.lock_ref == 0, f"{node} was removed while locked"
+        assert node.lock_ref == node.lease_ref == 0, f"{node} was removed while locked or leased"
         if node.start == kept:
             return self._detach(node)
         freed = array("i")
@@ -198,7 +236,7 @@ class RadixTree:
         return freed
 
     def clear(self, namespace: Hashable | None = None) -> Pages:
-        """Drops all that is unlocked, in one namespace or (None) in all.
+        """Drops all that is neither locked nor leased, in one namespace or (None) in all.
 
         The pages become the caller's.
         """
@@ -207,7 +245,7 @@ class RadixTree:
         stack = roots[:]
         while stack:
             for child in list(stack.pop().children.values()):
-                if child.lock_ref:
+                if child.lock_ref or child.lease_ref:
                     stack.append(child)
                 else:
                     freed.extend(self._detach(child))
@@ -231,6 +269,8 @@ class RadixTree:
                     num_tokens=len(node.token_ids),
                     token_ids=node.token_ids[:max_token_ids].tolist(),
                     lock_ref=node.lock_ref,
+                    lease_ref=node.lease_ref,
+                    pin_ref=node.pin_ref,
                     hits=node.hits,
                     last_use=node.last_use,
                 )
@@ -311,6 +351,7 @@ class RadixTree:
         run, pages = node.token_ids[:cut], node.pages[:num_pages]
         upper = self._make(node.namespace, parent, node.key, run, pages)
         upper.lock_ref, upper.hits, upper.last_use = node.lock_ref, node.hits, node.last_use
+        upper.lease_ref, upper.pin_ref = node.lease_ref, node.pin_ref
         parent.children[node.key] = upper
         del node.token_ids[:cut]
         del node.pages[:num_pages]
@@ -318,7 +359,7 @@ class RadixTree:
         node.key = node.token_ids[: self.page_size].tobytes()
         upper.children[node.key] = node
         self.num_nodes += 1
-        if not node.lock_ref:
+        if node.older is not None:
             self.use_order.put_after(upper, node)
         return upper
 
@@ -354,9 +395,11 @@ class RadixTree:
         return Inserted(last, num_existing, added_from, duplicates, adopted)
 
     def _append(self, node: Node, token_ids: array[int], pages: Pages, owned_locks: int) -> Node:
-        """Adds a run below `node`: in place if it is a leaf with no lock but the caller's own."""
+        """Adds a run below `node`: in place if it is a leaf with no lock but the caller's own and
+        no lease."""
         self.num_pages += len(pages)
-        if not node.children and node.lock_ref <= owned_locks and not node.is_root:
+        is_own = node.lock_ref <= owned_locks and not node.lease_ref
+        if is_own and not node.children and not node.is_root:
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
@@ -368,16 +411,26 @@ class RadixTree:
         node.children[key] = child
         self.num_nodes += 1
         self.evictable_pages += len(pages)
-        is_ordered = node.lock_ref == 0 and not node.is_root
-        self.use_order.put(child, node if is_ordered else None)
+        self.use_order.put(child, node if node.older is not None else None)
         return child
+
+    def _set_free(self, node: Node) -> None:
+        """The last lock or lease on a node is gone: it may be evicted, unless the other is left."""
+        if node.lease_ref:
+            self.leased_pages += len(node.pages)
+        else:
+            self.evictable_pages += len(node.pages)
+            self.use_order.put(node)
 
     def _lock_one(self, node: Node) -> None:
         self.num_visits += 1
         node.lock_ref += 1
         if node.lock_ref == 1 and not node.is_root:
-            self.evictable_pages -= len(node.pages)
-            self.use_order.drop(node)
+            if node.lease_ref:
+                self.leased_pages -= len(node.pages)
+            else:
+                self.evictable_pages -= len(node.pages)
+                self.use_order.drop(node)
 
     def _truncate(self, leaf: Node, num_pages: int) -> Pages:
         """Keeps the first `num_pages` pages of an unlocked leaf; returns the others."""
@@ -394,7 +447,8 @@ class RadixTree:
     def _detach(self, top: Node) -> Pages:
         """Takes an unlocked node and all below it out of the tree; returns their pages."""
         parent = top.parent
-        assert parent is not None and top.lock_ref == 0, f"{top} cannot leave the tree"
+        is_free = top.lock_ref == top.lease_ref == 0
+        assert parent is not None and is_free, f"{top} cannot leave the tree"
         del parent.children[top.key]
         nodes = [top]
         freed = array("i")
@@ -414,7 +468,11 @@ class RadixTree:
         return freed
 
     def _drop_root_if_empty(self, node: Node) -> None:
-        if node.is_root and node.is_attached and not node.children and not node.lock_ref:
+        if (
+            node.is_root
+            and node.is_attached
+            and not (node.children or node.lock_ref or node.lease_ref)
+        ):
             node.is_attached = False
             del self.roots[node.namespace]
 

@@ -15,6 +15,7 @@ from .step import Adjustment, RowResult
 if TYPE_CHECKING:
     from ..radix.tree import Node
     from .schedule.grammar import Follower, PendingGrammar
+    from .schedule.program_record import ProgramRecord
 
 
 MAX_PRIORITY = 1000
@@ -72,6 +73,8 @@ class Request:
     namespace: Hashable = ""
     client: Hashable = ""  # whose habits tell what it will generate (schedule/policy.py)
     priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
+    program: ProgramRecord | None = None  # whose call it is, where that is known
+    deadline_s: float | None = None  # by time.perf_counter(): when its output must be there
     scoring: Scoring | None = None
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # what the output must be

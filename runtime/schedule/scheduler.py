@@ -146,6 +146,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if nothing can run; its pages are reserved, prompts published."""
         assert self._in_flight is None, "the previous plan was neither applied nor failed"
+        self.kv_cache.begin_step()
         self._take_grammars()
         rows: list[Row] = []
         requests: list[Request] = []
@@ -314,6 +315,9 @@ class Scheduler:
                 self.kv_cache.reserve(request, end)
                 return True
             except OutOfPages:
+                num_missing = end - request.num_computed_tokens
+                if len(self.running) == 1 and self.kv_cache.break_pins(num_missing):
+                    continue
                 victim = next(r for r in reversed(self.running) if r not in planned)
                 self._preempt(victim)
                 if victim is request:
@@ -326,6 +330,11 @@ class Scheduler:
         grammar is missing), or None."""
         self.kv_cache.attach(request)
         num_tokens = self._chunk(request, budget)
+        if (
+            not self.running
+            and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
+        ):
+            self.kv_cache.break_pins(request.num_missing)
         try:
             self._require_room(request, cut)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
@@ -349,7 +358,7 @@ class Scheduler:
         missing = request.num_tokens - len(request.pages) * page_size
         missing += sum(other.num_tokens - end for other, end in cut)
         missing += (len(self.running) + 1) * (page_size - 1)  # last pages that are not full
-        room = self.kv_cache.num_free_pages * page_size - missing
+        room = self.kv_cache.num_available_pages * page_size - missing
         if self._num_new_tokens + request.num_new_tokens <= room:
             return
         if self.new_tokens.peak((*self.running, request)) > room:
