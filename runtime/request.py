@@ -90,6 +90,12 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
     is_admitted: bool = False  # was running at least once
+    num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
+    num_disk_tokens: int = 0  # of the cached ones: loaded from the disk tier
+    num_forced_tokens: int = 0  # of the output: forced by its grammar, not sampled
+    num_preemptions: int = 0
+    num_calls_after: int = 0  # of its program: known to follow this one, one after the other
+    evicted: dict[str, int] = field(default_factory=dict)  # tokens it displaced, by whose they were
 
     # Owned by KVCacheManager while running.
     pages: array[int] = field(default_factory=lambda: array("i"))

@@ -6,7 +6,7 @@ The program's session makes it and says what is to come; the scheduler adds up w
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +24,3 @@ class ProgramRecord:
     num_calls_left: int = 0
     num_calls_started: int = 0
     is_cancelled: bool = False
-    evicted: dict[str, int] = field(
-        default_factory=dict
-    )  # tokens of others that its calls displaced

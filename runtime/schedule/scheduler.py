@@ -375,6 +375,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         self.stats.num_preemptions += 1
+        victim.num_preemptions += 1
         self.new_tokens.note_preemption()
         self._leave(victim)
         self.waiting.put_back(victim)
@@ -498,6 +499,7 @@ class Scheduler:
         while run := follower.forced_run():
             for token_id in run:
                 self.stats.num_jumped_tokens += 1
+                request.num_forced_tokens += 1
                 reason = self._append(request, token_id, RowResult(token_id=token_id))
                 if reason is not None:
                     return reason
