@@ -100,9 +100,13 @@ class KVCacheManager:
         node = self.tree.match(namespace, token_ids).node
         return None if node.is_root else self.leases.pin(node, expires_s=self.clock() + ttl_s)
 
-    def release_lease(self, lease: Lease) -> None:
+    def release_lease(self, lease: Lease, *, is_last_use: bool = False) -> None:
         """End a lease; nothing happens if it has ended."""
         self.leases.release(lease)
+
+    def cached_tokens(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
+        """How many leading tokens are in the device's cache; changes nothing."""
+        return self.tree.match_length(namespace, token_ids)
 
     # --- requests' pages --------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.ir import op_from_wire
 from ..engine import LoadedModel
+from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
 
@@ -40,6 +41,7 @@ class _Client:
     identity: bytes
     session: str
     last_heard_s: float
+    stated: StatedLeases  # what its hints keep
     is_lost: bool = False  # a message to it could not be sent: it must not go on without
     programs: dict[int, ProgramSession] = field(default_factory=dict)
     events: list[list[Any]] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Gateway:
             replays=Replays(),
             grammars=self._engine.grammars,
             jump_forward=not loaded.config.disable_jump_forward,
+            kv=self._engine.scheduler.kv_cache,
         )
         self._router = _bind(context or zmq.Context.instance(), endpoints)
         self._poller = zmq.Poller()
@@ -147,10 +150,12 @@ class Gateway:
         if message.op == "hello" or identity not in self._clients:
             if message.op != "hello":
                 raise ProtocolError(f"{message.op} before hello (or after too long a silence)")
-            self._clients.setdefault(
-                identity, _Client(identity, secrets.token_hex(16), time.monotonic())
-            )
+            self._clients.setdefault(identity, self._new_client(identity))
         return self._clients[identity]
+
+    def _new_client(self, identity: bytes) -> _Client:
+        stated = StatedLeases(self._engine.scheduler.kv_cache)
+        return _Client(identity, secrets.token_hex(16), time.monotonic(), stated)
 
     def _dispatch(self, client: _Client, message: wire.Message) -> None:
         header = message.header
@@ -202,8 +207,10 @@ class Gateway:
             seed=_int(values, "seed", 0),
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
-            client=client.session,
+            tenant=client.session,
+            label=f"{client.session[:6]}/{program}",
             tools=_tools(values.get("tools")),
+            stated=client.stated,
         )
         return session
 
@@ -304,6 +311,7 @@ class Gateway:
             if client.is_lost or now - client.last_heard_s > self._peer_timeout_s:
                 for session in client.programs.values():
                     self._cancel(session)
+                client.stated.release_all()
                 del self._clients[identity]
                 log.info("client %s is gone", identity.hex())
 
