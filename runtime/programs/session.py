@@ -402,7 +402,7 @@ class ProgramSession:
         for branch in list(self._dropped):
             if branch.is_ended or branch.error is not None:
                 del self._dropped[branch]
-            elif not branch.num_wanted and all(c in self._dropped for c in branch.unforked):
+            elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
                 del self._dropped[branch]
                 self._halt(branch, "nobody reads this branch any more")
 
