@@ -39,7 +39,7 @@ class Branch:
     num_wanted: int = 0  # Vars and Joins, not done yet, that need it
     unforked: list[Branch] = field(default_factory=list)  # children of Forks in the log
     joined_by: Branch | None = None  # whose log has the Join of this branch
-    is_late: bool = False  # a Join that waits has registered with all its children
+    is_registered: bool = False  # its Join waits for whichever child ends next
 
     @property
     def is_ended(self) -> bool:

@@ -75,7 +75,9 @@ class GenCall:
         self._prompt_scores = prompt_scores
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._detokenizer = Detokenizer(tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, sampling.stop, sampling.stop_regex, min_tokens=sampling.min_tokens
+        )
         self._hit: StopHit | None = None
         self._logprobs: list[dict[str, Any]] = []
         self._is_aborted = False

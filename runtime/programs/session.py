@@ -51,14 +51,17 @@ class ProgramSession:
         label: str = "",
         tools: tuple[Any, ...] = (),
         stated: StatedLeases | None = None,
+        response_id: str | None = None,
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
         whose share of the engine it uses; `label`: how reports call it; `tools` is what a chat
-        template is told of; `stated`: what the client's hints keep (None: hints are rejected)."""
+        template is told of; `stated`: what the client's hints keep (None: hints are rejected);
+        `response_id`: under this name hints may mean its first gen with its prompt."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
         self._stated = stated
+        self._response_id = response_id
         self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
         self._factory = CallFactory(world, self.record, seed, instance, is_streaming)
         self._keeper = None if world.kv is None else PrefixKeeper(world.kv, world.habits, tenant)
@@ -256,6 +259,9 @@ class ProgramSession:
         if tail:
             transcript.append_text(tail)
         self._set_value(branch, op, transcript.ids[start:], text)
+        if self._response_id is not None:
+            self._world.responses.remember(self._response_id, transcript.ids[:])
+            self._response_id = None
         self._emit(branch.number, op.seq, wire.VALUE, payload)
         if self._keeper is not None:
             self._keeper.note_call_done(branch)
@@ -344,13 +350,13 @@ class ProgramSession:
             raise InvalidProgram(what + reason)
         ended = [i for i, child in enumerate(children) if child.is_ended and child.error is None]
         if len(ended) < num_needed:
-            if not branch.is_late:
-                branch.is_late = True
+            if not branch.is_registered:
+                branch.is_registered = True
                 for child in children:
                     self._wait_for(branch, (child.number, _END))
             branch.is_waiting = True
             return None
-        branch.is_late = False
+        branch.is_registered = False
         ended.sort(key=lambda index: children[index].end_number or 0)
         winners = sorted(ended[:num_needed])
         for index, child in enumerate(children):

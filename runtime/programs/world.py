@@ -16,6 +16,7 @@ from ..sampling_params import SamplingParams
 from ..schedule.grammar import PendingGrammar
 from ..tokenizer import Tokenizer
 from .calls import RequestQueue
+from .hint_desk import Responses
 from .keeping import Habits, KVLeases
 
 MAX_REPLAYS = 8192
@@ -103,3 +104,4 @@ class World:
     jump_forward: bool = True  # unless a gen says otherwise
     kv: KVLeases | None = None  # None: nothing is leased
     habits: Habits = field(default_factory=Habits)
+    responses: Responses = field(default_factory=Responses)

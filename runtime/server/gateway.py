@@ -23,6 +23,7 @@ from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.ir import op_from_wire
 from ..engine import LoadedModel
+from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
@@ -75,6 +76,7 @@ class Gateway:
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
+            "kv_hints": self._carry_out_hints,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
         self._world = World(
@@ -211,6 +213,7 @@ class Gateway:
             label=f"{client.session[:6]}/{program}",
             tools=_tools(values.get("tools")),
             stated=client.stated,
+            response_id=_optional_str(values, "response_id"),
         )
         return session
 
@@ -224,11 +227,21 @@ class Gateway:
         try:
             if method not in self._calls:
                 raise InvalidProgram.of("method", method, f"one of {sorted(self._calls)}")
-            result = self._calls[method](**(args if isinstance(args, dict) else {}))
+            given = args if isinstance(args, dict) else {}
+            if method == "kv_hints":
+                given = {**given, "stated": client.stated}
+            result = self._calls[method](**given)
             reply = wire.encode("reply", id=header.get("id"), ok=True, result=result)
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             reply = wire.encode("reply", id=header.get("id"), ok=False, error=str(error))
         self._send(client.identity, reply)
+
+    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+        if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
+            raise InvalidProgram.of("actions", actions, "a list of objects")
+        world = self._world
+        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size)
+        return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -335,6 +348,13 @@ def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
     value = values.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ProtocolError(f"{name}={value!r} is not allowed: an integer in [0, 2**63)")
+    return value
+
+
+def _optional_str(values: dict[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not (isinstance(value, str) and len(value) <= 256):
+        raise ProtocolError(f"{name}={value!r} is not allowed: a string of at most 256 characters")
     return value
 
 
