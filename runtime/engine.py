@@ -20,7 +20,7 @@ from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
-from .schedule.kv_cache import KVCacheManager
+from .schedule.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
@@ -61,6 +61,7 @@ class Engine:
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         max_overtakes: int | None = MAX_OVERTAKES,
         vocab_size: int = 0,
+        kv_cache: KVCacheOptions | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them."""
@@ -68,7 +69,7 @@ class Engine:
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
-            KVCacheManager(num_pages, page_size),
+            KVCacheManager(num_pages, page_size, kv_cache),
             token_budget=token_budget,
             max_running_requests=max_running_requests,
             policy=schedule_policy,
@@ -187,6 +188,9 @@ class LoadedModel:
             schedule_policy=config.schedule_policy,
             decode_slowdown=config.decode_slowdown,
             vocab_size=self.model_config.vocab_size,
+            kv_cache=KVCacheOptions(
+                has_leases=not config.disable_leases, pin_share=config.pin_share
+            ),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
 

@@ -29,6 +29,15 @@ DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
 
 
 @dataclass(frozen=True, slots=True)
+class KVCacheOptions:
+    """What there is besides the device's pages."""
+
+    has_leases: bool = True  # else retain and pin keep nothing
+    pin_share: float = DEFAULT_PIN_SHARE
+    num_host_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """What a plan put into the tree: the path to `node` from token `added_from` on."""
 
@@ -46,17 +55,18 @@ class KVCacheManager:
         self,
         num_pages: int,
         page_size: int,
+        options: KVCacheOptions | None = None,
         *,
-        pin_share: float = DEFAULT_PIN_SHARE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` returns seconds; leases end and are due by it."""
+        self.options = options or KVCacheOptions()
         self.num_pages = num_pages
         self.page_size = page_size
         self.clock = clock
         self.tree = RadixTree(page_size)
         self.allocator = PageAllocator(num_pages)
-        self.leases = Leases(self.tree, int(num_pages * pin_share))
+        self.leases = Leases(self.tree, int(num_pages * self.options.pin_share))
 
     @property
     def num_free_pages(self) -> int:
@@ -87,6 +97,8 @@ class KVCacheManager:
     ) -> Lease | None:
         """Lease what is cached of a prefix that will be used again `due_s` from now; None where
         nothing is. It ends `ttl_s` from now at the latest."""
+        if not self.options.has_leases:
+            return None
         node = self.tree.match(namespace, token_ids).node
         if node.is_root:
             return None
@@ -97,6 +109,8 @@ class KVCacheManager:
 
     def pin(self, namespace: Hashable, token_ids: Sequence[int], *, ttl_s: float) -> Lease | None:
         """Pin what is cached of a prefix, as far as the budget allows; None where nothing is."""
+        if not self.options.has_leases:
+            return None
         node = self.tree.match(namespace, token_ids).node
         return None if node.is_root else self.leases.pin(node, expires_s=self.clock() + ttl_s)
 
