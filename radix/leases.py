@@ -42,12 +42,12 @@ class Lease:
 
     @property
     def is_active(self) -> bool:
-        """Whether it still keeps anything."""
-        return self.node is not None
+        """Whether it still keeps anything, on this tier or a colder one."""
+        return self.node is not None or (self.colder is not None and self.colder.is_active)
 
     @property
     def num_kept_tokens(self) -> int:
-        """How much of the prefix it still keeps."""
+        """How much of the prefix it still keeps on this tier."""
         return 0 if self.node is None else self.node.end
 
 
