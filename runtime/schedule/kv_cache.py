@@ -331,6 +331,16 @@ class KVCacheManager:
         """The tree as plain data."""
         return self.tree.snapshot(max_token_ids)
 
+    def describe_leases(self) -> dict[str, int]:
+        """How many leases there are, and what they keep, as plain data."""
+        return {
+            "num_leases": len(self.leases),
+            "num_broken": self.leases.num_broken,
+            "leased_tokens": self.tree.leased_pages * self.page_size,  # and not in use
+            "pinned_tokens": self.tree.pinned_pages * self.page_size,
+            "max_pinned_tokens": self.leases.max_pinned_pages * self.page_size,
+        }
+
     def check(self, requests: Iterable[Request]) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
         running = [request for request in requests if request.node is not None]

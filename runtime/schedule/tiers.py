@@ -149,6 +149,16 @@ class HostTier:
         self.allocator.free(freed)
         return len(freed) * self.page_size
 
+    def describe(self) -> dict[str, int]:
+        """Its size, and what it has done, as plain data."""
+        return {
+            "total_tokens": self.num_pages * self.page_size,
+            "cached_tokens": self.tree.num_pages * self.page_size,
+            "num_leases": len(self.leases),
+            "stored_tokens": self.num_stored_tokens,
+            "loaded_tokens": self.num_loaded_tokens,
+        }
+
     def check(self) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
         check(self.tree, self.allocator, (), (), self.leases.nodes())
