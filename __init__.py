@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         user_end,
     )
     from .frontend.function import Function, function
+    from .frontend.openai.backend import OpenAI
     from .frontend.state import Forks, ProgramState
 
 _ROOMS = {
@@ -96,6 +97,7 @@ _ROOMS = {
         "user_end",
     ),
     "frontend.function": ("Function", "function"),
+    "frontend.openai.backend": ("OpenAI",),
     "frontend.state": ("Forks", "ProgramState"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -110,6 +112,7 @@ __all__ = [
     "InvalidProgram",
     "InvalidRequest",
     "ModelLoadError",
+    "OpenAI",
     "ProgramError",
     "ProgramState",
     "PromptTooLong",

@@ -218,7 +218,7 @@ def open_program(
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise InvalidProgram.of("seed", seed, f"an integer in [0, {MAX_SEED}]")
     program = Program(
-        backend.connection, seed=seed, instance=instance, stream=stream, defaults=defaults
+        backend.channel, seed=seed, instance=instance, stream=stream, defaults=defaults
     )
     return ProgramState(program)
 
