@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from .frontend.openai.backend import OpenAI
     from .frontend.state import ProgramState
     from .frontend.tool import Tool, tool
 
@@ -115,6 +116,7 @@ _ROOMS = {
         "token_length_normalized",
         "unconditional_likelihood_normalized",
     ),
+    "frontend.openai.backend": ("OpenAI",),
     "frontend.state": ("ProgramState",),
     "frontend.tool": ("Tool", "tool"),
 }
@@ -130,6 +132,7 @@ __all__ = [
     "InvalidProgram",
     "InvalidRequest",
     "ModelLoadError",
+    "OpenAI",
     "ProgramError",
     "ProgramState",
     "PromptTooLong",

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat."""
     with open_backend(args) as backend:
         conversation = Conversation(backend, args)
-        print(f"{backend.connection.info['model']}. {HELP}", file=sys.stderr)
+        print(f"{backend.channel.info['model']}. {HELP}", file=sys.stderr)
         while True:
             try:
                 if not _obey(conversation, input("> ").strip()):

@@ -329,7 +329,7 @@ def open_program(
 ) -> ProgramState:
     """Start a program by hand, without a function; end it with `state.end()`."""
     program = Program(
-        backend.connection,
+        backend.channel,
         seed=checked_seed(seed),
         instance=instance,
         stream=stream,

@@ -67,7 +67,7 @@ class RunOptions:
     def start(self, instance: int = 0, stream: bool = False) -> ProgramState:
         """A program of its own. Raises EngineError."""
         program = Program(
-            self.backend.connection,
+            self.backend.channel,
             seed=self.seed,
             instance=instance,
             stream=stream,

@@ -673,7 +673,7 @@ def test_senseless_arguments_are_refused_where_they_are_given() -> None:
         lambda: two_gens.run("q", backend="here"),
         lambda: two_gens.run_batch([{"question": "q"}], num_threads=0),
         lambda: st.user(3),  # type: ignore[arg-type]
-        lambda: st.Runtime("http://somewhere"),
+        lambda: st.Runtime("ftp://somewhere"),
     ):
         with pytest.raises(st.InvalidRequest):
             call()
