@@ -103,7 +103,7 @@ def _refuse_unknown(flavor: Flavor, params: GenParams) -> None:
         value = getattr(params, name)
         if value is not None and value != neutral and name not in flavor.extras:
             raise _unknown(flavor, name)
-    if params.top_k is not None and "top_k" not in flavor.extras:
+    if params.top_k not in (None, -1) and "top_k" not in flavor.extras:  # -1: all
         raise _unknown(flavor, "top_k")
 
 
