@@ -7,8 +7,9 @@ import sys
 
 from ..errors import StemmaError
 from ..frontend.backend import Backend
-from ..frontend.expr import assistant, gen, role, user
+from ..frontend.expr import assistant, role, user
 from ..frontend.function import open_program
+from ..frontend.generation import gen
 from ..frontend.ir import GenParams
 from ..frontend.state import ProgramState
 from .connect import Commands, add_backend_flags, open_backend

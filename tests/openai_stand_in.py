@@ -152,8 +152,7 @@ def _logprobs(state: StandIn, tokens: list[str], is_chat: bool) -> dict[str, Any
     values = [state.logprob(token) for token in tokens]
     if not is_chat:
         tops = [{token: value} for token, value in zip(tokens, values)]
-        first = [None, *values[1:]] if tokens else []
-        return {"tokens": tokens, "token_logprobs": first, "top_logprobs": tops}
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
     tops = [{"token": token, "logprob": value} for token, value in zip(tokens, values)]
     return {"content": [{**top, "top_logprobs": [top]} for top in tops]}
 
@@ -170,7 +169,9 @@ async def _events(
             await _sleep(state, request, state.delay_s)
             for token in tokens:
                 await asyncio.sleep(state.chunk_delay_s)
-                part = {"delta": {"content": token}} if is_chat else {"text": token}
+                part: dict[str, Any] = {"delta": {"content": token}} if is_chat else {"text": token}
+                if body.get("logprobs") is not None:
+                    part["logprobs"] = _logprobs(state, [token], is_chat)
                 yield _event({"id": "s", "choices": [{"index": 0, **part}]})
             part = {"delta": {}} if is_chat else {"text": ""}
             yield _event({"id": "s", "choices": [{"index": 0, **part, "finish_reason": reason}]})

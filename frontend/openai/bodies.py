@@ -97,7 +97,7 @@ def constraint_fields(flavor: Flavor, constraint: Constraint, *, is_chat: bool) 
 
 def _refuse_unknown(flavor: Flavor, params: GenParams) -> None:
     for name, instead in _INSTEAD.items():
-        if getattr(params, name):
+        if getattr(params, name) is not None:
             raise InvalidProgram(f"{name}: {instead}", name)
     for name, neutral in _NEUTRAL.items():
         value = getattr(params, name)

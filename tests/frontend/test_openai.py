@@ -224,6 +224,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"stop_token_ids": [1]},
     "ignore_eos": {"ignore_eos": True},
     "priority": {"priority": 3},
+    "logprob_start": {"logprobs": 1, "logprob_start": 0},
     "regex": {"regex": "[ab]"},
     "ebnf": {"ebnf": 'start: "a"'},
     "structural_tag": {"structural_tag": {"type": "structural_tag", "structures": []}},
@@ -447,7 +448,7 @@ def test_a_silent_server_is_given_up(server: StandIn, connect: Callable[..., st.
 def test_a_deadline_ends_the_call(server: StandIn, connect: Callable[..., st.OpenAI]) -> None:
     server.delay_s = 5
     with pytest.raises(ProgramError, match=r"0\.1") as caught:
-        ask.run(deadline_s=0.1, backend=connect())
+        ask.run(deadline=0.1, backend=connect())
     assert caught.value.kind == "DeadlineExceeded"
     wait_for(lambda: server.num_closed_early == 1)
 
@@ -532,8 +533,8 @@ def test_programs_in_flight_need_no_threads(
 
 
 @st.function
-def choose(s: st.ProgramState, method: str = "token_length_normalized") -> None:
-    s += "Is it so? I say " + st.select("a", CHOICES, method)  # type: ignore[arg-type]
+def choose(s: st.ProgramState, method: Any = "token_length_normalized") -> None:
+    s += "Is it so? I say " + st.select("a", CHOICES, choices_method=method)
     s += "."
 
 
