@@ -16,8 +16,9 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ...errors import InvalidProgram, StemmaError
@@ -26,6 +27,7 @@ from .calls import Filling, OnDelta, Outcome
 from .speculation import Draft, Filled, Slot, matched
 from .transcript import Prompt, Transcript
 
+Work = Callable[[], Awaitable[Any]]  # not begun: a branch may be stopped before it is
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
 MAX_ERROR_CHARS = 4096  # joins of failed joins quote each other
 
@@ -271,19 +273,20 @@ class Session:
         draft = branch.draft if branch.draft and branch.draft.sampling == _sampling(op) else None
         found = draft.take(op.params.stop or ()) if draft is not None else None
         if found is None:
-            self._start(branch, op, self._drafted_gen(branch, op, prompt))
+            self._start(branch, op, partial(self._drafted_gen, branch, op, prompt))
             return False
         assert draft is not None
         self._finish(branch, op, _served(found, self._started))
         branch.draft = draft.after(found.text)
         return True
 
-    def _ordinary_gen(self, branch: Branch, op: ir.Gen) -> Coroutine[Any, Any, Outcome]:
+    def _ordinary_gen(self, branch: Branch, op: ir.Gen) -> Work:
         def on_delta(text: str) -> None:
             self._emit(branch.number, op.seq, wire.DELTA, text)
 
         prompt, seed = _transcript(branch).prompt(), self._derive_seed(branch, op)
-        return self._caller.gen(prompt, op.params, seed, on_delta if self._is_streaming else None)
+        stream_to = on_delta if self._is_streaming else None
+        return partial(self._caller.gen, prompt, op.params, seed, stream_to)
 
     async def _drafted_gen(self, branch: Branch, op: ir.Gen, prompt: Prompt) -> Outcome:
         """Ask beyond the gen's stop, and keep what is behind it."""
@@ -297,9 +300,9 @@ class Session:
     def _select(self, branch: Branch, op: ir.Select) -> None:
         branch.draft = branch.pattern = None
         prompt = _transcript(branch).prompt()
-        self._start(branch, op, self._caller.select(prompt, op))
+        self._start(branch, op, partial(self._caller.select, prompt, op))
 
-    def _start(self, branch: Branch, op: ir.Op, work: Coroutine[Any, Any, Outcome]) -> None:
+    def _start(self, branch: Branch, op: ir.Op, work: Work) -> None:
         """Run a call; its op stays at the head of the log."""
 
         def done(outcome: Outcome) -> None:
@@ -309,14 +312,10 @@ class Session:
         branch.call = asyncio.create_task(self._run(branch, op, work, done))
 
     async def _run(
-        self,
-        branch: Branch,
-        op: ir.Op,
-        work: Coroutine[Any, Any, Any],
-        done: Callable[[Any], None],
+        self, branch: Branch, op: ir.Op, work: Work, done: Callable[[Any], None]
     ) -> None:
         try:
-            result = await work
+            result = await work()
         except Exception as error:  # also a defect of ours ends the branch, and not in silence
             branch.call = None
             self._fail(branch, op, error)
@@ -376,14 +375,15 @@ class Session:
         pattern = branch.pattern
         assert pattern is not None
         first = pattern.gens[0]
-        work: Coroutine[Any, Any, Any]
+        work: Work
         if _is_whole_message(branch, pattern):
             num = first.params.max_tokens or self._num_spec_tokens
             params = replace(first.params, max_tokens=num)
-            work = self._caller.gen(pattern.prompt, params, self._derive_seed(branch, first))
+            seed = self._derive_seed(branch, first)
+            work = partial(self._caller.gen, pattern.prompt, params, seed)
             done = self._done_alone
         else:
-            work, done = self._fill(branch, pattern), self._done_filling
+            work, done = partial(self._fill, branch, pattern), self._done_filling
         run = self._run(branch, first, work, lambda result: done(branch, pattern, result))
         branch.call = asyncio.create_task(run)
 

@@ -226,9 +226,7 @@ def test_evictions_are_counted_for_whom_and_whose() -> None:
     mine, yours = ProgramRecord(label="mine"), ProgramRecord(label="yours")
     farm.serve(prompt(1, 50), program=yours)
     request = farm.serve(prompt(2, 50), program=mine)
-    assert request.evicted == mine.evicted
     assert set(request.evicted) == {"yours"} and 36 <= request.evicted["yours"] <= 53
-    assert not yours.evicted
 
 
 def test_disabled_leases_keep_nothing() -> None:
