@@ -164,7 +164,7 @@ class RadixTree:
             assert step.lock_ref > 0, f"{step} was unlocked more often than locked"
             self.num_visits += 1
             step.lock_ref -= 1
-            if step.lock_ref == 0 and not step.is_root:
+            if step.lock_ref == 0 and step.parent is not None:
                 step.last_use = self.clock
                 self._set_free(step)
             top, step = step, step.parent
@@ -484,8 +484,13 @@ class RadixTree:
         """Adds a run below `node`: in place if it is a leaf of this owner with no lock but the
         caller's own and no lease."""
         self.num_pages += len(pages)
-        is_own = node.lock_ref <= owned_locks and not node.lease_ref and node.owner is owner
-        if is_own and not node.children and not node.is_root:
+        if (
+            not node.children
+            and node.parent is not None
+            and node.lock_ref <= owned_locks
+            and not node.lease_ref
+            and node.owner is owner
+        ):
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
@@ -511,7 +516,7 @@ class RadixTree:
     def _lock_one(self, node: Node) -> None:
         self.num_visits += 1
         node.lock_ref += 1
-        if node.lock_ref == 1 and not node.is_root:
+        if node.lock_ref == 1 and node.parent is not None:
             if node.lease_ref:
                 self.leased_pages -= len(node.pages)
             else:
