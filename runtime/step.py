@@ -23,7 +23,24 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .memory.block_file import Payload
+from .memory.block_key import Block
 from .sampling_params import SamplingParams
+
+
+class BlockSave(NamedTuple):
+    """Copy a block out of the device's pages; the result carries its payload."""
+
+    block: Block
+    pages: array[int]  # 'i', BLOCK_TOKENS / page_size
+
+
+class BlockRestore(NamedTuple):
+    """Copy a block's tokens from `first_token` on into the device's pages."""
+
+    payload: Payload
+    first_token: int
+    pages: array[int]  # 'i', at most (BLOCK_TOKENS - first_token) / page_size
 
 
 class PageUpdate(NamedTuple):

@@ -33,12 +33,15 @@ def gather_block(layers: Sequence[Tensor], slots: Tensor) -> Payload:
     return payload
 
 
-def scatter_block(layers: Sequence[Tensor], slots: Tensor, payload: Payload) -> None:
-    """Write a block's bytes to its slots [256], which are distinct."""
+def scatter_block(
+    layers: Sequence[Tensor], slots: Tensor, payload: Payload, first_token: int = 0
+) -> None:
+    """Write the bytes of a block's tokens from `first_token` on to as many slots, all distinct."""
     _, num_heads, _, head_dim = layers[0].shape
     shape = (len(layers), 2, num_heads, BLOCK_TOKENS, head_dim)
     num_bytes = math.prod(shape) * layers[0].element_size()
     assert payload.nbytes == num_bytes, f"{payload.nbytes} bytes for a block of {num_bytes}"
-    block = torch.from_numpy(payload).view(layers[0].dtype).view(shape).to(layers[0].device)
-    for layer, source in zip(layers, block, strict=True):
+    block = torch.from_numpy(payload).view(layers[0].dtype).view(shape)
+    tokens = block[..., first_token : first_token + len(slots), :].to(layers[0].device)
+    for layer, source in zip(layers, tokens, strict=True):
         layer.index_copy_(2, slots, source)

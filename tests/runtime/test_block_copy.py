@@ -67,3 +67,13 @@ def test_a_payload_of_another_size_is_refused() -> None:
         scatter_block(
             random_layers(torch.float32, 1), torch.arange(256), np.zeros(8, dtype=np.uint8)
         )
+
+
+def test_only_some_tokens_of_a_block_are_written_on_request() -> None:
+    source, target = random_layers(torch.float32, 1), random_layers(torch.float32, 2)
+    before = [layer.clone() for layer in target]
+    scatter_block(target, torch.arange(500, 530), gather_block(source, torch.arange(256)), 100)
+    for old, new, given in zip(before, target, source, strict=True):
+        assert (bits(new[:, :, 500:530]) == bits(given[:, :, 100:130])).all()
+        assert (bits(new[:, :, :500]) == bits(old[:, :, :500])).all()
+        assert (bits(new[:, :, 530:]) == bits(old[:, :, 530:])).all()
