@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import InvalidRequest
 from ..memory.block_file import Payload
 from ..memory.block_key import BLOCK_TOKENS, Block, blocks_of
-from ..memory.disk_store import DiskStore, Fetch
+from ..memory.disk_store import DiskStore, Fetch, StoreMode
 from ..request import Request
 from ..step import BlockRestore, BlockSave
 
@@ -189,6 +189,19 @@ class StoredPrefixes:
         return restores
 
     # --- release ----------------------------------------------------------------------------------
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the store takes blocks at all."""
+        return self.store.mode is StoreMode.WRITER
+
+    def num_kept_tokens(self, namespace: Hashable, token_ids: array[int]) -> int:
+        """How many tokens of a sequence are in the store, or on their way."""
+        blocks = blocks_of(self.store.layout, namespace, token_ids)
+        num_blocks = self.store.note_use(blocks)
+        while num_blocks < len(blocks) and blocks[num_blocks].key in self._saving:
+            num_blocks += 1
+        return num_blocks * BLOCK_TOKENS
 
     def saves(
         self, namespace: Hashable, token_ids: array[int], pages: Sequence[int]
