@@ -22,6 +22,7 @@ from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
+from .schedule.hints import KVHints
 from .schedule.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
@@ -82,6 +83,7 @@ class Engine:
             segment_cost_tokens=executor.segment_cost_tokens,
             vocab_size=vocab_size,
         )
+        self.hints = KVHints(self.scheduler.kv_cache)
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
 

@@ -193,6 +193,28 @@ class KVCacheManager:
         if node is not None:
             self.tree.age(node)
 
+    def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
+        """What the device has of this prefix, and nobody else goes on from, is evicted before all
+        else."""
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.tree.age_path(node)
+
+    def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
+        """Copy what the device has of a prefix to the host, then let it give way; how many of its
+        tokens the host has."""
+        assert self.host is not None, "there is no host tier"
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.host.store(namespace, *self.tree.path(node), node.owner)
+            self.tree.age_path(node)
+        return self.host.tree.match_length(namespace, token_ids)
+
+    def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
+        """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
+        None without a store that can be written."""
+        return None
+
     def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
         """A request was preempted: what it had computed is kept before all other content, until it
         is admitted again or ends."""
