@@ -213,7 +213,14 @@ class KVCacheManager:
     def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
         """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
         None without a store that can be written."""
-        return None
+        if self.stored is None or not self.stored.can_save:
+            return None
+        if namespace not in self.tree.roots:
+            return 0
+        match = self.tree.match(namespace, token_ids)
+        cached = array("i", token_ids[: match.num_tokens])
+        self._copies.extend(self.stored.saves(namespace, cached, match.pages))
+        return self.stored.num_kept_tokens(namespace, cached)
 
     def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
         """A request was preempted: what it had computed is kept before all other content, until it
@@ -317,18 +324,6 @@ class KVCacheManager:
             request.num_published = request.num_computed_tokens = end
             request.num_disk_tokens += end - start
             self._copies.extend(self.stored.restore(request, start, end))
-
-    def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
-        """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
-        None without a store that can be written."""
-        if self.stored is None or not self.stored.can_save:
-            return None
-        if namespace not in self.tree.roots:
-            return 0
-        match = self.tree.match(namespace, token_ids)
-        cached = array("i", token_ids[: match.num_tokens])
-        self._copies.extend(self.stored.saves(namespace, cached, match.pages))
-        return self.stored.num_kept_tokens(namespace, cached)
 
     def catch_up(self, request: Request) -> None:
         """Adopt what others have published of the request's tokens since it was attached."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fakes import VOCAB_SIZE, chain_of
 from house import House, assert_right
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
 
@@ -325,26 +325,21 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    events=EVENTS,
-    page_size=st.sampled_from([1, 16]),
-    num_tokens=st.sampled_from([1600, 4096]),
-    num_host_tokens=st.sampled_from([0, 800, 4096]),
-    max_blocks=st.sampled_from([3, 8, 1000]),
-    fail_steps=st.sets(st.integers(1, 30), max_size=2),
+Case = tuple[list[tuple[str, int, int]], int, int, int, int, set[int]]
+CASES = st.tuples(
+    EVENTS,
+    st.sampled_from([1, 16]),  # page size
+    st.sampled_from([1600, 4096]),  # tokens of the pool
+    st.sampled_from([0, 800, 4096]),  # and of the host's
+    st.sampled_from([3, 8, 1000]),  # blocks of the store
+    st.sets(st.integers(1, 30), max_size=2),  # steps that fail
 )
-def test_stores_change_no_output_and_leak_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-    events: list[tuple[str, int, int]],
-    page_size: int,
-    num_tokens: int,
-    num_host_tokens: int,
-    max_blocks: int,
-    fail_steps: set[int],
-) -> None:
+
+
+def play(folder: Path, case: Case) -> None:
+    events, page_size, num_tokens, num_host_tokens, max_blocks, fail_steps = case
     shop = Shop(
-        folder=tmp_path_factory.mktemp("store"),
+        folder=folder,
         page_size=page_size,
         num_pages=num_tokens // page_size,
         num_host_pages=num_host_tokens // page_size,
@@ -374,3 +369,22 @@ def test_stores_change_no_output_and_leak_nothing(
         assert_right(request)
     assert shop.store.stats.num_corrupt == 0
     shop.close()
+
+
+@settings(max_examples=20)
+@given(CASES)
+def test_stores_change_no_output_and_leak_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    case: Case,
+) -> None:
+    play(tmp_path_factory.mktemp("store"), case)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(CASES)
+def test_stores_change_no_output_and_leak_nothing_for_long(
+    tmp_path_factory: pytest.TempPathFactory,
+    case: Case,
+) -> None:
+    play(tmp_path_factory.mktemp("store"), case)
