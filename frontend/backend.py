@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from ..errors import InvalidRequest
 from .client import Connection
+from .keys import client_keys
 
 START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
 STOP_TIMEOUT_S = 5.0
@@ -65,14 +66,24 @@ class Runtime(Backend):
     """A runtime that already runs, at a ZeroMQ endpoint as `stemma serve` prints it.
 
     Args:
-        endpoint: "ipc://PATH" or, on this host only for now, "tcp://127.0.0.1:PORT".
+        endpoint: "ipc://PATH" or "tcp://HOST:PORT".
         timeout_s: raise EngineError when nothing has answered by then.
+        server_key, client_key: the runtime's public key and this client's secret one, as files
+            (`stemma keygen` makes them) or as 40 characters each; needed for another host.
     """
 
-    def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_s: float = 10.0,
+        *,
+        server_key: str | Path | None = None,
+        client_key: str | Path | None = None,
+    ) -> None:
         if not isinstance(endpoint, str) or not endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidRequest.of("endpoint", endpoint, 'an address "ipc://..." or "tcp://..."')
-        super().__init__(Connection(endpoint, timeout_s=timeout_s))
+        keys = client_keys(endpoint, server_key, client_key)
+        super().__init__(Connection(endpoint, timeout_s=timeout_s, keys=keys))
 
 
 class Engine(Backend):
@@ -80,7 +91,8 @@ class Engine(Backend):
 
     Args:
         model: checkpoint folder in Hugging Face layout; None: the embedded model.
-        listen: further addresses to serve others at, "ipc://PATH" or "tcp://127.0.0.1:PORT".
+        listen: further addresses to serve others at, "ipc://PATH" or "tcp://HOST:PORT"; beyond
+            this host with the options `server_key` and `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
             `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
 
