@@ -112,6 +112,11 @@ class Clients:
     def __len__(self) -> int:
         return len(self.by_session)
 
+    @property
+    def num_programs(self) -> int:
+        """Running programs of all clients."""
+        return sum(len(client.programs) for client in self.by_session.values())
+
     def greet(self, identity: bytes, header: dict[str, Any], now: float) -> Client:
         """The client that says hello: a new one, or one that is back and says what it has taken.
 

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, it never stops it
 MAX_BYTES_A_STEP = 32 * 1024 * 1024
+MAX_OPS_A_MESSAGE = 65_536  # a client's own bound of bytes keeps it below that
 MAX_CALL_BYTES = 2 * 1024 * 1024  # of a `call`: it is answered within the loop
 MAX_ERROR_CHARS = 4096
 IDLE_POLL_MS = 500
@@ -182,6 +183,9 @@ class Gateway:
         items = message.header.get("programs")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ProtocolError("ops: programs must be a list of objects")
+        num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
+        if num_ops > MAX_OPS_A_MESSAGE:
+            raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
         num_bytes = message.num_bytes if len(items) == 1 else None
         for item in items:
             try:
