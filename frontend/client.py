@@ -138,8 +138,9 @@ class Connection:
             if self._error and not self._closing:
                 return
             self._outbox.flush(program, end=end)
-            if not end:
-                self._is_urgent = self._outbox.has_queued
+            if not self._outbox.has_queued:
+                return
+            self._is_urgent = self._is_urgent or not end
         if self._sleep >= (_NAPPING if self._is_urgent else _DOZING):
             self._wake()
 
