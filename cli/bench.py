@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..bench import (
     conformance,
     grammar_load,
+    latency,
     limits,
     masks,
     model,
@@ -27,7 +28,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    limits,
+    latency, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 
