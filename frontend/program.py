@@ -104,6 +104,7 @@ class Program:
         self._disconnect: Exception | None = None
         self._num_branches = 0
         self._is_done = False
+        self._is_cancelled = False
         self.runner: object = None  # of a streaming run's function: its thread's ident or task
         self.loop_thread: int | None = None  # where an async function runs: it must not wait there
         self.relay: Relay | None = None
@@ -223,9 +224,8 @@ class Program:
 
     def wait_until(self, condition: Condition) -> None:
         """Wait on this thread. Raises InvalidProgram where that would stop an event loop."""
-        with self.waiters.lock:
-            if condition():
-                return
+        if condition():
+            return
         if self.loop_thread == threading.get_ident():
             raise InvalidProgram(
                 "an async function must not wait like this, all others would wait with it: "
@@ -318,27 +318,26 @@ class Program:
 
     def end(self) -> None:
         """No op follows."""
-        with self.waiters.lock:
-            if self.is_ended:
-                return
-            self.is_ended = True
+        if self.is_ended:
+            return
+        self.is_ended = True
         self.waiters.wake()
         self._channel.flush(self.id, end=True)
 
     def cancel(self) -> None:
         """Stop everything that still runs for this program."""
-        with self.waiters.lock:
-            self.is_ended = True
-            if self._disconnect is None and not self._is_done:
-                self._disconnect = EngineError("the program was cancelled")
+        if self._is_cancelled:
+            return
+        self._is_cancelled = self.is_ended = True
+        if self._disconnect is None and not self._is_done:
+            self._disconnect = EngineError("the program was cancelled")
         self._note_end()
         self._channel.close_program(self.id)
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""
-        with self.waiters.lock:
-            if not self._is_done:
-                self._disconnect = error
+        if not self._is_done:
+            self._disconnect = error
         self.cancel()
 
     @property
@@ -365,8 +364,7 @@ class Program:
         self.waiters.wake()
 
     def handle_disconnect(self, error: EngineError) -> None:
-        with self.waiters.lock:
-            self._disconnect = self._disconnect or error
+        self._disconnect = self._disconnect or error
         self._note_end()
 
     def _note_end(self) -> None:
