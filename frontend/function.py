@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import BatchError, InvalidProgram
 from .backend import Backend, get_default_backend
@@ -16,6 +16,9 @@ from .ir import GenParams
 from .program import Program
 from .progress import progress_bar as show_progress
 from .state import ProgramState
+
+if TYPE_CHECKING:
+    from .trace.graph import Graph
 
 MAX_THREADS = 64
 MAX_SEED = 2**63 - 1
@@ -46,6 +49,11 @@ class Function:
             return self._fn(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of all parameters but the state."""
+        return self._parameters
+
     def bind(self, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
         unknown = sorted(set(kwargs) - self._parameters)
@@ -60,7 +68,7 @@ class Function:
         With `stream=True` it returns at once; read `state.text_iter()`.
         """
         options, kwargs = self._split(kwargs)
-        state = options.start(instance=0, stream=stream)
+        state = options.start(self.__name__, instance=0, stream=stream)
         if stream:
             runner = threading.Thread(
                 target=self._execute_quietly, args=(state, args, kwargs), daemon=True
@@ -79,6 +87,12 @@ class Function:
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Start and return at once; `state.text_iter()` yields the text as it comes."""
         return self.run(*args, stream=True, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """What it sends before it first waits, without a backend: see docs/tracing.md."""
+        from .trace.capture import trace_of
+
+        return trace_of(self._fn, args, {**self._bound, **kwargs})
 
     def run_batch(
         self,
@@ -99,7 +113,7 @@ class Function:
         if threads < 1:
             raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
         errors: dict[int, BaseException] = {}
-        states = [options.start(instance=i) for i in range(len(batch_kwargs))]
+        states = [options.start(self.__name__, instance=i) for i in range(len(batch_kwargs))]
 
         def execute(index: int) -> None:
             try:
@@ -198,11 +212,16 @@ class _RunOptions:
             **{name: given.get(name) for name in _GEN_DEFAULTS},
         )
 
-    def start(self, instance: int, stream: bool = False) -> ProgramState:
+    def start(self, name: str, instance: int, stream: bool = False) -> ProgramState:
         backend = self.backend or get_default_backend()
         self.backend = backend
         return open_program(
-            backend, seed=self.seed, instance=instance, stream=stream, defaults=self.defaults
+            backend,
+            seed=self.seed,
+            instance=instance,
+            stream=stream,
+            defaults=self.defaults,
+            name=name,
         )
 
 
@@ -213,12 +232,18 @@ def open_program(
     instance: int = 0,
     stream: bool = False,
     defaults: GenParams | None = None,
+    name: str = "program",
 ) -> ProgramState:
     """Start a program by hand, without a function; end it with `state.end()`."""
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise InvalidProgram.of("seed", seed, f"an integer in [0, {MAX_SEED}]")
     program = Program(
-        backend.connection, seed=seed, instance=instance, stream=stream, defaults=defaults
+        backend.connection,
+        seed=seed,
+        instance=instance,
+        stream=stream,
+        defaults=defaults,
+        name=name,
     )
     return ProgramState(program)
 

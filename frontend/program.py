@@ -6,17 +6,30 @@ Owned by the author's thread and the connection's I/O thread together; one condi
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from ..errors import EngineError, InvalidProgram, ProgramError
 from . import ir, wire
 from .channel import Channel
+from .trace import observer
 
 
 class Pending:
     """The result of one op: not there, streaming, or done. Guarded by its program's condition."""
 
-    __slots__ = ("branch", "chunks", "is_done", "meta", "name", "replace", "seq", "text", "value")
+    __slots__ = (
+        "branch",
+        "chunks",
+        "done_s",
+        "is_done",
+        "meta",
+        "name",
+        "replace",
+        "seq",
+        "text",
+        "value",
+    )
 
     def __init__(self, branch: int, seq: int, name: str | None) -> None:
         self.branch = branch
@@ -28,6 +41,7 @@ class Pending:
         self.meta: Any = {}  # a list of dicts where the value is a list of samples
         self.chunks: list[str] = []
         self.is_done = False
+        self.done_s: float | None = None  # when it came, by time.perf_counter()
 
 
 class Program:
@@ -41,7 +55,9 @@ class Program:
         instance: int = 0,
         stream: bool = False,
         defaults: ir.GenParams | None = None,
+        name: str = "program",
     ) -> None:
+        """`name` is for reports."""
         self._channel = channel
         self.defaults = defaults or ir.GenParams()
         self.changed = threading.Condition()
@@ -54,8 +70,19 @@ class Program:
         self._num_branches = 0
         self._is_done = False
         self.runner: int | None = None  # the thread of a streaming run's function
+        self.name = name
+        self.log: list[tuple[float, ir.Op]] = []  # (time.perf_counter(), op) as they were sent
+        self.started_s = time.perf_counter()
+        self.started_ns = time.time_ns()
+        self.ended_s: float | None = None  # by time.perf_counter()
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
         self.id = channel.open_program(self, create)
+        observer.program_started(self)
+
+    @property
+    def model(self) -> str:
+        """The name of the model it runs on."""
+        return str(self._channel.info.get("model", ""))
 
     # --- called by branches ----------------------------------------------------------------------
 
@@ -74,11 +101,16 @@ class Program:
             if not isinstance(op, ir.Text):
                 self._pending[op.branch, op.seq] = pending
         self._channel.send_op(self.id, op)
+        self.log.append((time.perf_counter(), op))
         return pending
+
+    def begin_wait(self, pending: Pending) -> None:
+        """Somebody waits for `pending`: have all that was appended carried out now."""
+        self._channel.flush(self.id)
 
     def wait(self, pending: Pending) -> Pending:
         """Wait for an op's result. Raises ProgramError or EngineError."""
-        self._channel.flush(self.id)
+        self.begin_wait(pending)
         with self.changed:
             self.changed.wait_for(lambda: pending.is_done or self._failure_of(pending) is not None)
             if not pending.is_done:
@@ -87,7 +119,7 @@ class Program:
 
     def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
         """Wait for chunks after the first `num_seen`; none when the result is done."""
-        self._channel.flush(self.id)
+        self.begin_wait(pending)
         with self.changed:
             self.changed.wait_for(
                 lambda: (
@@ -168,6 +200,7 @@ class Program:
                 self._disconnect = EngineError("the program was cancelled")
             self.changed.notify_all()
         self._channel.close_program(self.id)
+        self._note_end()
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""
@@ -192,6 +225,8 @@ class Program:
             else:
                 self._fill(self._pending[branch, seq], kind, payload)
             self.changed.notify_all()
+        if kind == wire.DONE:
+            self._note_end()
 
     def _fill(self, pending: Pending, kind: str, payload: Any) -> None:
         if kind == wire.DELTA:
@@ -202,11 +237,21 @@ class Program:
         pending.replace = payload.get("replace", False)
         pending.meta = payload.get("meta", {})
         pending.is_done = True
+        pending.done_s = time.perf_counter()
 
     def handle_disconnect(self, error: EngineError) -> None:
         with self.changed:
             self._disconnect = self._disconnect or error
             self.changed.notify_all()
+        self._note_end()
+
+    def _note_end(self) -> None:
+        """Tell who watches, once."""
+        with self.changed:
+            if self.ended_s is not None:
+                return
+            self.ended_s = time.perf_counter()
+        observer.program_ended(self)
 
 
 def _error_from(payload: dict[str, Any]) -> ProgramError:
