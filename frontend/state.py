@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidProgram
 from . import ir
@@ -28,6 +28,9 @@ from .expr import (
     role,
 )
 from .program import Pending, Program
+
+if TYPE_CHECKING:
+    from .trace.report import Report
 
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -321,6 +324,12 @@ class ProgramState:
     def error(self) -> Exception | None:
         """What stopped this branch, or None; does not wait and does not raise."""
         return self._program.failure_of_branch(self._branch)
+
+    def report(self) -> Report:
+        """What the program's calls cost, as far as it has run; does not wait."""
+        from .trace.report import report_of
+
+        return report_of(self._program)
 
     def end(self) -> None:
         """Say that nothing more is appended, for a program opened by hand."""
