@@ -93,7 +93,7 @@ def _capture(args: argparse.Namespace) -> int:
 
 
 def _require_known(given: dict[str, Any], programs: dict[str, Function]) -> None:
-    known = sorted({name for program in programs.values() for name in program.parameters})
+    known = sorted({n for program in programs.values() for n in program.parameters})
     for name in given:
         if name not in known:
             raise InvalidRequest.of("arg", name, f"a parameter of the file's programs: {known}")

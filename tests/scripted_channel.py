@@ -22,7 +22,7 @@ class ScriptedChannel:
         self._ops: dict[int, list[ir.Op]] = {}
 
     @property
-    def connection(self) -> ScriptedChannel:
+    def channel(self) -> ScriptedChannel:
         """Itself: good as a backend, too."""
         return self
 

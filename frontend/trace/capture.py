@@ -145,6 +145,8 @@ def _reading(name: str) -> tuple[str, str | None]:
     named = repr(name) if name and method not in _READS_ALL else ""
     if method in ("__getitem__", "get_var"):
         return f"s[{named}]", source
+    if method in ("outcome", "aoutcome"):
+        return "a hint's outcome", source
     return f"s.{method}({named})", source
 
 

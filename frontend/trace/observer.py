@@ -51,15 +51,16 @@ _is_environment_read = False
 
 
 def program_started(program: Program) -> None:
-    """To be called by every program when it begins."""
+    """To be called for every program that is to run, before its first op."""
     if not _is_environment_read:
         _read_environment()
+    program.is_watched = bool(_observers)
     for observer in _observers:
         observer.program_started(program)
 
 
 def program_ended(program: Program) -> None:
-    """To be called by every program once, when it has ended."""
+    """To be called once for every program that is watched, when it has ended."""
     for observer in _observers:
         observer.program_ended(program)
 

@@ -15,6 +15,7 @@ from stemma.frontend import ir
 from stemma.frontend.trace.capture import trace_of
 from stemma.frontend.trace.graph import Graph, Wait
 from stemma.frontend.trace.graph_picture import page_of, svg_of
+from stemma.frontend.trace.observer import recorded_programs
 
 HERE = Path(__file__).name
 
@@ -128,6 +129,47 @@ def test_async_functions_are_captured_also_within_a_loop() -> None:
     for graph in (trace_of(program), asyncio.run(within())):
         assert [op.kind for op in graph.ops] == ["text", "gen"]
         assert graph.wait is not None and graph.wait.reading == "s['x']"
+
+
+@pytest.mark.parametrize(
+    ("read", "reading"),
+    [
+        (lambda s: s.aget("x"), "s.aget('x')"),
+        (lambda s: s.aget_meta_info("x"), "s.aget_meta_info('x')"),
+        (lambda s: s.atext(), "s.atext()"),
+        (lambda s: s.adone(), "s.adone()"),
+        (lambda s: s.pin(ttl_s=1).aoutcome(), "a hint's outcome"),
+    ],
+)
+def test_every_way_to_await_stops_the_capture(read: Any, reading: str) -> None:
+    async def program(s: st.ProgramState) -> None:
+        s += st.gen("x")
+        await read(s)
+        s += "never sent"
+
+    graph = st.function(program).trace()
+    assert [op.kind for op in graph.ops if op.kind != "hint"] == ["gen"]
+    assert graph.wait is not None and graph.wait.reading == reading
+
+
+def test_pauses_tools_and_hints_are_part_of_it() -> None:
+    search = st.tool(lambda query: f"found {query}", expected_s=0.5)
+
+    def program(s: st.ProgramState) -> None:
+        s += "a"
+        s.pin(ttl_s=2)
+        with s.pause(0.25, label="thinking"):
+            s += str(search(s, "x"))
+
+    text = trace_of(program).to_text()
+    assert "hint   pin ttl_ms=2000" in text and "pause  thinking about 0.25 s" in text
+    assert "pause  <lambda> about 0.5 s" in text and '"found x"' in text
+
+
+def test_a_capture_is_no_run_that_observers_see() -> None:
+    with recorded_programs() as programs:
+        trip.trace("Rome")
+    assert not programs
 
 
 def test_an_error_before_the_first_wait_names_the_placeholders() -> None:
