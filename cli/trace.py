@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest, StemmaError
-from ..frontend.backend import set_default_backend
+from ..frontend.backend import Backend, set_default_backend
 from ..frontend.function import Function
 from ..frontend.trace.graph import Graph
 from ..frontend.trace.graph_picture import page_of, svg_of
@@ -118,12 +118,20 @@ def _run(args: argparse.Namespace) -> int:
                 failure = error
         if isinstance(failure, SystemExit) and not failure.code:
             failure = None
-        report = report_of_all(programs, None if failure else backend.tree())
+        report = report_of_all(programs, _tree(backend))
         set_default_backend(None)
     _show(report, args)
     if failure is not None:
         raise failure
     return 0
+
+
+def _tree(backend: Backend) -> dict[str, Any] | None:
+    """None where the engine has died."""
+    try:
+        return backend.tree()
+    except StemmaError:
+        return None
 
 
 def _program(args: argparse.Namespace) -> Callable[[], object]:

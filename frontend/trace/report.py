@@ -32,7 +32,7 @@ class CallRecord:
     name: str
     source: str | None
     num_samples: int = 1
-    start_s: float | None = None  # None: it never began
+    start_s: float | None = None  # None: it never began; of a failed call, when it could have
     end_s: float | None = None
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -312,6 +312,9 @@ class _Maker:
         failed_at, failure = self._errors.get(op.branch, (-1, None))
         if failed_at != op.seq:
             failure = None
+        if failure is not None:  # when it failed is not known, only since when it could run
+            reached = self._moments.spans[key].begin_s
+            span = Span(reached, reached)
         queue_s, prefill_s, decode_s = _parts(metas)
         return CallRecord(
             program=self._index,

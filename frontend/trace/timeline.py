@@ -16,7 +16,7 @@ from pathlib import Path
 from .labels import short_source
 from .radix_outline import outline_of
 from .report import CallRecord, LaneRecord, PauseRecord, ProgramRecord, Report, Totals
-from .report_text import count, notes_of, seconds
+from .report_text import ABSENT, count, notes_of, seconds
 
 ROW = 36  # pixels, as --row in the style sheet
 _ROOM = 1.02  # the axis goes on a little behind the end
@@ -222,7 +222,7 @@ def _timeline(report: Report) -> str:
 def _label(lane: LaneRecord) -> str:
     indent = 8 + 10 * min(lane.depth, 6)
     name = escape(lane.path)
-    shown = name if not lane.depth else f"{'.' * (name.count('.') > 1)}.{name.rpartition('.')[2]}"
+    shown = f".{name.rpartition('.')[2]}" if lane.depth else name
     return f'<div style="padding-left:{indent}px" title="{name}">{shown}</div>'
 
 
@@ -353,9 +353,19 @@ def _num_tokens(call: CallRecord) -> int:
 
 
 def _table(report: Report) -> str:
-    head = "".join(f"<th{_word(name)}>{name}</th>" for name in _COLUMNS)
+    """A row a call; columns of which nothing is known are left out."""
+    rows = [_values(call) for call in report.calls]
+    columns = [
+        (name, [row[index] for row in rows])
+        for index, name in enumerate(_COLUMNS)
+        if name in _WORDS or any(row[index] != ABSENT for row in rows)
+    ]
+    head = "".join(f"<th{_word(name)}>{name}</th>" for name, _ in columns)
     body = "\n".join(
-        f'<tr id="c{number}">{_cells(call)}</tr>' for number, call in enumerate(report.calls)
+        f'<tr id="c{number}">'
+        + "".join(f"<td{_word(name)}>{escape(values[number])}</td>" for name, values in columns)
+        + "</tr>"
+        for number in range(len(rows))
     )
     return (
         '<section aria-label="all calls"><h2>All calls</h2><div class="wide"><table id="calls">'
@@ -363,15 +373,16 @@ def _table(report: Report) -> str:
     )
 
 
-def _cells(call: CallRecord) -> str:
+def _values(call: CallRecord) -> tuple[str, ...]:
+    """Of the columns, in their order."""
     evicted = ", ".join(f"{owner}: {num:,}" for owner, num in call.evicted.items())
-    values = (
+    return (
         f"#{call.program}",
         call.path,
         call.name or call.kind,
         short_source(call.source),
         seconds(call.start_s),
-        "-" if call.start_s is None else seconds(call.duration_s),
+        seconds(None if call.start_s is None else call.duration_s),
         seconds(call.queue_s),
         seconds(call.prefill_s),
         seconds(call.decode_s),
@@ -381,13 +392,11 @@ def _cells(call: CallRecord) -> str:
         count(call.disk_tokens),
         count(call.generated_tokens),
         count(call.forced_tokens),
-        evicted or "-",
+        evicted or ABSENT,
         count(call.preemptions),
-        call.finish_reason or "-",
+        call.finish_reason or ABSENT,
         notes_of(call),
     )
-    cells = zip(_COLUMNS, values, strict=True)
-    return "".join(f"<td{_word(name)}>{escape(value)}</td>" for name, value in cells)
 
 
 def _word(column: str) -> str:
@@ -415,11 +424,11 @@ def _at(value: float, whole: float) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+    return ABSENT if share is None else f"{share:.0%}"
 
 
 def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return ABSENT if value is None else f"{value:.1f}"
 
 
 def _plural(num: int, word: str) -> str:

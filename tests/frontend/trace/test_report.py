@@ -135,6 +135,8 @@ def test_a_failed_call_and_what_never_ran_are_told_apart() -> None:
     s.end()
     report = s.report()
     assert report.calls[0].error == "no <b>luck</b>" and report.calls[0].error_kind == "EngineError"
+    assert report.calls[0].start_s == report.calls[0].end_s is not None, "a mark on the timeline"
+    assert 'class="call failed"' in report.to_html()
     assert report.programs[0].error is not None and report.totals.num_failed == 1
     unsent = open_scripted(ScriptedChannel(METAS))
     unsent += st.gen("plan")

@@ -185,6 +185,15 @@ def test_a_chain_of_calls_is_not_indented_and_costs_no_recursion() -> None:
     assert markup.count('class="node"') == 1100 and "<li><ul>" not in markup
 
 
+def test_columns_of_which_nothing_is_known_are_left_out() -> None:
+    page = Page(page_of(Report([program_of(0, 1)])))
+    head = ["".join(texts) for tag, _, texts in page.elements if tag == "th"]
+    assert "host" in head and "evicted" in head
+    assert not {"disk", "forced", "preempted"} & set(head)
+    cells = sum(tag == "td" for tag, _, _ in page.elements)
+    assert cells == 2 * len(head)
+
+
 def test_nothing_at_all_is_a_page_too() -> None:
     Page(page_of(Report([])))
 
