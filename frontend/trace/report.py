@@ -301,11 +301,11 @@ class _Maker:
         return self._sent[key] if done_s is None else done_s - self._program.started_s
 
     def _call_records(self) -> Iterable[CallRecord]:
-        indices: dict[OpKey, int] = {}
+        followed = _followed(self._graph)
+        indices = {key: index for index, key in enumerate(self._calls)}
         for key, op in self._calls.items():
-            indices[key] = len(indices)
-            previous = self._previous_call(key)
-            yield self._call_record(key, op, None if previous is None else indices.get(previous))
+            previous = followed[key]
+            yield self._call_record(key, op, None if previous is None else indices[previous])
 
     def _call_record(self, key: OpKey, op: ir.Op, follows: int | None) -> CallRecord:
         metas, span = self._metas[key], self._spans.get(key)
@@ -344,19 +344,6 @@ class _Maker:
             is_critical=key in self._critical,
             follows=follows,
         )
-
-    def _previous_call(self, key: OpKey) -> OpKey | None:
-        """The call before this one on its branch, or on the branches that it was forked from."""
-        branch, seq = self._graph.branch(key[0]), key[1]
-        while True:
-            earlier = [
-                op for op in branch.ops if op.seq < seq and (op.branch, op.seq) in self._calls
-            ]
-            if earlier:
-                return earlier[-1].branch, earlier[-1].seq
-            if branch.parent is None:
-                return None
-            branch, seq = self._graph.branch(branch.parent[0]), branch.parent[1]
 
     def _lanes(self) -> Iterable[LaneRecord]:
         spans = self._moments.spans
@@ -407,6 +394,19 @@ class _Maker:
                     reason=outcome.get("reason"),
                     num_tokens=outcome.get("num_tokens"),
                 )
+
+
+def _followed(graph: Graph) -> dict[OpKey, OpKey | None]:
+    """For each call the one before it on its branch, or on those that it was forked from."""
+    followed: dict[OpKey, OpKey | None] = {}
+    last: dict[int, OpKey | None] = {}
+    for op in graph.ops:
+        if isinstance(op, ir.Fork):
+            last.update(dict.fromkeys(op.children, last.get(op.branch)))
+        elif isinstance(op, ir.Gen | ir.Select):
+            followed[op.branch, op.seq] = last.get(op.branch)
+            last[op.branch] = (op.branch, op.seq)
+    return followed
 
 
 def _kind(error: Exception) -> str:

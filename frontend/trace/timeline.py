@@ -338,10 +338,12 @@ def _node(call: CallRecord, number: int, largest: int) -> str:
         for name, num in tokens.items()
         if num
     )
+    share = f"{count(call.cached_tokens)} of {count(call.prompt_tokens)}"
+    name, path = escape(call.name or call.kind), escape(call.path)
     return (
-        f'<a class="node" href="#c{number}">{escape(call.name or call.kind)} '
-        f"<code>{escape(call.path)}</code><small>{count(call.cached_tokens)} of "
-        f'{count(call.prompt_tokens)}</small><em style="width:{_at(whole, largest)}">{bar}</em></a>'
+        f'<a class="node" href="#c{number}" aria-label="{name} on {path}: {share} cached">{name} '
+        f"<code>{path}</code><small>{share}</small>"
+        f'<em style="width:{_at(whole, largest)}">{bar}</em></a>'
     )
 
 
