@@ -44,6 +44,9 @@ class ScriptedChannel:
     def close_program(self, program: int) -> None:
         self._ops[program] = []
 
+    def close(self) -> None:
+        pass
+
     def _answer(self, sink: EventSink, op: ir.Op) -> None:
         name = getattr(op, "name", "")
         if name in self._failing:

@@ -60,6 +60,9 @@ class Recorder:
     def close_program(self, program: int) -> None:
         """Nothing: nobody works for it."""
 
+    def close(self) -> None:
+        """Nothing."""
+
 
 class CapturedProgram(Program):
     """A program whose waits stop it."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...errors import InvalidProgram
 from .. import ir
 
 ROOT = "main"
@@ -48,7 +49,10 @@ class Branch:
 
 
 class Graph:
-    """The ops of one program in the order in which they were sent, and their structure."""
+    """The ops of one program in the order in which they were sent, and their structure.
+
+    A branch's ops come after the fork that makes it; else InvalidProgram is raised.
+    """
 
     def __init__(self, name: str, ops: Sequence[ir.Op], wait: Wait | None = None) -> None:
         self.name = name
@@ -128,11 +132,11 @@ class Graph:
                     yield Edge("join", (child, self._last_seq(child)), key, self._names(child))
 
     def _last_seq(self, number: int) -> int:
-        ops = self._branches[number].ops if number in self._branches else []
+        ops = self._branches[number].ops
         return ops[-1].seq if ops else 0
 
     def _names(self, number: int) -> tuple[str, ...]:
-        ops = self._branches[number].ops if number in self._branches else []
+        ops = self._branches[number].ops
         named = [op.name for op in ops if isinstance(op, ir.Gen | ir.Select) and op.name]
         return tuple(dict.fromkeys(named))
 
@@ -146,16 +150,17 @@ class Graph:
 
 
 def _branches(ops: Sequence[ir.Op]) -> dict[int, Branch]:
-    """By number; a branch that has ops but was never forked hangs below the root."""
+    """By number; every branch but the root comes from one fork."""
     found = {0: Branch(0, ROOT)}
     for op in ops:
-        branch = found.setdefault(op.branch, Branch(op.branch, f"{ROOT}?{op.branch}"))
+        if op.branch not in found:
+            raise InvalidProgram.of("branch", op.branch, f"one that was forked: {sorted(found)}")
+        branch = found[op.branch]
         branch.ops.append(op)
         if isinstance(op, ir.Fork):
             for number in op.children:
                 path = f"{branch.path}.{len(branch.children)}"
-                child = Branch(number, path, (op.branch, op.seq), branch.depth + 1)
-                found[number] = child
+                found[number] = Branch(number, path, (op.branch, op.seq), branch.depth + 1)
                 branch.children.append(number)
     return found
 

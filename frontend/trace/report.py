@@ -121,12 +121,12 @@ class ProgramRecord:
     @property
     def critical_s(self) -> float:
         """Length of the critical path: its calls and pauses, without what lies between them."""
-        records = (*self.calls, *self.pauses)
         spans = [
-            Span(r.start_s, r.end_s)
-            for r in records
-            if r.is_critical and r.start_s is not None and r.end_s is not None
+            Span(call.start_s, call.end_s)
+            for call in self.calls
+            if call.is_critical and call.start_s is not None and call.end_s is not None
         ]
+        spans += [Span(pause.start_s, pause.end_s) for pause in self.pauses if pause.is_critical]
         return busy_s(spans)
 
 
@@ -350,7 +350,8 @@ class _Maker:
         joined = {edge.origin[0]: edge.target for edge in self._graph.edges if edge.kind == "join"}
         for branch in self._graph.branches:
             own = [spans[op.branch, op.seq] for op in branch.ops if (op.branch, op.seq) in spans]
-            start = 0.0 if branch.parent is None else spans[branch.parent].end_s
+            fork = branch.parent
+            start = 0.0 if fork is None else spans[fork].end_s
             end = max((span.end_s for span in own), default=start)
             if branch.number in joined:
                 end = max(end, spans[joined[branch.number]].end_s)
@@ -358,7 +359,7 @@ class _Maker:
                 branch=branch.number,
                 path=branch.path,
                 depth=branch.depth,
-                parent=None if branch.parent is None else branch.parent[0],
+                parent=None if fork is None else fork[0],
                 start_s=self._shift + start,
                 end_s=self._shift + (self._end_s if branch.number == 0 else end),
                 joins=branch.number in joined,

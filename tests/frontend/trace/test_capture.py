@@ -200,6 +200,11 @@ def test_text_has_a_line_an_op_with_its_source_and_flow() -> None:
     assert line("Tip 1").index("text") > line("gen", "answer").index("gen"), "indented by branch"
 
 
+def test_ops_of_a_branch_that_nobody_forked_are_refused() -> None:
+    with pytest.raises(st.InvalidProgram, match=r"branch=3 .* forked: \[0, 1\]"):
+        Graph("p", [ir.Fork(0, 0, None, (1,)), ir.End(3, 0, None)])
+
+
 def test_data_is_json_and_holds_every_op() -> None:
     graph = trip.trace("Rome")
     data = json.loads(json.dumps(graph.to_json()))

@@ -148,10 +148,13 @@ def test_a_failed_call_and_what_never_ran_are_told_apart() -> None:
 
 def test_the_authors_own_time_goes_into_no_call() -> None:
     """An op sent late was held back by the author's code, who read another branch's value."""
-    graph = Graph("p", [ir.Gen(0, 0, None, "a"), ir.Gen(1, 0, None, "b"), ir.Gen(0, 1, None, "c")])
-    calls = {(0, 0): Span(0.0, 0.2), (1, 0): Span(0.0, 0.5), (0, 1): Span(0.7, 0.9)}
-    moments = Moments(graph, {(0, 0): 0.0, (1, 0): 0.0, (0, 1): 0.7}, calls, 0.9)
-    assert moments.critical_path() == [(1, 0), (0, 1)]
+    fork, late = ir.Fork(0, 0, None, (1,)), ir.Gen(0, 2, None, "c")
+    graph = Graph("p", [fork, ir.Gen(0, 1, None, "a"), ir.Gen(1, 0, None, "b"), late])
+    calls = {(0, 1): Span(0.0, 0.2), (1, 0): Span(0.0, 0.5), (0, 2): Span(0.7, 0.9)}
+    sent = {(0, 0): 0.0, (0, 1): 0.0, (1, 0): 0.0, (0, 2): 0.7}
+    assert Moments(graph, sent, calls, 0.9).critical_path() == [(1, 0), (0, 2)]
+    at_once = Moments(graph, {**sent, (0, 2): 0.1}, calls, 0.9)
+    assert at_once.critical_path() == [(0, 1), (0, 2)], "it waited for its branch only"
 
 
 def test_a_pause_lasts_until_the_branch_goes_on() -> None:
