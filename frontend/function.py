@@ -20,6 +20,7 @@ from .prefix import cache_prefix
 from .program import Defaults, Program
 from .progress import progress_bar as show_progress
 from .state import ProgramState
+from .trace import observer
 
 if TYPE_CHECKING:
     from .trace.graph import Graph
@@ -66,6 +67,11 @@ class Function:
         if isinstance(state, ProgramState):
             return self._fn(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters but the state, in their order."""
+        return tuple(self._argument_names)
 
     def bind(self, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
@@ -336,6 +342,7 @@ def open_program(
         defaults=None if defaults is None else Defaults(defaults),
         name=name,
     )
+    observer.program_started(program)
     return ProgramState(program)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ..errors import EngineError, InvalidProgram, ProgramError
 from . import ir, wire
 from .channel import Channel
+from .trace import observer
 from .waiting import Condition, Waiters
 
 
@@ -96,6 +97,7 @@ class Program:
         self.started_s = time.perf_counter()
         self.started_ns = time.time_ns()
         self.ended_s: float | None = None  # by time.perf_counter()
+        self.is_watched = False  # whether observers were told of it, and want to know its end
         self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
@@ -369,7 +371,11 @@ class Program:
 
     def _note_end(self) -> None:
         if self.ended_s is None:
-            self.ended_s = time.perf_counter()
+            with self.waiters.lock:
+                is_first = self.ended_s is None
+                self.ended_s = self.ended_s or time.perf_counter()
+            if is_first and self.is_watched:
+                observer.program_ended(self)
         self.waiters.wake()
 
 
