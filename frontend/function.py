@@ -89,7 +89,8 @@ class Function:
         With `stream=True` it returns at once; read `state.text_iter()`.
         """
         if self.is_async and not stream:
-            return _run_loop(self.arun, *args, **kwargs)
+            done: ProgramState = _run_loop(self.arun, *args, **kwargs)
+            return done
         options, kwargs = self._split(kwargs)
         state = options.start(stream=stream)
         if stream:
@@ -210,7 +211,7 @@ class Function:
 
         def execute(index: int, state: ProgramState) -> None:
             args, given = _arguments(batch_kwargs[index])
-            self._execute(state, args, {**shared, **given})
+            self._execute(state, args, {**shared, **given} if shared else given)
 
         async def execute_async(index: int, state: ProgramState) -> None:
             args, given = _arguments(batch_kwargs[index])
@@ -255,7 +256,8 @@ class Function:
             asyncio.run(self._execute_async(state, args, kwargs))
             return
         try:
-            state.ret_value = self._fn(state, *args, **{**self._bound, **kwargs})
+            given = {**self._bound, **kwargs} if self._bound else kwargs
+            state.ret_value = self._fn(state, *args, **given)
         except Exception as error:
             state._program.fail(error)
             raise

@@ -79,15 +79,13 @@ class ProgramState(BranchReader):
         return self
 
     def _append(self, other: Appendable, source: str | None) -> None:
-        if other is None:
-            return
         append = _APPENDERS.get(type(other))
-        if append is None:
-            if not isinstance(other, str):
-                allowed = "a string or an expression like gen(...)"
-                raise InvalidProgram.of("state +=", other, allowed)
-            append = ProgramState._append_text
-        append(self, other, source)
+        if append is not None:
+            append(self, other, source)
+        elif isinstance(other, str):
+            self._append_text(other, source)
+        elif other is not None:
+            raise InvalidProgram.of("state +=", other, "a string or an expression like gen(...)")
 
     def _append_text(self, text: str, source: str | None) -> None:
         if text:
