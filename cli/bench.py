@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..bench import (
     conformance,
+    dsl,
     grammar_load,
     latency,
     limits,
@@ -28,7 +29,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    latency, limits,
+    dsl, latency, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 
