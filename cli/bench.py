@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..bench import (
     conformance,
+    dsl,
     grammar_load,
     limits,
     masks,
@@ -26,7 +27,7 @@ from ..bench.report import add_report_flags
 from .connect import Commands
 
 BENCHMARKS = (
-    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
+    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads, dsl,
     limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)

@@ -308,7 +308,7 @@ class Function:
 
 
 def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(given, Mapping):
+    if isinstance(given, dict | Mapping):  # a dict is found out the quick way
         return (), given
     if isinstance(given, Sequence) and not isinstance(given, str):
         return given, {}

@@ -97,7 +97,7 @@ class Program:
         self.started_s = time.perf_counter()
         self.started_ns = time.time_ns()
         self.ended_s: float | None = None  # by time.perf_counter()
-        self.is_watched = False  # whether observers were told of it, and want to know its end
+        self.is_watched = False  # observers were told of it, and not yet of its end
         self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
@@ -106,6 +106,7 @@ class Program:
         self._disconnect: Exception | None = None
         self._num_branches = 0
         self._is_done = False
+        self._is_cancelled = False
         self.runner: object = None  # of a streaming run's function: its thread's ident or task
         self.loop_thread: int | None = None  # where an async function runs: it must not wait there
         self.relay: Relay | None = None
@@ -225,9 +226,8 @@ class Program:
 
     def wait_until(self, condition: Condition) -> None:
         """Wait on this thread. Raises InvalidProgram where that would stop an event loop."""
-        with self.waiters.lock:
-            if condition():
-                return
+        if condition():
+            return
         if self.loop_thread == threading.get_ident():
             raise InvalidProgram(
                 "an async function must not wait like this, all others would wait with it: "
@@ -320,27 +320,26 @@ class Program:
 
     def end(self) -> None:
         """No op follows."""
-        with self.waiters.lock:
-            if self.is_ended:
-                return
-            self.is_ended = True
+        if self.is_ended:
+            return
+        self.is_ended = True
         self.waiters.wake()
         self._channel.flush(self.id, end=True)
 
     def cancel(self) -> None:
         """Stop everything that still runs for this program."""
-        with self.waiters.lock:
-            self.is_ended = True
-            if self._disconnect is None and not self._is_done:
-                self._disconnect = EngineError("the program was cancelled")
+        if self._is_cancelled:
+            return
+        self._is_cancelled = self.is_ended = True
+        if self._disconnect is None and not self._is_done:
+            self._disconnect = EngineError("the program was cancelled")
         self._note_end()
         self._channel.close_program(self.id)
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""
-        with self.waiters.lock:
-            if not self._is_done:
-                self._disconnect = error
+        if not self._is_done:
+            self._disconnect = error
         self.cancel()
 
     @property
@@ -367,16 +366,13 @@ class Program:
         self.waiters.wake()
 
     def handle_disconnect(self, error: EngineError) -> None:
-        with self.waiters.lock:
-            self._disconnect = self._disconnect or error
+        self._disconnect = self._disconnect or error
         self._note_end()
 
     def _note_end(self) -> None:
-        with self.waiters.lock:
-            is_first = self.ended_s is None
-            if is_first:
-                self.ended_s = time.perf_counter()
-        if is_first and self.is_watched:
+        if self.ended_s is None:
+            self.ended_s = time.perf_counter()
+        if self.is_watched:
             observer.program_ended(self)
         self.waiters.wake()
 
