@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..frontend import ir, wire
@@ -81,9 +82,10 @@ def _rows(what: str, backend: Backend, args: argparse.Namespace) -> Iterator[dic
 
     yield _row(what, "a program of one gen", batch, args.programs, args.repeats)
     yield _row(what, "a text", single(texts), args.ops, args.repeats)
-    # A gen waits for the one before it: as many as the embedded model's context has room for.
-    num_gens = args.ops if isinstance(backend.channel, _AnsweringChannel) else min(args.ops, 500)
-    yield _row(what, "a gen", single(gens), num_gens, args.repeats)
+    if isinstance(backend.channel, _AnsweringChannel):
+        yield _row(what, "a gen", single(gens), args.ops, args.repeats)
+    else:  # each is a message of its own; the embedded model's context has no room for more
+        yield _row(what, "a gen behind a gen", single(gens), min(args.ops, 500), args.repeats)
 
 
 def _row(
@@ -102,7 +104,7 @@ def _row(
         "number": num,
         "cpu_us_min": times[0],
         "cpu_us_median": times[len(times) // 2],
-        "target_us": TARGETS_US[unit] if what.startswith("stemma") else None,
+        "target_us": TARGETS_US.get(unit) if what.startswith("stemma") else None,
     }
 
 
@@ -136,8 +138,10 @@ class _AnsweringChannel:
 
 
 def _sglang_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """SGLang's interpreter; what it does not find raises ImportError with the module's name."""
-    sys.path.insert(0, str(args.sglang))
+    """SGLang's interpreter, without the rest of its package, which needs a GPU's libraries."""
+    package = ModuleType("sglang")
+    package.__path__ = [str(args.sglang / "sglang")]
+    sys.modules["sglang"] = package
     from sglang.lang.api import function as sgl_function  # type: ignore[import-not-found]
     from sglang.lang.api import gen as sgl_gen
     from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found]

@@ -20,17 +20,17 @@ class Waiters:
     """Who waits for something. Who changes it does so first and calls `wake` then; who waits leaves
     its callback first and looks then: so one of the two always sees the other."""
 
-    __slots__ = ("_lock", "_wakers")
+    __slots__ = ("_wakers", "lock")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._wakers: list[Callable[[], None]] = []
 
     def wake(self) -> None:
         """Have everybody look again, after what they wait for has changed."""
         if not self._wakers:
             return
-        with self._lock:
+        with self.lock:
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
             waker()
@@ -59,7 +59,7 @@ class Waiters:
             await future
 
     def _leave(self, waker: Callable[[], None]) -> None:
-        with self._lock:
+        with self.lock:
             self._wakers.append(waker)
 
 
