@@ -37,7 +37,43 @@ def test_functions_offer_the_contract() -> None:
     def program(s: st.ProgramState) -> None:
         """Nothing."""
 
-    for name in ["run", "run_batch", "stream", "bind", "trace", "cache", "arun", "arun_batch", "astream"]:
+    for name in [
+        "run",
+        "run_batch",
+        "stream",
+        "bind",
+        "trace",
+        "cache",
+        "arun",
+        "arun_batch",
+        "astream",
+    ]:
         assert callable(getattr(program, name))
-    for name in ["var", "text", "messages", "fork", "copy", "text_iter", "get_meta_info", "error", "sync", "var_scope", "pause", "call", "acall", "pin", "retain", "demote", "prefetch", "share", "report", "aget", "atext", "amessages", "adone", "aget_meta_info", "text_async_iter"]:
+    for name in [
+        "var",
+        "text",
+        "messages",
+        "fork",
+        "copy",
+        "text_iter",
+        "get_meta_info",
+        "error",
+        "sync",
+        "var_scope",
+        "pause",
+        "call",
+        "acall",
+        "pin",
+        "retain",
+        "demote",
+        "prefetch",
+        "share",
+        "report",
+        "aget",
+        "atext",
+        "amessages",
+        "adone",
+        "aget_meta_info",
+        "text_async_iter",
+    ]:
         assert callable(getattr(st.ProgramState, name))

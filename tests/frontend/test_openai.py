@@ -214,7 +214,7 @@ def test_a_stop_pattern_ends_before_its_first_match(
     assert state.get_meta_info("a")["matched_stop"] == "999"
 
 
-# --- what an endpoint does not understand -----------------------------------------------------------
+# --- what an endpoint does not understand ---------------------------------------------------------
 
 REFUSED: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 5},
@@ -384,7 +384,7 @@ def test_flavor_auto_asks_who_owns_the_model(
     assert server.bodies[0]["structured_outputs"] == {"regex": "a"}
 
 
-# --- what goes wrong --------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
@@ -499,7 +499,7 @@ def test_shutting_down_ends_programs_and_the_thread(
     assert not backend.channel._thread.is_alive()
 
 
-# --- many -------------------------------------------------------------------------------------------
+# --- many -----------------------------------------------------------------------------------------
 
 
 def test_calls_under_way_are_bounded(server: StandIn, connect: Callable[..., st.OpenAI]) -> None:
@@ -529,7 +529,7 @@ def test_programs_in_flight_need_no_threads(
     wait_for(lambda: server.num_open == 0)
 
 
-# --- select -----------------------------------------------------------------------------------------
+# --- select ---------------------------------------------------------------------------------------
 
 
 @st.function

@@ -20,7 +20,7 @@ WORDS = hyp.text("abc xyz", min_size=1, max_size=6)
 LITERALS = hyp.text("ABC:", min_size=1, max_size=4)
 
 
-# --- patterns ---------------------------------------------------------------------------------------
+# --- patterns -------------------------------------------------------------------------------------
 
 
 @given(hyp.lists(hyp.tuples(LITERALS, WORDS), min_size=1, max_size=5), hyp.text(max_size=5))
@@ -87,7 +87,7 @@ def test_text_passed_on_early_is_never_taken_back(stops: list[str], text: str) -
     assert found is None or not any(stop in whole for stop in stops)
 
 
-# --- programs ---------------------------------------------------------------------------------------
+# --- programs -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
