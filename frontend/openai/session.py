@@ -543,12 +543,15 @@ class Session:
         self._stop(branch, op, message, type(error).__name__ if known else "EngineError")
         self._fail_forks_of(branch.log, branch.error or "")
 
-    def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
+    def _stop(
+        self, branch: Branch, op: ir.Op, message: str, kind: str, *, seq: int | None = None
+    ) -> None:
+        """`seq`: from where on the branch has no values, if not from `op` on."""
         name = getattr(op, "name", "") or op.kind
         message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
-        self._emit(branch.number, op.seq, wire.FAILED, payload)
+        self._emit(branch.number, op.seq if seq is None else seq, wire.FAILED, payload)
         self._wake_all_of(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
@@ -559,7 +562,7 @@ class Session:
             for child in map(self._branch, fork.children):
                 if child.transcript is None and child.error is None:
                     message = f"the branch it forks from failed: {reason}"
-                    self._stop(child, fork, message, "ProgramError")
+                    self._stop(child, fork, message, "ProgramError", seq=0)
                     child.error = reason  # the cause, not a chain of consequences
                     forks += [op for op in child.log if isinstance(op, ir.Fork)]
 
