@@ -20,7 +20,7 @@ from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
-from .schedule.kv_cache import KVCacheManager
+from .schedule.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
@@ -61,6 +61,7 @@ class Engine:
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         max_overtakes: int | None = MAX_OVERTAKES,
         vocab_size: int = 0,
+        kv_cache: KVCacheOptions | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them."""
@@ -68,7 +69,7 @@ class Engine:
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
-            KVCacheManager(num_pages, page_size),
+            KVCacheManager(num_pages, page_size, kv_cache),
             token_budget=token_budget,
             max_running_requests=max_running_requests,
             policy=schedule_policy,
@@ -144,6 +145,8 @@ class Engine:
             "free_tokens": kv_cache.allocator.num_free * page_size,
             "cached_tokens": kv_cache.tree.num_pages * page_size,
             "evictable_tokens": kv_cache.tree.evictable_pages * page_size,
+            "leases": kv_cache.describe_leases(),
+            "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,
             "num_waiting": len(self.scheduler.waiting),
             "num_running": len(self.scheduler.running),
@@ -172,6 +175,7 @@ class LoadedModel:
             max_total_tokens=config.max_total_tokens,
             mem_fraction=config.mem_fraction,
             page_size=config.page_size,
+            num_host_pages=config.host_kv_tokens // config.page_size,
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
             kernels=config.kernels,
@@ -187,6 +191,11 @@ class LoadedModel:
             schedule_policy=config.schedule_policy,
             decode_slowdown=config.decode_slowdown,
             vocab_size=self.model_config.vocab_size,
+            kv_cache=KVCacheOptions(
+                has_leases=not config.disable_leases,
+                pin_share=config.pin_share,
+                num_host_pages=config.host_kv_tokens // config.page_size,
+            ),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
 

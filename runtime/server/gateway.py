@@ -23,6 +23,8 @@ from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.ir import op_from_wire
 from ..engine import LoadedModel
+from ..programs.hint_desk import HintDesk
+from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
 
@@ -40,6 +42,7 @@ class _Client:
     identity: bytes
     session: str
     last_heard_s: float
+    stated: StatedLeases  # what its hints keep
     is_lost: bool = False  # a message to it could not be sent: it must not go on without
     programs: dict[int, ProgramSession] = field(default_factory=dict)
     events: list[list[Any]] = field(default_factory=list)
@@ -73,6 +76,7 @@ class Gateway:
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
+            "kv_hints": self._carry_out_hints,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
         self._world = World(
@@ -85,6 +89,7 @@ class Gateway:
             replays=Replays(),
             grammars=self._engine.grammars,
             jump_forward=not loaded.config.disable_jump_forward,
+            kv=self._engine.scheduler.kv_cache,
         )
         self._router = _bind(context or zmq.Context.instance(), endpoints)
         self._poller = zmq.Poller()
@@ -147,10 +152,12 @@ class Gateway:
         if message.op == "hello" or identity not in self._clients:
             if message.op != "hello":
                 raise ProtocolError(f"{message.op} before hello (or after too long a silence)")
-            self._clients.setdefault(
-                identity, _Client(identity, secrets.token_hex(16), time.monotonic())
-            )
+            self._clients.setdefault(identity, self._new_client(identity))
         return self._clients[identity]
+
+    def _new_client(self, identity: bytes) -> _Client:
+        stated = StatedLeases(self._engine.scheduler.kv_cache)
+        return _Client(identity, secrets.token_hex(16), time.monotonic(), stated)
 
     def _dispatch(self, client: _Client, message: wire.Message) -> None:
         header = message.header
@@ -202,8 +209,11 @@ class Gateway:
             seed=_int(values, "seed", 0),
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
-            client=client.session,
+            tenant=client.session,
+            label=f"{client.session[:6]}/{program}",
             tools=_tools(values.get("tools")),
+            stated=client.stated,
+            response_id=_optional_str(values, "response_id"),
         )
         return session
 
@@ -217,11 +227,21 @@ class Gateway:
         try:
             if method not in self._calls:
                 raise InvalidProgram.of("method", method, f"one of {sorted(self._calls)}")
-            result = self._calls[method](**(args if isinstance(args, dict) else {}))
+            given = args if isinstance(args, dict) else {}
+            if method == "kv_hints":
+                given = {**given, "stated": client.stated}
+            result = self._calls[method](**given)
             reply = wire.encode("reply", id=header.get("id"), ok=True, result=result)
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             reply = wire.encode("reply", id=header.get("id"), ok=False, error=str(error))
         self._send(client.identity, reply)
+
+    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+        if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
+            raise InvalidProgram.of("actions", actions, "a list of objects")
+        world = self._world
+        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size)
+        return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -304,6 +324,7 @@ class Gateway:
             if client.is_lost or now - client.last_heard_s > self._peer_timeout_s:
                 for session in client.programs.values():
                     self._cancel(session)
+                client.stated.release_all()
                 del self._clients[identity]
                 log.info("client %s is gone", identity.hex())
 
@@ -327,6 +348,13 @@ def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
     value = values.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ProtocolError(f"{name}={value!r} is not allowed: an integer in [0, 2**63)")
+    return value
+
+
+def _optional_str(values: dict[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not (isinstance(value, str) and len(value) <= 256):
+        raise ProtocolError(f"{name}={value!r} is not allowed: a string of at most 256 characters")
     return value
 
 

@@ -58,7 +58,7 @@ def write(s: st.ProgramState, **options: Any) -> None:
     s += "Once" + st.gen("a", **options)
 
 
-# --- calls ----------------------------------------------------------------------------------------
+# --- calls --------------------------------------------------------------------------------------
 
 
 def test_a_chat_call_has_the_messages_and_the_value_has_counts(
@@ -172,7 +172,7 @@ def test_logprobs_have_one_form(
     }
 
 
-# --- streams and stops ----------------------------------------------------------------------------
+# --- streams and stops --------------------------------------------------------------------------
 
 
 def test_a_stream_hands_over_pieces_as_they_come(

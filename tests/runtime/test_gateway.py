@@ -20,7 +20,7 @@ from stemma.errors import ProtocolError
 from stemma.frontend import wire
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
-from stemma.runtime.programs import session as session_module
+from stemma.runtime.programs import call_factory
 from stemma.runtime.server.gateway import Gateway
 
 PEER_TIMEOUT_S = 1.5
@@ -333,10 +333,10 @@ def test_results_larger_than_a_message_are_sent_in_several(
 def test_a_fault_in_one_program_ends_that_program_only(
     stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explode(self: object, branch: object, op: object) -> None:
+    def explode(self: object, *arguments: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(session_module.ProgramSession, "_start_select", explode)
+    monkeypatch.setattr(call_factory.CallFactory, "select", explode)
     stranger.hello()
     ops = [["text", 0, 0, None, "q"], ["select", 0, 1, None, "x", ["a", "b"]]]
     stranger.say("ops", program=1, create={}, ops=ops, end=True)
