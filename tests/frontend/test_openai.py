@@ -384,6 +384,14 @@ def test_flavor_auto_asks_who_owns_the_model(
     assert server.bodies[0]["structured_outputs"] == {"regex": "a"}
 
 
+def test_sglangs_name_for_a_server_finds_out_what_it_is(server: StandIn) -> None:
+    with st.RuntimeEndpoint(server.url.removesuffix("/v1"), api_key="key") as backend:
+        assert backend.get_server_info() == {"model": "some", "base_url": server.url}
+        ask.run(regex="a", backend=backend)
+    assert server.bodies[0]["structured_outputs"] == {"regex": "a"}
+    assert server.headers[0]["authorization"] == "Bearer key"
+
+
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
@@ -519,7 +527,7 @@ def test_programs_in_flight_need_no_threads(
     backend = connect(max_concurrency=1)
     server.delay_s = 30
     before = threading.active_count()
-    states = [open_program(backend) for _ in range(2000)]
+    states = [open_program(backend) for _ in range(1000)]
     for state in states:
         state += st.user("Hi") + st.assistant(st.gen("a"))
     wait_for(lambda: server.num_open == 1)
