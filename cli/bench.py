@@ -12,6 +12,7 @@ from ..bench import (
     limits,
     masks,
     model,
+    programs,
     radix,
     schedule,
     serving,
@@ -26,8 +27,8 @@ from ..bench.report import add_report_flags
 from .connect import Commands
 
 BENCHMARKS = (
-    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    limits,
+    serving, programs, masks, conformance, grammar_load, radix, schedule, step, stall, startup,
+    threads, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 
