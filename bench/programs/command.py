@@ -16,6 +16,7 @@ from ..report import print_table, write_report
 from .measure import Bench, Runs, rows_of, say, shown, shown_programs
 from .restart import PROMPT_TOKENS, measure_restart
 from .scripts import QUICK_MIXED, QUICK_REACT, MixedSizes, ReactSizes, Work, mixed, react
+from .simulated import simulate
 from .targets import Target, mixed_targets, react_targets, restart_target
 from .variants import Variant, mixed_variants, react_variants
 
@@ -34,6 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=int, default=3, help="of each engine (default: %(default)s)")
     add("--seed", type=int, default=0, help="of lengths, pauses and token ids")
     add("--quick", action="store_true", help="small works, to try it out")
+    add("--simulate", action="store_true",
+        help="over a modelled device instead: seconds, and the same figures each time")  # fmt: skip
     add("--peer", metavar="vllm=PYTHON", help=f"react also per call on {PEER_FORM}")
     add("--wait-idle", type=float, default=0.0, metavar="S",
         help="before each repeat wait up to S seconds for an idle machine")  # fmt: skip
@@ -67,6 +70,8 @@ def _react(bench: Bench, args: argparse.Namespace) -> tuple[Runs, dict[str, Any]
 
     warm_up = react(QUICK_REACT, vocab=vocab, seed=args.seed, repeat=WARM_UP_REPEAT)
     variants = react_variants(make(0).working_set)
+    if args.simulate:
+        return simulate(make(0), variants), asdict(sizes)
     return bench.measure(make, warm_up, variants), asdict(sizes)
 
 
@@ -77,12 +82,16 @@ def _mixed(bench: Bench, args: argparse.Namespace) -> tuple[Runs, dict[str, Any]
         return mixed(sizes, vocab=vocab, seed=args.seed, repeat=repeat)
 
     warm_up = mixed(QUICK_MIXED, vocab=vocab, seed=args.seed, repeat=WARM_UP_REPEAT)
+    if args.simulate:
+        return simulate(make(0), mixed_variants()), asdict(sizes)
     bench = replace(bench, vllm_python=None)
     return bench.measure(make, warm_up, mixed_variants()), asdict(sizes)
 
 
 def _restart(bench: Bench, args: argparse.Namespace) -> dict[str, float] | None:
     reason = Variant("restart", {"kv_store": Path("store")}).reason_against()
+    if args.simulate:
+        reason = "it cannot be simulated"
     if reason is not None:
         say(f"restart is left out: {reason}")
         return None
@@ -102,7 +111,7 @@ def _report(
     rows = [row for work, runs in found.items() for row in rows_of(work, runs)]
     target_rows = [target.row() for target in targets]
     write_report(
-        "programs",
+        "programs-simulated" if args.simulate else "programs",
         rows,
         args,
         shown=[shown(row) for row in rows],

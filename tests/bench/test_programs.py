@@ -31,6 +31,7 @@ from stemma.bench.programs.scripts import (
     mixed,
     react,
 )  # fmt: skip
+from stemma.bench.programs.simulated import simulate
 from stemma.bench.programs.stemma_engine import StemmaEngine
 from stemma.bench.programs.targets import mixed_targets, react_targets
 from stemma.bench.programs.variants import Variant
@@ -260,6 +261,22 @@ def test_mixed_and_restart_are_measured_or_said_to_be_left_out(tmp_path: Path) -
     assert all(row["longest_s"] >= row["mean_s"] > 0 for row in rows.values())
     assert (printed["restart"] is not None) != ("restart is left out: " in done.stderr)
     assert ("program" in rows) != ("program is left out: " in done.stderr)
+
+
+def test_a_simulation_has_the_same_figures_each_time() -> None:
+    work = react(QUICK_REACT, vocab=4096)
+    variants = [
+        *(Variant(policy, {"schedule_policy": policy}) for policy in ("fcfs", "lpm")),
+        Variant("unknown", {"schedule_policy": "mind-reading"}),
+    ]
+    runs = simulate(work, variants)
+    assert runs == simulate(work, variants) and runs.keys() == {"fcfs", "lpm"}
+    figures = runs["fcfs"][0].figures
+    pauses = [sum(turn.pause_s for turn in script.turns) for script in work.scripts]
+    assert figures.paused_s == pytest.approx(sum(pauses) / len(pauses))
+    parts = [figures.paused_s, figures.queued_s, figures.prefill_s, figures.decode_s]
+    assert sum(part for part in parts if part is not None) == pytest.approx(figures.mean_s)
+    assert figures.recomputed_tokens > 0 and figures.hit_rate < figures.infinite_hit_rate
 
 
 @pytest.mark.parametrize(
