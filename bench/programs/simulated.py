@@ -1,5 +1,6 @@
-"""The same scripts through the real scheduler over a modelled device: in seconds, not in minutes, and
-the same figures each time. A tool is a delay before the next call."""
+"""The same scripts through the real scheduler over a modelled device: the same figures each time,
+in seconds instead of minutes. A tool is a delay before the next call.
+"""
 
 from __future__ import annotations
 
