@@ -43,10 +43,8 @@ if TYPE_CHECKING:
         assistant,
         assistant_begin,
         assistant_end,
-        gen,
-        gen_int,
-        gen_string,
-        select,
+        image,
+        separate_reasoning,
         system,
         system_begin,
         system_end,
@@ -54,9 +52,22 @@ if TYPE_CHECKING:
         user,
         user_begin,
         user_end,
+        video,
     )
+    from .frontend.forks import Forks, first
     from .frontend.function import Function, function
-    from .frontend.state import Forks, ProgramState
+    from .frontend.generation import (
+        gen,
+        gen_int,
+        gen_string,
+        greedy_token_selection,
+        select,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from .frontend.openai.backend import OpenAI
+    from .frontend.state import ProgramState
+    from .frontend.tool import Tool, tool
 
 _ROOMS = {
     "errors": (
@@ -83,10 +94,8 @@ _ROOMS = {
         "assistant",
         "assistant_begin",
         "assistant_end",
-        "gen",
-        "gen_int",
-        "gen_string",
-        "select",
+        "image",
+        "separate_reasoning",
         "system",
         "system_begin",
         "system_end",
@@ -94,9 +103,22 @@ _ROOMS = {
         "user",
         "user_begin",
         "user_end",
+        "video",
     ),
+    "frontend.forks": ("Forks", "first"),
     "frontend.function": ("Function", "function"),
-    "frontend.state": ("Forks", "ProgramState"),
+    "frontend.generation": (
+        "gen",
+        "gen_int",
+        "gen_string",
+        "greedy_token_selection",
+        "select",
+        "token_length_normalized",
+        "unconditional_likelihood_normalized",
+    ),
+    "frontend.openai.backend": ("OpenAI",),
+    "frontend.state": ("ProgramState",),
+    "frontend.tool": ("Tool", "tool"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -110,32 +132,42 @@ __all__ = [
     "InvalidProgram",
     "InvalidRequest",
     "ModelLoadError",
+    "OpenAI",
     "ProgramError",
     "ProgramState",
     "PromptTooLong",
     "ProtocolError",
     "Runtime",
     "StemmaError",
+    "Tool",
     "UnsupportedSchema",
     "__version__",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "first",
     "flush_cache",
     "function",
     "gen",
     "gen_int",
     "gen_string",
     "get_server_info",
+    "greedy_token_selection",
+    "image",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
+    "token_length_normalized",
     "tokens",
+    "tool",
+    "unconditional_likelihood_normalized",
     "user",
     "user_begin",
     "user_end",
+    "video",
 ]
 
 

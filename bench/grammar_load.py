@@ -23,8 +23,9 @@ from typing import Any
 
 from ..errors import InvalidRequest, StemmaError
 from ..frontend.backend import Backend, Engine
-from ..frontend.expr import gen, tokens
+from ..frontend.expr import tokens
 from ..frontend.function import function
+from ..frontend.generation import gen
 from ..frontend.state import ProgramState
 from ..runtime.config import EMBEDDED_MODEL
 from .conformance import normalised

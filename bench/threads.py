@@ -16,8 +16,8 @@ import time
 from contextlib import ExitStack
 
 from ..frontend.backend import Engine
-from ..frontend.expr import gen
 from ..frontend.function import function
+from ..frontend.generation import gen
 from ..frontend.state import ProgramState
 from .report import write_report
 

@@ -7,8 +7,9 @@ import sys
 
 from ..errors import StemmaError
 from ..frontend.backend import Backend
-from ..frontend.expr import assistant, gen, role, user
+from ..frontend.expr import assistant, role, user
 from ..frontend.function import open_program
+from ..frontend.generation import gen
 from ..frontend.ir import GenParams
 from ..frontend.state import ProgramState
 from .connect import Commands, add_backend_flags, open_backend
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat."""
     with open_backend(args) as backend:
         conversation = Conversation(backend, args)
-        print(f"{backend.connection.info['model']}. {HELP}", file=sys.stderr)
+        print(f"{backend.channel.info['model']}. {HELP}", file=sys.stderr)
         while True:
             try:
                 if not _obey(conversation, input("> ").strip()):

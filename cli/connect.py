@@ -23,7 +23,7 @@ def add_backend_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint",
         metavar="ADDRESS",
-        help="use the runtime at this ZeroMQ address (as `stemma serve` prints it) "
+        help="use the runtime at this address, ZeroMQ or http:// (as `stemma serve` prints them), "
         "instead of starting an engine",
     )
     add_engine_flags(parser)

@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..frontend.expr import assistant, assistant_begin, assistant_end, gen, system, user
+from ..frontend.expr import assistant, assistant_begin, assistant_end, system, user
 from ..frontend.function import function
+from ..frontend.generation import gen
 from ..frontend.state import ProgramState
 
 AGENT_SYSTEM = """\

@@ -1,5 +1,8 @@
 """Where programs run: `Engine` starts a runtime as a child process, `Runtime` joins a running one.
 
+Both carry programs out in the runtime, over ZeroMQ. `Runtime` at an HTTP address and `OpenAI`
+(`openai/backend.py`) carry them out in this process, call by call.
+
 The engine gets a process of its own (subprocess, not multiprocessing: a script needs no main
 guard), because one busy Python thread beside it would slow its decode steps many times over. The
 child ends when its standard input closes, so it never outlives the parent, however that dies.
@@ -19,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import InvalidRequest
+from ..errors import EngineError, InvalidRequest
+from .channel import Channel
 from .client import Connection
 
 START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
@@ -28,10 +32,20 @@ LOG_TAIL_LINES = 15
 
 
 class Backend:
-    """A runtime that programs can run on; owns the connection to it."""
+    """What programs can run on; owns the channel that carries them out."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    @property
+    def connection(self) -> Connection:
+        """The channel, where it is a connection to a runtime over ZeroMQ. Raises InvalidRequest."""
+        if not isinstance(self.channel, Connection):
+            raise InvalidRequest(
+                f"{self.channel.info['model']!r} is reached over HTTP; its radix tree, cache and "
+                "counters only through a runtime over ZeroMQ, see st.Engine and st.Runtime"
+            )
+        return self.channel
 
     def get_server_info(self) -> dict[str, Any]:
         """Model, limits, KV pool and counters of the runtime."""
@@ -46,8 +60,8 @@ class Backend:
         return int(self.connection.call("flush_cache"))
 
     def shutdown(self) -> None:
-        """Close the connection; programs still running on it are cancelled."""
-        self.connection.close()
+        """Close the channel; programs still running on it are cancelled."""
+        self.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -62,17 +76,49 @@ class Backend:
 
 
 class Runtime(Backend):
-    """A runtime that already runs, at a ZeroMQ endpoint as `stemma serve` prints it.
+    """A runtime that already runs, at an address as `stemma serve` prints it.
+
+    Over ZeroMQ it carries out whole programs. Over HTTP the same programs are carried out in this
+    process, call by call, with what its HTTP API knows; the rest is refused (docs/sglang.md).
 
     Args:
-        endpoint: "ipc://PATH" or, on this host only for now, "tcp://127.0.0.1:PORT".
+        endpoint: "ipc://PATH", on this host only for now "tcp://127.0.0.1:PORT", or
+            "http://HOST:PORT".
         timeout_s: raise EngineError when nothing has answered by then.
     """
 
     def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
-        if not isinstance(endpoint, str) or not endpoint.startswith(("ipc://", "tcp://")):
-            raise InvalidRequest.of("endpoint", endpoint, 'an address "ipc://..." or "tcp://..."')
-        super().__init__(Connection(endpoint, timeout_s=timeout_s))
+        if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
+            allowed = 'an address "ipc://...", "tcp://..." or "http://..."'
+            raise InvalidRequest.of("endpoint", endpoint, allowed)
+        if endpoint.startswith(("http://", "https://")):
+            super().__init__(_http_channel(endpoint, timeout_s))
+        else:
+            super().__init__(Connection(endpoint, timeout_s=timeout_s))
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Model, limits, KV pool and counters of the runtime; over HTTP model and limit."""
+        if isinstance(self.channel, Connection):
+            return super().get_server_info()
+        return dict(self.channel.info)
+
+
+_SCHEMES = ("ipc://", "tcp://", "http://", "https://")
+
+
+def _http_channel(url: str, timeout_s: float) -> Channel:
+    """Raises EngineError where no `stemma serve` answers."""
+    from .openai.channel import OpenAIChannel, models_of  # httpx is slow to import
+    from .openai.flavors import FLAVORS
+    from .openai.http_client import Endpoint
+
+    endpoint = Endpoint(f"{url.rstrip('/').removesuffix('/v1')}/v1")
+    model, *others = models_of(endpoint, timeout_s) or [{}]
+    if others or model.get("owned_by") != "stemma":
+        raise EngineError(f"{url} is no `stemma serve`; st.OpenAI(model, base_url=) takes it")
+    info = {"max_model_len": model["max_model_len"], "url": url}
+    flavor = FLAVORS["stemma"]
+    return OpenAIChannel(endpoint, model["id"], flavor, has_text=True, has_chat=True, info=info)
 
 
 class Engine(Backend):

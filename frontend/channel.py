@@ -46,3 +46,6 @@ class Channel(Protocol):
 
     def close_program(self, program: int) -> None:
         """Forget a program; if it has not ended, what is left of it is cancelled."""
+
+    def close(self) -> None:
+        """End everything; programs still open are cancelled."""

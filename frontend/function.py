@@ -2,69 +2,93 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
+import functools
 import inspect
-import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import BatchError, InvalidProgram
-from .backend import Backend, get_default_backend
+from .backend import Backend
+from .batch import Batch, Execute, ExecuteAsync
 from .ir import GenParams
-from .program import Program
+from .options import RUN_OPTIONS, RunOptions, checked_seed
+from .prefix import cache_prefix
+from .program import Defaults, Program
 from .progress import progress_bar as show_progress
 from .state import ProgramState
 
+if TYPE_CHECKING:
+    from .trace.graph import Graph
+
 MAX_THREADS = 64
-MAX_SEED = 2**63 - 1
+
+Arguments = Mapping[str, Any] | Sequence[Any]  # of one program of a batch
 
 
 class Function:
-    """A program that can be run, streamed, and run over a batch.
+    """A program that can be run, streamed, and run over a batch; also of an `async def`.
 
-    Options of `run`, `run_batch` and `stream` (a parameter of the function's own with the same name
-    wins): `backend`, and defaults for every gen that does not say itself: `max_tokens`,
-    `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`,
-    `repetition_penalty`, `stop`. `seed` fixes all draws of the program.
+    Options of `run`, `run_batch`, `stream` and their async twins (a parameter of the function's own
+    with the same name wins): `backend`; `seed`, which fixes all draws; and defaults for every gen
+    that does not say itself: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
+    `stop_token_ids`, `stop_regex`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`,
+    `presence_penalty`, `repetition_penalty`, `ignore_eos`, `priority`, `return_logprob`,
+    `logprob_start_len`, `top_logprobs_num`. SGLang's `use_thread` and `return_text_in_logprobs`
+    have no effect: no program needs a thread, and the text is always there.
     """
 
-    def __init__(self, fn: Callable[..., Any], bound: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        bound: Mapping[str, object] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
         self._fn = fn
         self._bound = dict(bound or {})
+        self._num_api_spec_tokens = num_api_spec_tokens
         self.__name__ = getattr(fn, "__name__", "program")
         self.__doc__ = fn.__doc__
+        self.is_async = inspect.iscoroutinefunction(fn)
         names = [p.name for p in inspect.signature(fn).parameters.values()]
         if not names:
             raise InvalidProgram(f"{self.__name__}() needs the state as its first parameter")
-        self._parameters = frozenset(names[1:])
+        self._state_name, self._argument_names = names[0], names[1:]
+        self._options = RUN_OPTIONS.difference(names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """With a state first: run inside that program. Else the same as `run`."""
-        if args and isinstance(args[0], ProgramState):
+        """With a state first: run inside that program (an async one: to be awaited), and return
+        what the function returns. Else the same as `run`."""
+        state = args[0] if args else kwargs.get(self._state_name)
+        if isinstance(state, ProgramState):
             return self._fn(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
 
     def bind(self, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
-        unknown = sorted(set(kwargs) - self._parameters)
+        unknown = sorted(set(kwargs).difference(self._argument_names))
         if unknown:
             allowed = f"a parameter of {self.__name__}"
             raise InvalidProgram.of(unknown[0], kwargs[unknown[0]], allowed)
-        return Function(self._fn, {**self._bound, **kwargs})
+        return Function(self._fn, {**self._bound, **kwargs}, self._num_api_spec_tokens)
+
+    # --- one run ---------------------------------------------------------------------------------
 
     def run(self, *args: Any, stream: bool = False, **kwargs: Any) -> ProgramState:
         """Run once and return the state; raises what failed inside, also in forks nobody read.
 
         With `stream=True` it returns at once; read `state.text_iter()`.
         """
+        if self.is_async and not stream:
+            return _run_loop(self.arun, *args, **kwargs)
         options, kwargs = self._split(kwargs)
-        state = options.start(instance=0, stream=stream)
+        state = options.start(stream=stream)
         if stream:
-            runner = threading.Thread(
-                target=self._execute_quietly, args=(state, args, kwargs), daemon=True
-            )
+            target = self._execute_quietly
+            runner = threading.Thread(target=target, args=(state, args, kwargs), daemon=True)
             runner.start()
             state._program.runner = runner.ident
             return state
@@ -76,75 +100,154 @@ class Function:
             raise
         return state
 
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` for async code. A plain function runs on a thread, an async one needs none."""
+        options, kwargs = self._split(kwargs)
+        state = options.start()
+        try:
+            await self._execute_async(state, args, kwargs)
+            await state._program.wait_done_async()
+        except BaseException:  # also a cancelled task
+            state.cancel()
+            raise
+        return state
+
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Start and return at once; `state.text_iter()` yields the text as it comes."""
         return self.run(*args, stream=True, **kwargs)
 
+    async def astream(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`stream` for async code; read `state.text_async_iter()`."""
+        if not self.is_async:
+            return self.stream(*args, **kwargs)
+        options, kwargs = self._split(kwargs)
+        state = options.start(stream=True)
+        running = self._execute_async_quietly(state, args, kwargs)
+        state._program.runner = asyncio.get_running_loop().create_task(running)
+        return state
+
+    # --- batches ---------------------------------------------------------------------------------
+
     def run_batch(
         self,
-        batch_kwargs: Sequence[Mapping[str, Any]],
+        batch_kwargs: Sequence[Arguments],
         *,
         progress_bar: bool = False,
         num_threads: int | str = "auto",
+        generator_style: bool = False,
         raise_errors: bool = True,
         **kwargs: Any,
-    ) -> list[ProgramState]:
-        """Run once for each set of arguments; states come back in the same order.
+    ) -> Any:
+        """Run once for each set of arguments, a mapping or a list; all are in flight together.
 
-        All instances are finished before one BatchError names those that failed; with
-        `raise_errors=False` nothing is raised and `state.error()` tells.
+        Returns the states in the same order; with `generator_style=True` an iterator that yields
+        each as soon as it and those before it are done. At most `num_threads` functions wait at a
+        time; those that never wait, and async ones, need no thread. All instances are finished
+        before one BatchError names those that failed; with `raise_errors=False` nothing is raised
+        and `state.error()` tells.
         """
-        options, shared = self._split(kwargs)
         threads = MAX_THREADS if num_threads == "auto" else int(num_threads)
         if threads < 1:
             raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
-        errors: dict[int, BaseException] = {}
-        states = [options.start(instance=i) for i in range(len(batch_kwargs))]
+        if self.is_async and not generator_style:
+            given = {"progress_bar": progress_bar, "raise_errors": raise_errors, **kwargs}
+            return _run_loop(self.arun_batch, batch_kwargs, **given)
+        batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
 
-        def execute(index: int) -> None:
+        def run() -> None:
             try:
-                self._execute(states[index], (), {**shared, **batch_kwargs[index]})
-            except Exception as error:
-                states[index].cancel()
-                errors[index] = error
+                if self.is_async:
+                    asyncio.run(batch.run_async(execute_async))
+                else:
+                    batch.run(execute, threads)
+            except BaseException as error:
+                batch.interrupt(error)
 
-        with show_progress(len(states), self.__name__, progress_bar) as advance:
-            self._run_all(states, execute, min(threads, len(states)), errors, advance)
-        if errors and raise_errors:
-            raise BatchError(errors, len(states)) from errors[min(errors)]
-        return states
+        finished = self._finished(batch, progress_bar, raise_errors)
+        if not generator_style:
+            run()
+            return list(finished)
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(run,), name="stemma-batch", daemon=True).start()
+        return finished
 
-    @staticmethod
-    def _run_all(
-        states: list[ProgramState],
-        execute: Callable[[int], None],
-        threads: int,
-        errors: dict[int, BaseException],
-        advance: Callable[[], None],
-    ) -> None:
-        """A program that never waits frees its thread at once; the runtime goes on with it."""
-        if not states:
+    async def arun_batch(
+        self,
+        batch_kwargs: Sequence[Arguments],
+        *,
+        progress_bar: bool = False,
+        raise_errors: bool = True,
+        **kwargs: Any,
+    ) -> list[ProgramState]:
+        """`run_batch` for async code; async functions are a task each, plain ones use threads."""
+        given = {"progress_bar": progress_bar, "raise_errors": raise_errors, **kwargs}
+        if not self.is_async:
+            run = functools.partial(self.run_batch, batch_kwargs, **given)
+            states: list[ProgramState] = await asyncio.to_thread(run)
+            return states
+        batch, _, execute_async = self._batch(batch_kwargs, kwargs)
+        with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
+
+            async def execute(index: int, state: ProgramState) -> None:
+                await execute_async(index, state)
+                await state._program.wait_done_async()
+                advance()
+
+            await batch.run_async(execute)
+        return list(self._finished(batch, False, raise_errors))
+
+    def _batch(
+        self, batch_kwargs: Sequence[Arguments], kwargs: Mapping[str, Any]
+    ) -> tuple[Batch, Execute, ExecuteAsync]:
+        """The programs, and how the function is run in one of them."""
+        options, shared = self._split(kwargs)
+
+        def execute(index: int, state: ProgramState) -> None:
+            args, given = _arguments(batch_kwargs[index])
+            self._execute(state, args, {**shared, **given})
+
+        async def execute_async(index: int, state: ProgramState) -> None:
+            args, given = _arguments(batch_kwargs[index])
+            await self._execute_async(state, args, {**shared, **given})
+
+        states = [options.start(instance=index) for index in range(len(batch_kwargs))]
+        return Batch(states), execute, execute_async
+
+    def _finished(
+        self, batch: Batch, progress_bar: bool, raise_errors: bool
+    ) -> Iterator[ProgramState]:
+        with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
+            for state in batch.finished():
+                advance()
+                yield state
+        if batch.errors and raise_errors:
+            raise BatchError(batch.errors, len(batch.states)) from batch.errors[min(batch.errors)]
+
+    # --- before running --------------------------------------------------------------------------
+
+    def trace(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
+        """The graph of all ops up to the first wait; nothing is sent to a backend."""
+        from .trace.capture import trace_of
+
+        return trace_of(self._fn, args, {**self._bound, **kwargs})
+
+    def cache(self, backend: Backend | None = None) -> int:
+        """Compute, on `backend`, what all runs of this program begin with whatever their arguments
+        are, so that later runs find it; returns the number of tokens.
+
+        The function is run without a backend, with unknown arguments, up to where the text depends
+        on one or the model is called. Its own code up to there is carried out.
+        """
+        options, _ = self._split({} if backend is None else {"backend": backend})
+        missing = [name for name in self._argument_names if name not in self._bound]
+        return cache_prefix(self._fn, self._bound, missing, options)
+
+    # --- carrying out ----------------------------------------------------------------------------
+
+    def _execute(self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self.is_async:  # in a thread of a batch or a stream, which runs no other loop
+            asyncio.run(self._execute_async(state, args, kwargs))
             return
-        with ThreadPoolExecutor(threads, thread_name_prefix="stemma-batch") as pool:
-            futures = [pool.submit(execute, index) for index in range(len(states))]
-            try:
-                for index, future in enumerate(futures):
-                    future.result()
-                    if index not in errors:
-                        try:
-                            states[index]._program.wait_done()
-                        except Exception as error:
-                            errors[index] = error
-                    advance()
-            except BaseException:  # Ctrl-C: leave nothing running
-                pool.shutdown(wait=False, cancel_futures=True)
-                for state in states:
-                    state.cancel()
-                raise
-
-    def _execute(
-        self, state: ProgramState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
         try:
             state.ret_value = self._fn(state, *args, **{**self._bound, **kwargs})
         except Exception as error:
@@ -155,55 +258,64 @@ class Function:
             raise
         state._program.end()
 
+    async def _execute_async(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if not self.is_async:
+            await asyncio.to_thread(self._execute, state, args, kwargs)
+            return
+        program = state._program
+        program.loop_thread = threading.get_ident()
+        try:
+            state.ret_value = await self._fn(state, *args, **{**self._bound, **kwargs})
+        except Exception as error:
+            program.fail(error)
+            raise
+        except BaseException:  # a cancelled task
+            program.cancel()
+            raise
+        finally:
+            program.loop_thread = None
+        program.end()
+
     def _execute_quietly(
-        self, state: ProgramState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """For a streaming thread: the error is raised where the stream is read."""
         with contextlib.suppress(Exception):
             self._execute(state, args, kwargs)
 
-    def _split(self, kwargs: Mapping[str, Any]) -> tuple[_RunOptions, dict[str, Any]]:
+    async def _execute_async_quietly(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        with contextlib.suppress(Exception):
+            await self._execute_async(state, args, kwargs)
+
+    def _split(self, kwargs: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
         """Options of the run apart from arguments of the function."""
-        names = set(_RUN_OPTIONS) - self._parameters
-        given = {name: value for name, value in kwargs.items() if name in names}
-        rest = {name: value for name, value in kwargs.items() if name not in names}
-        return _RunOptions(given), rest
-
-
-_GEN_DEFAULTS = (
-    "frequency_penalty",
-    "min_p",
-    "presence_penalty",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-)
-_RUN_OPTIONS = ("backend", "max_new_tokens", "max_tokens", "seed", "stop", *_GEN_DEFAULTS)
-
-
-class _RunOptions:
-    """Backend, seed and defaults for the gens of one run or batch."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.backend: Backend | None = given.get("backend")
-        if self.backend is not None and not isinstance(self.backend, Backend):
-            raise InvalidProgram.of("backend", self.backend, "an Engine or a Runtime")
-        seed = given.get("seed")
-        self.seed = secrets.randbits(62) if seed is None else seed
-        stop = given.get("stop")
-        self.defaults = GenParams(
-            max_tokens=given.get("max_tokens", given.get("max_new_tokens")),
-            stop=(stop,) if isinstance(stop, str) else None if stop is None else tuple(stop),
-            **{name: given.get(name) for name in _GEN_DEFAULTS},
+        given = {name: value for name, value in kwargs.items() if name in self._options}
+        rest = {name: value for name, value in kwargs.items() if name not in self._options}
+        options = RunOptions(
+            given, name=self.__name__, num_api_spec_tokens=self._num_api_spec_tokens
         )
+        return options, rest
 
-    def start(self, instance: int, stream: bool = False) -> ProgramState:
-        backend = self.backend or get_default_backend()
-        self.backend = backend
-        return open_program(
-            backend, seed=self.seed, instance=instance, stream=stream, defaults=self.defaults
-        )
+
+def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(given, Mapping):
+        return (), given
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return given, {}
+    raise InvalidProgram.of("batch_kwargs", given, "a mapping or a list of arguments each")
+
+
+def _run_loop(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a coroutine function to its end, where no event loop runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run(*args, **kwargs))
+    raise InvalidProgram(f"an event loop runs here already: await fn.{run.__name__}(...) instead")
 
 
 def open_program(
@@ -213,23 +325,35 @@ def open_program(
     instance: int = 0,
     stream: bool = False,
     defaults: GenParams | None = None,
+    name: str = "program",
 ) -> ProgramState:
     """Start a program by hand, without a function; end it with `state.end()`."""
-    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise InvalidProgram.of("seed", seed, f"an integer in [0, {MAX_SEED}]")
     program = Program(
-        backend.connection, seed=seed, instance=instance, stream=stream, defaults=defaults
+        backend.channel,
+        seed=checked_seed(seed),
+        instance=instance,
+        stream=stream,
+        defaults=None if defaults is None else Defaults(defaults),
+        name=name,
     )
     return ProgramState(program)
 
 
 @overload
-def function(fn: Callable[..., Any]) -> Function: ...
+def function(fn: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Function: ...
 @overload
-def function(fn: None = None) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
-    fn: Callable[..., Any] | None = None,
+    fn: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    fn: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a program of a function whose first parameter is the state. `@function` or
-    `@function()`."""
-    return Function(fn) if fn is not None else Function
+    `@function()`.
+
+    `num_api_spec_tokens`: on a backend that asks a server call by call, ask for so many tokens more
+    and reuse what fits the text that follows; it saves calls and changes no result.
+    """
+    if fn is None:
+        return lambda fn: Function(fn, num_api_spec_tokens=num_api_spec_tokens)
+    return Function(fn, num_api_spec_tokens=num_api_spec_tokens)

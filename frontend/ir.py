@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
 
 from ..errors import InvalidProgram
@@ -65,10 +66,11 @@ class GenParams:
     stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
     deadline_s: float | None = None  # seconds from now; an error where it cannot be met
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
+    _wire: dict[str, object] | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
-        return self if defaults == _NOTHING_GIVEN else replace(defaults, **self.given())
+        return self if defaults == NOTHING_GIVEN else replace(defaults, **self.given())
 
     def given(self) -> dict[str, Any]:
         """The fields that are not None."""
@@ -76,11 +78,14 @@ class GenParams:
         return {name: value for name, value in values if value is not None}
 
     def to_wire(self) -> dict[str, object]:
-        """Only what was given."""
-        given = self.given()
-        if self.constraint is not None:
-            given["constraint"] = asdict(self.constraint)
-        return given
+        """Only what was given. Made once, as many programs send the same params; not to change."""
+        if self._wire is None:
+            given = self.given()
+            if self.constraint is not None:
+                given["constraint"] = asdict(self.constraint)
+            object.__setattr__(self, "_wire", given)
+        assert self._wire is not None
+        return self._wire
 
     @classmethod
     def from_wire(cls, given: object) -> GenParams:
@@ -117,8 +122,8 @@ def _frozen(value: Any) -> Any:
     return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
-_NOTHING_GIVEN = GenParams()
-_GEN_FIELDS = tuple(f.name for f in fields(GenParams))
+NOTHING_GIVEN = GenParams()
+_GEN_FIELDS = tuple(f.name for f in fields(GenParams) if f.init)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,7 @@ class Op:
 
     def to_wire(self) -> list[object]:
         """`[kind, branch, seq, source, *fields]`, ready for JSON."""
-        values = [getattr(self, f.name) for f in fields(self)]
-        return [self.kind, *values]
+        return [self.kind, *_VALUES_OF[self.kind](self)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,7 @@ _OPS: dict[str, type[Op]] = {
         End,
     )
 }
+_VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
 _STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label"})

@@ -1,33 +1,74 @@
 """A running program as its client sees it: the results of its ops, as they come back.
 
-Owned by the author's thread and the connection's I/O thread together; one condition guards it.
+The author's thread sends ops, the channel's thread fills in results and wakes who waits for them.
+What is filled in is marked as done last, so that reading needs no lock.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from typing import Any
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 from ..errors import EngineError, InvalidProgram, ProgramError
 from . import ir, wire
 from .channel import Channel
+from .waiting import Condition, Waiters
 
 
 class Pending:
-    """The result of one op: not there, streaming, or done. Guarded by its program's condition."""
+    """The result of one op: not there, streaming, or done."""
 
-    __slots__ = ("branch", "chunks", "is_done", "meta", "name", "replace", "seq", "text", "value")
+    __slots__ = ("chunks", "done_s", "is_done", "meta", "op", "replace", "text", "value")
 
-    def __init__(self, branch: int, seq: int, name: str | None) -> None:
-        self.branch = branch
-        self.seq = seq
-        self.name = name
+    def __init__(self, op: ir.Op) -> None:
+        self.op = op
         self.value: Any = None
         self.text = ""  # what the op appended to its branch's text
         self.replace = False  # whether `text` is the branch's whole text so far
         self.meta: Any = {}  # a list of dicts where the value is a list of samples
-        self.chunks: list[str] = []
+        self.chunks: list[str] | None = None
         self.is_done = False
+        self.done_s: float | None = None  # when it came, by time.perf_counter()
+
+    @property
+    def branch(self) -> int:
+        return self.op.branch
+
+    @property
+    def seq(self) -> int:
+        return self.op.seq
+
+    @property
+    def name(self) -> str | None:
+        return getattr(self.op, "name", None) or None
+
+
+class Defaults:
+    """What the gens of a run do that do not say themselves; shared by all programs of a batch."""
+
+    def __init__(self, params: ir.GenParams) -> None:
+        self.params = params
+        self._merged: dict[int, tuple[ir.GenParams, ir.GenParams]] = {}  # by id of the first
+
+    def applied_to(self, params: ir.GenParams) -> ir.GenParams:
+        """`params` with what they leave open filled in; the same object for the same one."""
+        found = self._merged.get(id(params))
+        if found is None:
+            if len(self._merged) >= 256:
+                self._merged.clear()
+            found = self._merged[id(params)] = (params, params.with_defaults(self.params))
+        return found[1]
+
+
+class Relay(Protocol):
+    """Who runs other programs on this thread's account while it waits."""
+
+    def released(self) -> AbstractContextManager[None]:
+        """For the time of a wait."""
 
 
 class Program:
@@ -40,70 +81,194 @@ class Program:
         seed: int,
         instance: int = 0,
         stream: bool = False,
-        defaults: ir.GenParams | None = None,
+        defaults: Defaults | None = None,
+        name: str = "program",
+        num_api_spec_tokens: int | None = None,
     ) -> None:
+        """`name` is for reports. `num_api_spec_tokens` is only of use to a channel that asks a
+        server call by call; the result is the same without."""
         self._channel = channel
-        self.defaults = defaults or ir.GenParams()
-        self.changed = threading.Condition()
+        self.defaults = defaults
+        self.name = name
         self.is_streaming = stream
         self.is_ended = False
+        self.log: list[tuple[float, ir.Op]] = []  # (time.perf_counter(), op) as they were sent
+        self.started_s = time.perf_counter()
+        self.started_ns = time.time_ns()
+        self.ended_s: float | None = None  # by time.perf_counter()
+        self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
         self._seen_errors: set[int] = set()
+        self._dropped: deque[tuple[int, int]] = deque()
         self._disconnect: Exception | None = None
         self._num_branches = 0
         self._is_done = False
-        self.runner: int | None = None  # the thread of a streaming run's function
+        self.runner: object = None  # of a streaming run's function: its thread's ident or task
+        self.loop_thread: int | None = None  # where an async function runs: it must not wait there
+        self.relay: Relay | None = None
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        if num_api_spec_tokens is not None:
+            create["num_api_spec_tokens"] = num_api_spec_tokens
         self.id = channel.open_program(self, create)
+
+    @property
+    def model(self) -> str:
+        """The name of the model it runs on."""
+        return str(self._channel.info.get("model", ""))
 
     # --- called by branches ----------------------------------------------------------------------
 
     def new_branch(self) -> int:
-        """The next branch number."""
-        with self.changed:
-            self._num_branches += 1
-            return self._num_branches - 1
+        """The next branch number; of a tree of branches only one thread forks at a time."""
+        self._num_branches += 1
+        return self._num_branches - 1
 
-    def send(self, op: ir.Op, name: str | None = None) -> Pending:
+    def send(self, op: ir.Op) -> Pending:
         """Send an op; the returned Pending is filled when the runtime answers."""
-        pending = Pending(op.branch, op.seq, name)
-        with self.changed:
-            if self.is_ended:
-                raise InvalidProgram("the program has ended; nothing can be appended to it")
-            if not isinstance(op, ir.Text):
-                self._pending[op.branch, op.seq] = pending
-        self._channel.send_op(self.id, op)
+        if self._dropped:
+            self._send_dropped()
+        self._require_open()
+        pending = self._pending[op.branch, op.seq] = Pending(op)
+        try:
+            self._channel.send_op(self.id, op)
+        except BaseException:
+            del self._pending[op.branch, op.seq]
+            raise
+        self.log.append((time.perf_counter(), op))
         return pending
+
+    def send_silent(self, op: ir.Op) -> None:
+        """Send an op that is never answered: a text, a pause, an end."""
+        if self._dropped:
+            self._send_dropped()
+        self._require_open()
+        self._channel.send_op(self.id, op)
+        self.log.append((time.perf_counter(), op))
+
+    def _require_open(self) -> None:
+        if self.is_ended:
+            raise InvalidProgram("the program has ended; nothing can be appended to it")
+
+    def note_dropped(self, branch: int, seq: int) -> None:
+        """Nobody can read `branch` any more; its log ended before `seq`.
+
+        Safe in a finalizer, on any thread: it takes no lock. The runtime is told with the next op
+        or wait; what goes with the end of the function is not dropped, so no error in it is lost.
+        """
+        self._dropped.append((branch, seq))
+
+    def _send_dropped(self) -> None:
+        while self._dropped and not self.is_ended:
+            branch, seq = self._dropped.popleft()
+            self._seen_errors.add(branch)
+            op = ir.Drop(branch, seq, None)
+            try:
+                self._channel.send_op(self.id, op)
+            except EngineError:  # who appends or waits next is told
+                return
+            self.log.append((time.perf_counter(), op))
+
+    def flush(self) -> None:
+        """Have all that was appended carried out now."""
+        if self._dropped:
+            self._send_dropped()
+        self._channel.flush(self.id)
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def begin_wait(self, pending: Pending | None) -> None:
+        """Somebody waits for `pending`, or for the end."""
+        self.flush()
 
     def wait(self, pending: Pending) -> Pending:
         """Wait for an op's result. Raises ProgramError or EngineError."""
-        self._channel.flush(self.id)
-        with self.changed:
-            self.changed.wait_for(lambda: pending.is_done or self._failure_of(pending) is not None)
-            if not pending.is_done:
-                self._raise_failure(pending)
-        return pending
+        if not pending.is_done:
+            self.begin_wait(pending)
+            self.wait_until(lambda: self._is_settled(pending))
+        return self._checked(pending)
+
+    async def wait_async(self, pending: Pending) -> Pending:
+        """The same for a coroutine."""
+        if not pending.is_done:
+            self.begin_wait(pending)
+            await self.waiters.wait_async(lambda: self._is_settled(pending))
+        return self._checked(pending)
 
     def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
         """Wait for chunks after the first `num_seen`; none when the result is done."""
-        self._channel.flush(self.id)
-        with self.changed:
-            self.changed.wait_for(
-                lambda: (
-                    len(pending.chunks) > num_seen
-                    or pending.is_done
-                    or self._failure_of(pending) is not None
-                )
+        if not self._has_chunks(pending, num_seen):
+            self.begin_wait(pending)
+            self.wait_until(lambda: self._has_chunks(pending, num_seen))
+        return self._fresh_chunks(pending, num_seen)
+
+    async def wait_chunks_async(self, pending: Pending, num_seen: int) -> list[str]:
+        """The same for a coroutine."""
+        if not self._has_chunks(pending, num_seen):
+            self.begin_wait(pending)
+            await self.waiters.wait_async(lambda: self._has_chunks(pending, num_seen))
+        return self._fresh_chunks(pending, num_seen)
+
+    def wait_done(self) -> None:
+        """Wait until all branches have run; raise the first error that nobody has seen."""
+        if not self.is_done:
+            self.wait_until(lambda: self.is_done)
+        self._raise_unseen()
+
+    async def wait_done_async(self) -> None:
+        """The same for a coroutine."""
+        if not self.is_done:
+            await self.waiters.wait_async(lambda: self.is_done)
+        self._raise_unseen()
+
+    def wait_until(self, condition: Condition) -> None:
+        """Wait on this thread. Raises InvalidProgram where that would stop an event loop."""
+        with self.waiters.lock:
+            if condition():
+                return
+        if self.loop_thread == threading.get_ident():
+            raise InvalidProgram(
+                "an async function must not wait like this, all others would wait with it: "
+                "await s.aget(name), s.atext(), s.adone(), or iterate over s.text_async_iter()"
             )
-            fresh = pending.chunks[num_seen:]
-            if not fresh and not pending.is_done:
-                self._raise_failure(pending)
-            return fresh
+        with self.released():
+            self.waiters.wait(condition)
+
+    def released(self) -> AbstractContextManager[None]:
+        """For the time in which this program's function only waits."""
+        return nullcontext() if self.relay is None else self.relay.released()
+
+    def is_run_elsewhere(self) -> bool:
+        """Whether values may still come that the caller does not make itself."""
+        runner = self.runner
+        if isinstance(runner, asyncio.Task):
+            return runner is not _current_task()
+        return runner is not None and runner != threading.get_ident()
+
+    def _is_settled(self, pending: Pending) -> bool:
+        return pending.is_done or self._failure_of(pending) is not None
+
+    def _has_chunks(self, pending: Pending, num_seen: int) -> bool:
+        return len(pending.chunks or ()) > num_seen or self._is_settled(pending)
+
+    def _fresh_chunks(self, pending: Pending, num_seen: int) -> list[str]:
+        is_done = pending.is_done  # before the chunks are read: what comes then is not lost
+        fresh = (pending.chunks or [])[num_seen:]
+        if not fresh and not is_done:
+            self._checked(pending)
+        return fresh
+
+    def _checked(self, pending: Pending) -> Pending:
+        if not pending.is_done:
+            self._raise_failure(pending)
+        return pending
+
+    # --- failure ---------------------------------------------------------------------------------
 
     def _failure_of(self, pending: Pending) -> Exception | None:
-        failed = self._errors.get(pending.branch)
-        if failed is not None and pending.seq >= failed[0]:
+        op = pending.op
+        failed = self._errors.get(op.branch)
+        if failed is not None and op.seq >= failed[0]:
             return failed[1]
         if self._disconnect is None and self._is_done:  # refused as a whole
             refused = self._errors.get(0)
@@ -114,64 +279,64 @@ class Program:
         error = self._failure_of(pending)
         assert error is not None
         if isinstance(error, ProgramError):
-            self._seen_errors.add(pending.branch)
+            self._note_seen(pending.op.branch)
         raise _copied(error)
+
+    def _note_seen(self, branch: int) -> None:
+        """With a failed join its branches' own errors are seen, too."""
+        self._seen_errors.add(branch)
+        seq, _ = self._errors.get(branch, (-1, None))
+        failed = self._pending.get((branch, seq))
+        if failed is not None and isinstance(failed.op, ir.Join):
+            self._seen_errors.update(failed.op.children)
+
+    def ignore_errors_of(self, branches: tuple[int, ...]) -> None:
+        """Some of these branches may fail: it is not for `wait_done` to raise that."""
+        self._seen_errors.update(branches)
 
     def failure_of_branch(self, branch: int) -> Exception | None:
         """The error that stopped a branch, or None. Asking counts as having seen it."""
-        with self.changed:
-            if branch in self._errors:
-                self._seen_errors.add(branch)
-                return self._errors[branch][1]
-            return self._disconnect
-
-    def announce(self) -> None:
-        """Wake who iterates over a branch's text: something was appended."""
-        with self.changed:
-            self.changed.notify_all()
-
-    def is_run_by_another_thread(self) -> bool:
-        """Whether values may still come that the calling thread does not make itself."""
-        return self.runner is not None and self.runner != threading.get_ident()
+        if branch in self._errors:
+            self._note_seen(branch)
+            return self._errors[branch][1]
+        return self._disconnect
 
     def raise_disconnect(self) -> None:
         """Raise what ended the program as a whole, if anything did."""
         if self._disconnect is not None:
             raise _copied(self._disconnect)
 
+    def _raise_unseen(self) -> None:
+        if self._errors:
+            for branch, (_, error) in sorted(self._errors.items()):
+                if branch not in self._seen_errors:
+                    raise _copied(error)
+        if not self._is_done:
+            self.raise_disconnect()
+
     # --- the end ---------------------------------------------------------------------------------
 
     def end(self) -> None:
         """No op follows."""
-        with self.changed:
+        with self.waiters.lock:
             if self.is_ended:
                 return
             self.is_ended = True
-            self.changed.notify_all()
+        self.waiters.wake()
         self._channel.flush(self.id, end=True)
-
-    def wait_done(self) -> None:
-        """Wait until all branches have run; raise the first error that nobody has seen."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._is_done or self._disconnect is not None)
-            for branch, (_, error) in sorted(self._errors.items()):
-                if branch not in self._seen_errors:
-                    raise _copied(error)
-            if not self._is_done and self._disconnect is not None:
-                raise _copied(self._disconnect)
 
     def cancel(self) -> None:
         """Stop everything that still runs for this program."""
-        with self.changed:
+        with self.waiters.lock:
             self.is_ended = True
             if self._disconnect is None and not self._is_done:
                 self._disconnect = EngineError("the program was cancelled")
-            self.changed.notify_all()
+        self._note_end()
         self._channel.close_program(self.id)
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""
-        with self.changed:
+        with self.waiters.lock:
             if not self._is_done:
                 self._disconnect = error
         self.cancel()
@@ -181,32 +346,49 @@ class Program:
         """Whether nothing more will come for this program."""
         return self._is_done or self._disconnect is not None
 
-    # --- events (on the connection's I/O thread) -------------------------------------------------
+    # --- events (on the channel's thread) --------------------------------------------------------
 
     def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-        with self.changed:
-            if kind == wire.DONE:
-                self._is_done = True
-            elif kind == wire.FAILED:
-                self._errors[branch] = (seq, _error_from(payload))
-            else:
-                self._fill(self._pending[branch, seq], kind, payload)
-            self.changed.notify_all()
-
-    def _fill(self, pending: Pending, kind: str, payload: Any) -> None:
-        if kind == wire.DELTA:
-            pending.chunks.append(payload)
+        if kind == wire.DONE:
+            self._is_done = True
+            self._note_end()
             return
-        pending.value = payload.get("value")
-        pending.text = payload.get("text", "")
-        pending.replace = payload.get("replace", False)
-        pending.meta = payload.get("meta", {})
-        pending.is_done = True
+        if kind == wire.FAILED:
+            self._errors[branch] = (seq, _error_from(payload))
+        elif kind == wire.DELTA:
+            pending = self._pending[branch, seq]
+            if pending.chunks is None:
+                pending.chunks = []
+            pending.chunks.append(payload)
+        else:
+            _fill(self._pending[branch, seq], payload)
+        self.waiters.wake()
 
     def handle_disconnect(self, error: EngineError) -> None:
-        with self.changed:
+        with self.waiters.lock:
             self._disconnect = self._disconnect or error
-            self.changed.notify_all()
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if self.ended_s is None:
+            self.ended_s = time.perf_counter()
+        self.waiters.wake()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs on this thread
+        return None
+
+
+def _fill(pending: Pending, payload: dict[str, Any]) -> None:
+    pending.value = payload.get("value")
+    pending.text = payload.get("text", "")
+    pending.replace = payload.get("replace", False)
+    pending.meta = payload.get("meta", {})
+    pending.done_s = time.perf_counter()
+    pending.is_done = True
 
 
 def _error_from(payload: dict[str, Any]) -> ProgramError:

@@ -6,10 +6,11 @@ import stemma as st
 
 NAMES = """
     function gen gen_int gen_string select tokens system user assistant system_begin system_end
-    user_begin user_end assistant_begin assistant_end set_default_backend Engine Runtime
+    user_begin user_end assistant_begin assistant_end set_default_backend Engine Runtime OpenAI
     flush_cache get_server_info Function Forks ProgramState StemmaError InvalidRequest
     InvalidProgram InvalidGrammar UnsupportedSchema PromptTooLong ModelLoadError ProtocolError
-    EngineError ProgramError BatchError __version__
+    EngineError ProgramError BatchError __version__ tool Tool first image video separate_reasoning
+    token_length_normalized greedy_token_selection unconditional_likelihood_normalized
 """
 
 
@@ -36,7 +37,43 @@ def test_functions_offer_the_contract() -> None:
     def program(s: st.ProgramState) -> None:
         """Nothing."""
 
-    for name in ("run", "run_batch", "stream", "bind"):
+    for name in [
+        "run",
+        "run_batch",
+        "stream",
+        "bind",
+        "trace",
+        "cache",
+        "arun",
+        "arun_batch",
+        "astream",
+    ]:
         assert callable(getattr(program, name))
-    for name in ("var", "text", "messages", "fork", "copy", "text_iter", "get_meta_info", "error"):
+    for name in [
+        "var",
+        "text",
+        "messages",
+        "fork",
+        "copy",
+        "text_iter",
+        "get_meta_info",
+        "error",
+        "sync",
+        "var_scope",
+        "pause",
+        "call",
+        "acall",
+        "pin",
+        "retain",
+        "demote",
+        "prefetch",
+        "share",
+        "report",
+        "aget",
+        "atext",
+        "amessages",
+        "adone",
+        "aget_meta_info",
+        "text_async_iter",
+    ]:
         assert callable(getattr(st.ProgramState, name))

@@ -7,8 +7,9 @@ import sys
 
 from ... import __version__
 from ...frontend.backend import Backend, Engine
-from ...frontend.expr import gen, tokens
+from ...frontend.expr import tokens
 from ...frontend.function import function
+from ...frontend.generation import gen
 from ...frontend.state import ProgramState
 from ..workloads import PromptBook, WorkItem, Workload
 from .protocol import main

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...frontend import ir
+from ...frontend.choices import ChoiceScore, decide
 from ..detokenizer import Detokenizer, StopHit
 from ..request import FinishReason, Request
 from ..sampling_params import SamplingParams
 from ..step import RowResult
 from ..tokenizer import Tokenizer
-from .choices import ChoiceScore, decide
 
 
 class RequestQueue(Protocol):

@@ -87,8 +87,8 @@ def test_all_ops_up_to_the_first_wait_travel_as_one_message(
     monkeypatch.setattr(client_module, "FLUSH_AFTER_S", 5.0)
     with Backend(runtime.connect()) as backend:
         state = open_program(backend, seed=3)
-        for branch in state.fork(4):
-            branch += "text" + st.gen("x")
+        forks = state.fork(4)
+        forks += "text" + st.gen("x")
         state += st.gen("y")
         waiter, raised = failing(lambda: state["y"])
         message = runtime.hear("ops").header

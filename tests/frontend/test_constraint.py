@@ -84,7 +84,7 @@ def test_gen_int_and_gen_string_are_gens_with_a_dtype() -> None:
         ({"regex": "a", "choices": ["b"]}, "regex and choices"),
         ({"dtype": int, "json_schema": {}}, "json_schema and dtype"),
         ({"dtype": complex}, "dtype"),
-        ({"dtype": "int"}, "dtype"),
+        ({"dtype": "integer"}, "dtype"),
         ({"regex": 5}, "regex"),
         ({"regex": "\ud800"}, "lone surrogate"),
         ({"regex": "a" * (MAX_SOURCE_BYTES + 1)}, "at most"),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stemma.frontend.choices import ChoiceScore, decide
 from stemma.frontend.ir import CHOICES_METHODS
-from stemma.runtime.programs.choices import ChoiceScore, decide
 
 LENGTH, GREEDY, UNCONDITIONAL = CHOICES_METHODS
 

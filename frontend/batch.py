@@ -1,0 +1,227 @@
+"""A batch of programs: as many in flight as there are, on as few threads as can be.
+
+The calling thread runs function after function. Only when one has to wait does another thread take
+over the rest, so programs that never wait cost no thread and no switch: their functions are through
+before the first result is back. A function that blocks in some other way (a sleep, a request of its
+own) is noticed after `STALL_S`; then more functions may run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from .state import ProgramState
+
+STALL_S = 0.01  # guess: longer than a function takes that neither waits nor blocks
+
+
+Execute = Callable[[int, ProgramState], None]
+ExecuteAsync = Callable[[int, ProgramState], Awaitable[None]]
+
+
+class Relay:
+    """Calls `execute(0)`, `execute(1)`, ... on at most `max_threads` threads; the rest of them is
+    always taken by a thread that does not wait, as long as there is one."""
+
+    def __init__(self, num_items: int, execute: Callable[[int], None], max_threads: int) -> None:
+        self._execute = execute
+        self._num_items = num_items
+        self._max_threads = max_threads
+        self._changed = threading.Condition(threading.Lock())
+        self._next = 0
+        self._num_threads = 0
+        self._num_running = 0  # those that are in a function and do not wait in it
+        self._num_allowed = 1  # so many should be; more once a function has blocked
+        self._num_parked = 0
+        self._num_called = 0  # of the parked ones: how many are to go on
+        self._is_stopped = False
+        self._ended = threading.Event()  # no function is left to begin
+        self._context = contextvars.copy_context()
+
+    def run(self) -> None:
+        """On this thread and others; returns once all functions have, or at once when stopped."""
+        with self._changed:
+            self._num_threads = self._num_running = 1
+        if self._num_items > 1:
+            threading.Thread(target=self._watch, name="stemma-batch-watch", daemon=True).start()
+        self._work()
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_threads == 0 or self._is_stopped)
+
+    def stop(self) -> None:
+        """Begin no further function."""
+        with self._changed:
+            self._is_stopped = True
+            self._ended.set()
+            self._changed.notify_all()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """While the calling function waits, another thread goes on with the rest."""
+        with self._changed:
+            self._num_running -= 1
+            self._call_others()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_running += 1
+
+    @property
+    def _has_more(self) -> bool:
+        return self._next < self._num_items and not self._is_stopped
+
+    def _work(self) -> None:
+        while (index := self._take()) is not None:
+            self._execute(index)
+
+    def _take(self) -> int | None:
+        """The next function, for a thread that has just ended one; None: there is no more."""
+        with self._changed:
+            if self._num_running > self._num_allowed and self._has_more:
+                self._park()
+            if self._has_more:
+                self._next += 1
+                return self._next - 1
+            self._num_running -= 1
+            self._num_threads -= 1
+            self._ended.set()
+            self._changed.notify_all()
+            return None
+
+    def _park(self) -> None:
+        """Until this thread is called again; it then counts as running."""
+        self._num_running -= 1
+        self._num_parked += 1
+        self._changed.wait_for(lambda: self._num_called or not self._has_more)
+        self._num_parked -= 1
+        if self._num_called:
+            self._num_called -= 1
+        else:
+            self._num_running += 1
+
+    def _call_others(self) -> None:
+        """Have as many run as should: parked ones, then new ones."""
+        while self._num_running < self._num_allowed and self._has_more:
+            if self._num_parked > self._num_called:
+                self._num_called += 1
+                self._changed.notify_all()
+            elif self._num_threads >= self._max_threads or not self._start_thread():
+                return
+            self._num_running += 1
+
+    def _start_thread(self) -> bool:
+        thread = threading.Thread(
+            target=self._context.copy().run, args=(self._work,), name="stemma-batch", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more
+            return False
+        self._num_threads += 1
+        return True
+
+    def _watch(self) -> None:
+        """Allow more at once whenever no function was begun for a while though one could be."""
+        seen = -1
+        while not self._ended.wait(STALL_S):
+            with self._changed:
+                if seen == self._next:
+                    wanted = min(2 * self._num_running, self._max_threads)
+                    self._num_allowed = max(self._num_allowed, wanted)
+                    self._call_others()
+                seen = self._next
+
+
+class Batch:
+    """Programs of one function, in flight together. `errors` has those that failed, by index."""
+
+    def __init__(self, states: list[ProgramState]) -> None:
+        self.states = states
+        self.errors: dict[int, BaseException] = {}
+        self._has_run = bytearray(len(states))
+        self._interrupt: BaseException | None = None
+        self._relay: Relay | None = None
+
+    def run(self, execute: Execute, max_threads: int) -> None:
+        """Run `execute` of each on this thread, and on others where they wait; it is not waited for
+        what the runtime has to do after that."""
+        num_threads = min(max_threads, len(self.states))
+        self._relay = Relay(len(self.states), partial(self._run_one, execute), num_threads)
+        for state in self.states:
+            state._program.relay = self._relay
+        self._relay.run()
+
+    async def run_async(self, execute: ExecuteAsync) -> None:
+        """Run `execute` of each as a task, and wait until the runtime has done all."""
+        try:
+            await asyncio.gather(*(self._run_task(execute, i) for i in range(len(self.states))))
+        except BaseException:  # a cancelled task, Ctrl-C
+            self.cancel()
+            raise
+
+    def finished(self) -> Iterator[ProgramState]:
+        """Each state once it and those before it are done; what fails is in `errors` then. Who
+        stops iterating, or is interrupted, cancels the rest."""
+        try:
+            for index, state in enumerate(self.states):
+                state._program.waiters.wait(partial(self._is_over, index))
+                self._finish(index)
+                yield state
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop what is not done yet."""
+        if self._relay is not None:
+            self._relay.stop()
+        for state in self.states:
+            if not state._program.is_done:
+                state.cancel()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Stop all; `finished` raises `error`."""
+        self._interrupt = error
+        self.cancel()
+
+    def _run_one(self, execute: Execute, index: int) -> None:
+        state = self.states[index]
+        try:
+            execute(index, state)
+        except Exception as error:
+            state.cancel()
+            self.errors[index] = error
+        except BaseException as error:  # Ctrl-C or SystemExit, on whichever thread
+            self.interrupt(error)
+        self._has_run[index] = True
+        state._program.waiters.wake()
+
+    async def _run_task(self, execute: ExecuteAsync, index: int) -> None:
+        state = self.states[index]
+        try:
+            await execute(index, state)
+            await state._program.wait_done_async()
+        except Exception as error:
+            state.cancel()
+            self.errors[index] = error
+        self._has_run[index] = True
+        state._program.waiters.wake()
+
+    def _is_over(self, index: int) -> bool:
+        return bool(self._has_run[index]) or self._interrupt is not None
+
+    def _finish(self, index: int) -> None:
+        if self._interrupt is not None:
+            raise self._interrupt
+        program = self.states[index]._program
+        program.relay = None
+        if index not in self.errors:
+            try:
+                program.wait_done()
+            except Exception as error:
+                self.errors[index] = error

@@ -1,0 +1,102 @@
+"""Answers of both endpoints, whole or in the chunks of a stream, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import EngineError
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice of a reply, growing."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: list[dict[str, Any]] | None = None  # {"token", "logprob", "top"} a token
+    offsets: list[int] = field(default_factory=list)  # of these tokens in an echoed text
+    warnings: list[str] = field(default_factory=list)
+
+
+class Reply:
+    """The choices of one call and what it used."""
+
+    def __init__(self, *, is_chat: bool, num_choices: int = 1) -> None:
+        self._is_chat = is_chat
+        self.answers = [Answer() for _ in range(num_choices)]
+        self.id = ""
+        self.usage: dict[str, Any] = {}
+
+    def add(self, payload: dict[str, Any]) -> str:
+        """Take a body or a chunk; returns what it adds to the first choice's text.
+
+        Raises EngineError for what is no answer of OpenAI's.
+        """
+        try:
+            return self._add(payload)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            shown = str(payload)[:300]
+            raise EngineError(f"an answer that is none of OpenAI's: {shown}") from error
+
+    def _add(self, payload: dict[str, Any]) -> str:
+        self.id = payload.get("id") or self.id
+        self.usage = payload.get("usage") or self.usage
+        fresh = ""
+        for choice in payload["choices"]:
+            index: int = choice.get("index", 0)
+            text = self._text_of(choice)
+            answer = self.answers[index]
+            answer.text += text
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            answer.warnings += choice.get("warnings") or ()
+            if choice.get("logprobs"):
+                self._add_logprobs(answer, choice["logprobs"])
+            fresh += text if index == 0 else ""
+        return fresh
+
+    def _text_of(self, choice: dict[str, Any]) -> str:
+        if not self._is_chat:
+            return choice.get("text") or ""
+        message = choice.get("delta") or choice.get("message") or {}
+        if message.get("refusal"):
+            raise EngineError(f"the model refused: {message['refusal']}")
+        return message.get("content") or ""
+
+    def _add_logprobs(self, answer: Answer, given: dict[str, Any]) -> None:
+        answer.logprobs = answer.logprobs or []
+        answer.logprobs += _chat_logprobs(given) if self._is_chat else _text_logprobs(given)
+        answer.offsets += given.get("text_offset") or ()
+
+    def counts(self) -> dict[str, int | None]:
+        """Token counts as `get_meta_info` has them; None where the server did not say."""
+        details = self.usage.get("prompt_tokens_details") or {}
+        return {
+            "prompt_tokens": self.usage.get("prompt_tokens"),
+            "cached_tokens": details.get("cached_tokens", 0),
+            "completion_tokens": self.usage.get("completion_tokens"),
+        }
+
+
+def _chat_logprobs(given: dict[str, Any]) -> list[dict[str, Any]]:
+    def shown(entry: dict[str, Any]) -> dict[str, Any]:
+        return {"token": entry["token"], "logprob": entry["logprob"]}
+
+    return [
+        {**shown(entry), "top": [shown(top) for top in entry.get("top_logprobs") or ()]}
+        for entry in given.get("content") or ()
+    ]
+
+
+def _text_logprobs(given: dict[str, Any]) -> list[dict[str, Any]]:
+    tokens: Sequence[str] = given.get("tokens") or ()
+    tops = given.get("top_logprobs") or [None] * len(tokens)
+    return [
+        {
+            "token": token,
+            "logprob": logprob,
+            "top": [{"token": t, "logprob": value} for t, value in (top or {}).items()],
+        }
+        for token, logprob, top in zip(tokens, given["token_logprobs"], tops)
+    ]

@@ -1,0 +1,120 @@
+"""The engine's process: its birth, its death, its clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from dsl_programs import GREEDY, deadline, two_gens, wait_until_idle
+
+import stemma as st
+
+pytestmark = pytest.mark.usefixtures("default_engine", "no_test_hangs")
+
+
+def test_after_all_of_this_the_engine_is_idle(engine: st.Engine) -> None:
+    wait_until_idle(engine)
+    engine.flush_cache()
+    info = engine.get_server_info()
+    assert info["free_tokens"] == info["total_tokens"]
+
+
+def test_an_engine_killed_in_the_middle_ends_every_wait(checkpoint: Path) -> None:
+    @st.function
+    def long(s: st.ProgramState) -> str:
+        s += "q" + st.gen("x", max_tokens=3500, **GREEDY)
+        return s["x"]
+
+    with st.Engine(checkpoint, dtype="float32", num_threads=1, max_total_tokens=8192) as doomed:
+        state = long.stream(backend=doomed)
+        pieces = state.text_iter("x")
+        next(pieces)
+        os.kill(doomed.pid, signal.SIGKILL)
+        with deadline(30):
+            with pytest.raises(st.EngineError, match="ended"):
+                list(pieces)
+            with pytest.raises(st.EngineError):
+                state["x"]
+            with pytest.raises(st.EngineError, match="exit code -9"):
+                long.run(backend=doomed)
+            with pytest.raises(st.EngineError):
+                doomed.get_server_info()
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with deadline(120), pytest.raises(st.EngineError, match=r"no-such-model"):
+        st.Engine(tmp_path / "no-such-model")
+
+
+def test_an_unknown_flag_is_named(checkpoint: Path) -> None:
+    with deadline(120), pytest.raises(st.EngineError, match="--frobnicate"):
+        st.Engine(checkpoint, frobnicate=3)
+
+
+def test_nobody_at_an_endpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(st.EngineError, match="no runtime answered"):
+        st.Runtime(f"ipc://{tmp_path}/nobody.ipc", timeout_s=0.3)
+
+
+def test_a_second_client_may_join_a_running_engine(engine: st.Engine) -> None:
+    with st.Runtime(engine.endpoint) as other:
+        text = two_gens.run("joined", backend=other).text()
+    assert text == two_gens.run("joined").text()
+
+
+SCRIPT = """
+import os, sys
+import stemma as st
+
+engine = st.Engine({model!r}, dtype="float32", num_threads=1, max_total_tokens=4096)
+st.set_default_backend(engine)
+
+@st.function
+def program(s):
+    s += "a" + st.gen("x", max_tokens=3, temperature=0, ignore_eos=True)
+
+print("says", repr(program.run()["x"]))
+child = os.fork()
+if child == 0:
+    try:
+        program.run(backend=engine)
+    except st.EngineError as error:
+        print("child", error)
+    sys.exit(0)
+os.waitpid(child, 0)
+assert os.path.exists(engine.endpoint.removeprefix("ipc://")), "the child took the engine down"
+print("parent", program.run()["x"] == program.run()["x"])
+print("pid", engine.pid)
+"""
+
+
+def test_a_script_needs_no_main_guard_and_a_fork_cannot_use_or_end_the_engine(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(model=str(checkpoint)))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=150, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("says") >= 1
+    assert "child a connection cannot be used after fork()" in done.stdout
+    assert "parent True" in done.stdout
+    pid = int(done.stdout.rsplit("pid ", 1)[1])
+    end = time.monotonic() + 10
+    while _is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _is_alive(pid), "the engine outlived its parent"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
