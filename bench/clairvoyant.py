@@ -82,16 +82,16 @@ class _Cache:
             if token.uses and token.uses[-1] == index:
                 token.uses.pop()
         self._put(prompt[num_known:])
+        self._shrink()
         return min(num_known, len(prompt) - 1)
 
     def end(self, index: int) -> None:
         """A call's output is there, and nothing of it is locked by it any more."""
         path, num_prompt = self._paths[index], self._num_prompt[index]
-        for token in path[num_prompt:]:
-            token.num_locks += 1
         self._put(path[num_prompt:])
-        for token in path:
+        for token in path[:num_prompt]:
             token.num_locks -= 1
+        for token in path:
             if not token.num_locks:
                 self._offer(token)
         self._shrink()
@@ -100,7 +100,6 @@ class _Cache:
         for token in tokens:
             self._num_resident += not token.is_resident
             token.is_resident = True
-        self._shrink()
 
     def _shrink(self) -> None:
         while self._num_resident > self._capacity and self._evictable:

@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from ...frontend.backend import Engine
-from ...frontend.expr import gen, tokens
+from ...frontend.expr import tokens
 from ...frontend.function import open_program
+from ...frontend.generation import gen
 from ..workloads import BOS, LOW
 
 PROMPT_TOKENS = 2000

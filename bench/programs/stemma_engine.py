@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...frontend import ir
 from ...frontend.backend import Engine
-from ...frontend.expr import gen, tokens
+from ...frontend.expr import tokens
 from ...frontend.function import function
+from ...frontend.generation import gen
 from ...frontend.state import ProgramState
 from .record import CallRecord, Counters
 from .scripts import Script, Turn
@@ -46,7 +45,7 @@ def _program(s: ProgramState, script: Script, origin_s: float, calls: list[CallR
     history = array("i")
     for number, turn in enumerate(script.turns):
         if turn.pause_s:
-            with _pause(s, turn.expected_s):
+            with s.pause(expected_s=turn.expected_s):
                 time.sleep(turn.pause_s)
         sent_s = time.perf_counter() - origin_s
         made = _carry_out(s, turn, str(number))
@@ -68,14 +67,6 @@ def _carry_out(s: ProgramState, turn: Turn, name: str) -> list[dict[str, Any]]:
     forks += lambda index: tokens(turn.parts[index]) + call
     forks.join()
     return list(s.get_meta_info(name))
-
-
-@contextmanager
-def _pause(s: ProgramState, expected_s: float) -> Iterator[None]:
-    """The block works outside of the runtime."""
-    s._send(ir.Pause(s._branch, s._next(), None, expected_s))
-    s._program._channel.flush(s._program.id)
-    yield
 
 
 def _record(prompt: array[int], meta: Mapping[str, Any], sent_s: float) -> CallRecord:

@@ -56,7 +56,7 @@ def test_what_a_running_call_uses_stays() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_other_choice_hits_more(data: st.DataObject) -> None:
     """Over random calls, some of which overlap and share prefixes."""
     num_calls = data.draw(st.integers(1, 4))
