@@ -94,7 +94,9 @@ class Bench:
             f"{figures.recomputed_tokens} tokens again (others {meter.others_cores:.2f} "
             f"cores{noted})"
         )
-        share = clairvoyant_share(run, pool) if isinstance(player, StemmaEngine) else None
+        share = None
+        if isinstance(player, StemmaEngine):
+            share = clairvoyant_share(run, pool + player.num_host_tokens)
         return Measured(player.name, repeat, figures, share, meter.cpu_s, meter.others_cores)
 
 

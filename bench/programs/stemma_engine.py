@@ -22,6 +22,7 @@ class StemmaEngine:
 
     def __init__(self, name: str, model: Path, options: Mapping[str, object]) -> None:
         self.name = name
+        self.num_host_tokens = int(str(options.get("host_kv_tokens", 0)))
         self.engine = Engine(model, **options)
 
     def play(self, script: Script, origin_s: float) -> list[CallRecord]:
