@@ -247,18 +247,28 @@ class RadixTree:
         for step in nodes:  # it grows meanwhile
             nodes.extend(step.children.values())
         for step in reversed(nodes):
-            self._age_one(step, owner)
+            if step.owner is owner:
+                self._age_one(step)
         above = node.parent
-        while above is not None and self._age_one(above, owner):
+        while above is not None and above.owner is owner and self._age_one(above):
             above = above.parent
 
-    def _age_one(self, node: Node, owner: Hashable) -> bool:
-        is_own_and_free = node.owner is owner and node.older is not None
-        if is_own_and_free and _are_aged(node.children):
-            self.use_order.age(node)
-            node.last_use = 0
-            return True
-        return False
+    def age_path(self, node: Node) -> None:
+        """Whosever it is, the path to `node` is evicted before all else, with what alone continues
+        it, up to where it is in use or branches."""
+        while len(node.children) == 1:
+            (node,) = node.children.values()
+        step: Node | None = node
+        while step is not None and self._age_one(step):
+            step = step.parent
+
+    def _age_one(self, node: Node) -> bool:
+        """False where it is in use, or something below it is younger."""
+        if node.older is None or not _are_aged(node.children):
+            return False
+        self.use_order.age(node)
+        node.last_use = 0
+        return True
 
     def path(self, node: Node) -> tuple[array[int], Pages]:
         """The tokens and pages from the root to the end of `node`."""

@@ -58,8 +58,8 @@ class EngineConfig:
         _require_range("num_threads", self.num_threads, 1, 1024)
         _require_range("spin_us", self.spin_us, 0, 10_000_000)
         _require_range("host_kv_tokens", self.host_kv_tokens, 0, 1 << 31)
-        if self.host_kv_tokens:
-            raise InvalidRequest.of("host_kv_tokens", self.host_kv_tokens, "0: not there yet")
+        fits = self.host_kv_tokens == 0 or self.host_kv_tokens >= self.page_size
+        _require("host_kv_tokens", self.host_kv_tokens, fits, "0 or >= page_size")
         if self.kv_store is not None:
             raise InvalidRequest.of("kv_store", str(self.kv_store), "none: not there yet")
         share, size = self.pin_share, self.kv_store_gb

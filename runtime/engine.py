@@ -20,6 +20,7 @@ from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
+from .schedule.hints import KVHints
 from .schedule.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
@@ -78,6 +79,7 @@ class Engine:
             segment_cost_tokens=executor.segment_cost_tokens,
             vocab_size=vocab_size,
         )
+        self.hints = KVHints(self.scheduler.kv_cache)
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
 
@@ -145,6 +147,8 @@ class Engine:
             "free_tokens": kv_cache.allocator.num_free * page_size,
             "cached_tokens": kv_cache.tree.num_pages * page_size,
             "evictable_tokens": kv_cache.tree.evictable_pages * page_size,
+            "leases": kv_cache.describe_leases(),
+            "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,
             "num_waiting": len(self.scheduler.waiting),
             "num_running": len(self.scheduler.running),
@@ -173,6 +177,7 @@ class LoadedModel:
             max_total_tokens=config.max_total_tokens,
             mem_fraction=config.mem_fraction,
             page_size=config.page_size,
+            num_host_pages=config.host_kv_tokens // config.page_size,
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
             kernels=config.kernels,
@@ -189,7 +194,9 @@ class LoadedModel:
             decode_slowdown=config.decode_slowdown,
             vocab_size=self.model_config.vocab_size,
             kv_cache=KVCacheOptions(
-                has_leases=not config.disable_leases, pin_share=config.pin_share
+                has_leases=not config.disable_leases,
+                pin_share=config.pin_share,
+                num_host_pages=config.host_kv_tokens // config.page_size,
             ),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )

@@ -182,6 +182,28 @@ class KVCacheManager:
         if node is not None:
             self.tree.age(node)
 
+    def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
+        """What the device has of this prefix, and nobody else goes on from, is evicted before all
+        else."""
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.tree.age_path(node)
+
+    def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
+        """Copy what the device has of a prefix to the host, then let it give way; how many of its
+        tokens the host has."""
+        assert self.host is not None, "there is no host tier"
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.host.store(namespace, *self.tree.path(node), node.owner)
+            self.tree.age_path(node)
+        return self.host.tree.match_length(namespace, token_ids)
+
+    def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
+        """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
+        None without a store that can be written."""
+        return None
+
     def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
         """A request was preempted: what it had computed is kept before all other content, until it
         is admitted again or ends."""
@@ -330,6 +352,16 @@ class KVCacheManager:
     def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
         """The tree as plain data."""
         return self.tree.snapshot(max_token_ids)
+
+    def describe_leases(self) -> dict[str, int]:
+        """How many leases there are, and what they keep, as plain data."""
+        return {
+            "num_leases": len(self.leases),
+            "num_broken": self.leases.num_broken,
+            "leased_tokens": self.tree.leased_pages * self.page_size,  # and not in use
+            "pinned_tokens": self.tree.pinned_pages * self.page_size,
+            "max_pinned_tokens": self.leases.max_pinned_pages * self.page_size,
+        }
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""

@@ -53,10 +53,16 @@ class TierCosts:
                 self.compute_s = _mean(self.compute_s, result.duration_s / plan.num_tokens)
 
     def can_pay(self, num_tokens: int) -> bool:
-        """Whether so many tokens are rather loaded than computed."""
+        """Whether so many tokens are rather loaded than computed.
+
+        Each refusal makes copies a little cheaper, so that a bad measurement is not the last one.
+        """
         if num_tokens < MIN_LOADED_TOKENS:
             return False
-        return self.compute_s is None or self.copy_s is None or self.copy_s < self.compute_s
+        if self.compute_s is None or self.copy_s is None or self.copy_s < self.compute_s:
+            return True
+        self.copy_s *= 0.9
+        return False
 
 
 class HostTier:
@@ -148,6 +154,16 @@ class HostTier:
         freed = self.tree.clear()
         self.allocator.free(freed)
         return len(freed) * self.page_size
+
+    def describe(self) -> dict[str, int]:
+        """Its size, and what it has done, as plain data."""
+        return {
+            "total_tokens": self.num_pages * self.page_size,
+            "cached_tokens": self.tree.num_pages * self.page_size,
+            "num_leases": len(self.leases),
+            "stored_tokens": self.num_stored_tokens,
+            "loaded_tokens": self.num_loaded_tokens,
+        }
 
     def check(self) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
