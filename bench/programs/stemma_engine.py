@@ -20,9 +20,9 @@ from .scripts import Script, Turn
 class StemmaEngine:
     """Owns the engine's process; `options` are those of `Engine`."""
 
-    def __init__(self, name: str, model: Path, options: Mapping[str, object]) -> None:
+    def __init__(self, name: str, model: Path, options: Mapping[str, Any]) -> None:
         self.name = name
-        self.num_host_tokens = int(str(options.get("host_kv_tokens", 0)))
+        self.num_host_tokens = int(options.get("host_kv_tokens", 0))
         self.engine = Engine(model, **options)
 
     def play(self, script: Script, origin_s: float) -> list[CallRecord]:
