@@ -27,7 +27,7 @@ def measure_restart(model: Path, *, vocab: int, num_prompt: int, repeats: int) -
             with Engine(model, kv_store=folder) as engine:
                 _first_token_s(engine, known)
             with Engine(model, kv_store=folder) as engine:
-                _first_token_s(engine, warm[: num_prompt // 8])  # what only the first request pays
+                _first_token_s(engine, warm)  # what only the first prompt of this length pays
                 known_s.append(_first_token_s(engine, known))
                 cold_s.append(_first_token_s(engine, new))
     pairs = [cold / known for known, cold in zip(known_s, cold_s, strict=True)]
