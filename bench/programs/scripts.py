@@ -92,7 +92,7 @@ class ReactSizes:
     num_turns: int = 6
     num_common: int = 256
     num_task: int = 96
-    num_observed: int = 64
+    num_observed: int = 48
     num_output: int = 16
     tools: tuple[Tool, ...] = (Tool(0.2, 0.6), Tool(0.6, 1.5), Tool(1.5, 3.0))
 

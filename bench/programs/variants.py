@@ -43,11 +43,8 @@ def react_variants(working_set: int) -> list[Variant]:
 
 
 def mixed_variants() -> list[Variant]:
-    """The policy for programs and first come, first served; the latter also with the default batch,
-    so that a small one is seen not to be its handicap."""
-    batch: dict[str, object] = {"max_running_requests": MIXED_BATCH}
+    """The policy for programs and first come, first served."""
     return [
-        Variant(BASE, {"schedule_policy": "program", **batch}),
-        Variant("fcfs", {"schedule_policy": "fcfs", **batch}),
-        Variant("fcfs, batch of 128", {"schedule_policy": "fcfs"}),
+        Variant(name, {"schedule_policy": name, "max_running_requests": MIXED_BATCH})
+        for name in (BASE, "fcfs")
     ]
