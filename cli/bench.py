@@ -14,6 +14,7 @@ from ..bench import (
     limits,
     masks,
     model,
+    programs,
     radix,
     schedule,
     serving,
@@ -29,7 +30,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    dsl, latency, limits,
+    dsl, latency, programs, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 
