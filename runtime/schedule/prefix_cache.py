@@ -248,8 +248,14 @@ class PrefixCache:
         return len(freed) * self.page_size
 
     def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
-        """The tree as plain data."""
-        return self.tree.snapshot(max_token_ids)
+        """The device's tree as plain data, with what the host has of each node."""
+        rows = self.tree.snapshot(max_token_ids)
+        if self.host is not None:
+            for row, node in zip(rows, self.tree.nodes(), strict=True):
+                token_ids, _ = self.tree.path(node)
+                on_host = self.host.tree.match_length(node.namespace, token_ids)
+                row["host_tokens"] = max(0, on_host - node.start)
+        return rows
 
     def describe_leases(self) -> dict[str, int]:
         """How many leases there are, and what they keep, as plain data."""
