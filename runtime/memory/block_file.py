@@ -58,7 +58,8 @@ def file_bytes(layout: KVLayout) -> int:
 
 def write_block(path: Path, layout: KVLayout, block: Block, payload: Payload) -> None:
     """Make the file, replacing what was there. Raises OSError; then there is no new file."""
-    parts = [_header(layout, block), memoryview(payload), _CRC.pack(zlib.crc32(payload))]
+    crc = _CRC.pack(zlib.crc32(payload.data))
+    parts = [memoryview(_header(layout, block)), payload.data, memoryview(crc)]
     temporary = path.with_suffix(".tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -81,13 +82,13 @@ def read_block(path: Path, layout: KVLayout, block: Block) -> Payload:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _require_size(descriptor, layout)
-        _read_all(descriptor, [header, payload, crc])
+        _read_all(descriptor, [memoryview(header), payload.data, memoryview(crc)])
     finally:
         os.close(descriptor)
     if bytes(header) != _header(layout, block):
         found = _parse(header, layout)
         raise CorruptBlock("other tokens" if found.key == block.key else "another block")
-    if _CRC.unpack(crc)[0] != zlib.crc32(payload):
+    if _CRC.unpack(crc)[0] != zlib.crc32(payload.data):
         raise CorruptBlock("the payload's checksum is wrong")
     return payload
 
@@ -98,7 +99,7 @@ def read_header(path: Path, layout: KVLayout) -> Block:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _require_size(descriptor, layout)
-        _read_all(descriptor, [header])
+        _read_all(descriptor, [memoryview(header)])
     finally:
         os.close(descriptor)
     return _parse(header, layout)
@@ -143,15 +144,16 @@ def _require_size(descriptor: int, layout: KVLayout) -> None:
         raise CorruptBlock(f"{size} bytes in place of {file_bytes(layout)}")
 
 
-def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
-    rest = [memoryview(part).cast("B") for part in parts]
+def _write_all(descriptor: int, parts: Sequence[memoryview]) -> None:
+    rest = list(parts)
     while rest:
         num_written = os.writev(descriptor, rest)
         rest = _behind(rest, num_written)
 
 
-def _read_all(descriptor: int, parts: Sequence[bytearray | Payload]) -> None:
-    rest = [memoryview(part).cast("B") for part in parts]
+def _read_all(descriptor: int, parts: Sequence[memoryview]) -> None:
+    """Fill the parts. Raises CorruptBlock where the file is shorter."""
+    rest = list(parts)
     while rest:
         num_read = os.readv(descriptor, rest)
         if num_read == 0:
