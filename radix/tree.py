@@ -57,6 +57,7 @@ class NodeSnapshot(TypedDict):
     lock_ref: int
     lease_ref: int
     pin_ref: int
+    host_tokens: int  # of num_tokens, the first ones that the host tier has too
     hits: int
     last_use: int
 
@@ -330,13 +331,20 @@ class RadixTree:
             self._drop_root_if_empty(root)
         return freed
 
-    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
-        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
-        rows: list[NodeSnapshot] = []
+    def nodes(self) -> list[Node]:
+        """All nodes, roots included, parents first and depth first."""
+        nodes: list[Node] = []
         stack = list(reversed(self.roots.values()))
         while stack:
             node = stack.pop()
             stack.extend(reversed(node.children.values()))
+            nodes.append(node)
+        return nodes
+
+    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
+        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
+        rows: list[NodeSnapshot] = []
+        for node in self.nodes():
             name = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
             rows.append(
                 NodeSnapshot(
@@ -348,6 +356,7 @@ class RadixTree:
                     lock_ref=node.lock_ref,
                     lease_ref=node.lease_ref,
                     pin_ref=node.pin_ref,
+                    host_tokens=0,
                     hits=node.hits,
                     last_use=node.last_use,
                 )

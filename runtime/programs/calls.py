@@ -356,7 +356,7 @@ def meta_of(request: Request) -> dict[str, Any]:
     admitted = request.admitted_s or request.finished_s
     first = request.first_token_s or request.finished_s
     began = request.created_s if request.program is None else request.program.created_s
-    meta = {
+    meta: dict[str, Any] = {
         "id": request.id,
         "prompt_tokens": request.num_prompt_tokens,
         "cached_tokens": request.num_cached_tokens,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...frontend import ir
-from ..schedule.hint_outcome import HintOutcome
+from ..schedule.hints import Outcome
 from ..tokenizer import Tokenizer
 from .hints import Action, StatedLeases, outcome_payload
 
@@ -63,11 +63,11 @@ class HintDesk:
             try:
                 outcome = self._outcome(index, given, stated)
             except Rejected as reason:
-                outcome = HintOutcome("rejected", 0, str(reason))
+                outcome = Outcome("rejected", str(reason))
             outcomes.append(outcome_payload(str(action_id), outcome))
         return outcomes
 
-    def _outcome(self, index: int, given: Mapping[str, Any], stated: StatedLeases) -> HintOutcome:
+    def _outcome(self, index: int, given: Mapping[str, Any], stated: StatedLeases) -> Outcome:
         if index >= MAX_ACTIONS:
             raise Rejected(f"an envelope has at most {MAX_ACTIONS} actions")
         version = given.get("action_version", ACTION_VERSION)
@@ -87,7 +87,7 @@ class HintDesk:
         )
         token_ids = self._target(payload.get("target"))
         if token_ids is None:
-            return HintOutcome("missing", 0, "this response is not known any more")
+            return Outcome("missing", "this response is not known any more")
         return stated.carry_out(action, token_ids)
 
     def _target(self, target: object) -> Sequence[int] | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import InvalidProgram, StemmaError
 from ...frontend import ir, wire
-from ..schedule.hint_outcome import HintOutcome
+from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
 from .call_factory import CallFactory
@@ -230,7 +230,7 @@ class ProgramSession:
 
     def _hinted(self, branch: Branch, op: ir.Hint) -> dict[str, Any]:
         if self._stated is None:
-            outcome = HintOutcome("rejected", 0, "this runtime keeps no leases")
+            outcome = Outcome("rejected", "this runtime keeps no leases")
         else:
             action = Action(op.action, op.ttl_ms, op.priority, op.tier)
             outcome = self._stated.carry_out(action, branch.begun.ids)

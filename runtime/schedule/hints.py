@@ -125,6 +125,10 @@ class KVHints:
             return Outcome("clipped", "the store keeps whole blocks of 256 tokens", num_shared)
         return Outcome("accepted", "", num_shared)
 
+    def release(self, lease: Lease) -> None:
+        """End a lease that a pin or retain has made; nothing happens if it has ended."""
+        self._kv_cache.release_lease(lease)
+
     def _num_on_device(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
         return self._kv_cache.tree.match_length(namespace, token_ids)
 

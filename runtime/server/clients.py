@@ -19,8 +19,9 @@ from ...frontend import wire
 from ...frontend.interning import TakenTexts
 from ...frontend.ir import Fork, Join, Op, op_from_wire
 from ...frontend.link import Link
-from ..programs.hints import KVHints, StatedLeases
+from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
+from ..schedule.hints import KVHints
 from .event_outbox import EventOutbox
 
 # Guesses: each far above what a sane program needs, and small against a server's memory.
@@ -47,9 +48,9 @@ class ClientProgram:
 class Client:
     """One session: its programs, the link to the client, and the events that wait for it."""
 
-    def __init__(self, identity: bytes, now: float, kv: KVHints) -> None:
+    def __init__(self, identity: bytes, now: float, hints: KVHints) -> None:
         """`identity`: of the connection that it has now, as the ROUTER names it."""
-        self.stated = StatedLeases(kv)  # what its hints keep
+        self.stated = StatedLeases(hints)  # what its hints keep
         self.identity = identity
         self.last_heard_s = now
         self.session = secrets.token_hex(16)
@@ -106,8 +107,8 @@ class Client:
 class Clients:
     """All sessions, by token and by the connection that each has now."""
 
-    def __init__(self, kv: KVHints) -> None:
-        self._kv = kv
+    def __init__(self, hints: KVHints) -> None:
+        self._hints = hints
         self.by_session: dict[str, Client] = {}
         self._by_identity: dict[bytes, Client] = {}
         self._farewells: OrderedDict[str | bytes, str] = OrderedDict()
@@ -134,7 +135,7 @@ class Clients:
         if client is None:
             if len(self.by_session) >= MAX_CLIENTS:
                 raise ProtocolError(f"this runtime serves at most {MAX_CLIENTS} clients")
-            client = Client(identity, now, self._kv)
+            client = Client(identity, now, self._hints)
             self.by_session[client.session] = client
         else:
             client.link.resume(header.get("ack", 0))

@@ -24,6 +24,7 @@ from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
+from ..schedule.hints import KVHints
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients
 from .listener import Listener, ServerKeys
 
@@ -60,7 +61,7 @@ class Gateway:
         self._engine = loaded.engine
         self._stop_fd = stop_fd
         self._grace_s = grace_s
-        self._clients = Clients(self._engine.scheduler.kv_cache)
+        self._clients = Clients(KVHints(self._engine.scheduler.kv_cache))
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
         self._calls: dict[str, Callable[..., Any]] = {

@@ -143,7 +143,9 @@ class _Server:
         first = await anext(
             items
         )  # a refusal comes before the first byte, with a status of its own
-        hints = body.kv_hints and partial(body.kv_hints.carry_out, self._connection, make.id)
+        hints = None
+        if body.kv_hints is not None:
+            hints = partial(body.kv_hints.carry_out, self._connection, make.id)
         events = _sse(first, items, make, len(prompts) if body.includes_usage else None, hints)
         return StreamingResponse(events, media_type="text/event-stream")
 
