@@ -91,6 +91,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
     num_host_tokens: int = 0  # tokens that were loaded from the host tier
+    num_disk_tokens: int = 0  # tokens that were fetched from the store on disk
     evicted: dict[str, int] = field(default_factory=dict)  # tokens displaced for it, by owner
     is_admitted: bool = False  # was running at least once
 
