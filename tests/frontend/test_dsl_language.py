@@ -254,6 +254,8 @@ def test_a_join_of_the_first_k_gathers_those_that_counted() -> None:
     state = program.run(backend=channel.backend)
     assert state["i"] == [0, 2] and state["x"] == ["<x>", "<x>"]
     assert len(state.get_meta_info("x")) == 2
+    with pytest.raises(InvalidProgram, match="gathered by a join"):
+        list(state.text_iter("x"))
     (join,) = [op for op in channel.ops[1] if isinstance(op, ir.Join)]
     assert join.num_needed == 2
     for k in (0, True, 1.5):
