@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from dsl_programs import GREEDY, two_gens
+from dsl_programs import GREEDY, collector_at_rest, two_gens
 from played_channel import PlayedChannel, answer_all
 
 import stemma as st
@@ -101,7 +101,8 @@ def test_ten_thousand_async_programs_wait_at_once_without_threads() -> None:
             await asyncio.sleep(0.01)
         return await batch
 
-    states = asyncio.run(run())
+    with collector_at_rest():
+        states = asyncio.run(run())
     assert states[9_999].ret_value == "<x> 9999"
     assert most_threads <= num_threads + 1
 
