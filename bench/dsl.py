@@ -77,8 +77,8 @@ def _rows(what: str, backend: Backend, args: argparse.Namespace) -> Iterator[dic
     def batch(num: int) -> None:
         one_gen.run_batch([{"question": str(i)} for i in range(num)], backend=backend)
 
-    def single(fn: Function) -> Callable[[int], None]:
-        return lambda num: fn.run(num_ops=num, backend=backend) and None
+    def single(fn: Function) -> Callable[[int], object]:
+        return lambda num: fn.run(num_ops=num, backend=backend)
 
     yield _row(what, "a program of one gen", batch, args.programs, args.repeats)
     yield _row(what, "a text", single(texts), args.ops, args.repeats)
@@ -89,7 +89,7 @@ def _rows(what: str, backend: Backend, args: argparse.Namespace) -> Iterator[dic
 
 
 def _row(
-    what: str, unit: str, run: Callable[[int], None], num: int, repeats: int
+    what: str, unit: str, run: Callable[[int], object], num: int, repeats: int
 ) -> dict[str, Any]:
     run(min(num, 50))  # what is loaded or made only once
     times = []
@@ -169,7 +169,7 @@ def _sglang_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     def batch(num: int) -> None:
         program.run_batch([{"question": str(i)} for i in range(num)], backend=backend)
 
-    def single(has_gens: bool) -> Callable[[int], None]:
+    def single(has_gens: bool) -> Callable[[int], object]:
         return lambda num: many.run(num_ops=num, has_gens=has_gens, backend=backend).sync()
 
     what = "sglang, no engine"

@@ -44,11 +44,11 @@ def _remembered(make: Callable[P, E]) -> Callable[P, E]:
     @functools.wraps(make)
     def made(name: str | None = None, *args: Any, **kwargs: Any) -> Any:
         if len(args) > 1 or not _NOT_REMEMBERED.isdisjoint(kwargs):
-            return make(name, *args, **kwargs)  # type: ignore[arg-type, call-arg]
+            return make(name, *args, **kwargs)  # type: ignore[arg-type]
         try:
-            unnamed: Any = remembered(None, *args, **kwargs)  # type: ignore[arg-type]
+            unnamed: Any = remembered(None, *args, **kwargs)
         except TypeError:  # a list, such as `stop`; or an argument that there is not
-            return make(name, *args, **kwargs)  # type: ignore[arg-type, call-arg]
+            return make(name, *args, **kwargs)  # type: ignore[arg-type]
         return unnamed if name is None else GenExpr(_checked_name(name), unnamed.params)
 
     return made  # type: ignore[return-value]

@@ -7,6 +7,7 @@ What is filled in is marked as done last, so that reading needs no lock.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
@@ -104,7 +105,7 @@ class Program:
         self._seen_errors: set[int] = set()
         self._dropped: deque[tuple[int, int]] = deque()
         self._disconnect: Exception | None = None
-        self._num_branches = 0
+        self._branches = itertools.count()
         self._is_done = False
         self._is_cancelled = False
         self.runner: object = None  # of a streaming run's function: its thread's ident or task
@@ -123,9 +124,8 @@ class Program:
     # --- called by branches ----------------------------------------------------------------------
 
     def new_branch(self) -> int:
-        """The next branch number; of a tree of branches only one thread forks at a time."""
-        self._num_branches += 1
-        return self._num_branches - 1
+        """The next branch number."""
+        return next(self._branches)
 
     def send(self, op: ir.Op) -> Pending:
         """Send an op; the returned Pending is filled when the runtime answers."""
@@ -162,8 +162,11 @@ class Program:
         self._dropped.append((branch, seq))
 
     def _send_dropped(self) -> None:
-        while self._dropped and not self.is_ended:
-            branch, seq = self._dropped.popleft()
+        while not self.is_ended:
+            try:
+                branch, seq = self._dropped.popleft()
+            except IndexError:  # all sent, perhaps by another thread
+                return
             self._seen_errors.add(branch)
             op = ir.Drop(branch, seq, None)
             try:
