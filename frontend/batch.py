@@ -158,11 +158,25 @@ class Batch:
             state._program.relay = self._relay
         self._relay.run()
 
-    async def run_async(self, execute: ExecuteAsync) -> None:
+    async def run_async(self, execute: ExecuteAsync, advance: Callable[[], None]) -> None:
         """Run `execute` of each as a task, and wait until the runtime has done all."""
+        tasks = (self._run_task(execute, advance, index) for index in range(len(self.states)))
         try:
-            await asyncio.gather(*(self._run_task(execute, i) for i in range(len(self.states))))
+            await asyncio.gather(*tasks)
         except BaseException:  # a cancelled task, Ctrl-C
+            self.cancel()
+            raise
+
+    async def run_beside(
+        self, execute: Execute, max_threads: int, advance: Callable[[], None]
+    ) -> None:
+        """`run` on threads beside the event loop, and wait until the runtime has done all."""
+        try:
+            await asyncio.to_thread(self.run, execute, max_threads)
+            for state in self.states:
+                await state._program.waiters.wait_async(partial(_is_done, state))
+                advance()
+        except BaseException:  # a cancelled task
             self.cancel()
             raise
 
@@ -203,7 +217,9 @@ class Batch:
         self._has_run[index] = True
         state._program.waiters.wake()
 
-    async def _run_task(self, execute: ExecuteAsync, index: int) -> None:
+    async def _run_task(
+        self, execute: ExecuteAsync, advance: Callable[[], None], index: int
+    ) -> None:
         state = self.states[index]
         try:
             await execute(index, state)
@@ -211,6 +227,7 @@ class Batch:
         except Exception as error:
             state.cancel()
             self.errors[index] = error
+        advance()
         self._has_run[index] = True
         state._program.waiters.wake()
 
@@ -227,3 +244,7 @@ class Batch:
                 program.wait_done()
             except Exception as error:
                 self.errors[index] = error
+
+
+def _is_done(state: ProgramState) -> bool:
+    return state._program.is_done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,7 +163,7 @@ class Function:
         def run() -> None:
             try:
                 if self.is_async:
-                    asyncio.run(batch.run_async(execute_async))
+                    asyncio.run(batch.run_async(execute_async, lambda: None))
                 else:
                     batch.run(execute, threads)
             except BaseException as error:
@@ -187,20 +186,12 @@ class Function:
         **kwargs: Any,
     ) -> list[ProgramState]:
         """`run_batch` for async code; async functions are a task each, plain ones use threads."""
-        given = {"progress_bar": progress_bar, "raise_errors": raise_errors, **kwargs}
-        if not self.is_async:
-            run = functools.partial(self.run_batch, batch_kwargs, **given)
-            states: list[ProgramState] = await asyncio.to_thread(run)
-            return states
-        batch, _, execute_async = self._batch(batch_kwargs, kwargs)
+        batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
         with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
-
-            async def execute(index: int, state: ProgramState) -> None:
-                await execute_async(index, state)
-                await state._program.wait_done_async()
-                advance()
-
-            await batch.run_async(execute)
+            if self.is_async:
+                await batch.run_async(execute_async, advance)
+            else:
+                await batch.run_beside(execute, MAX_THREADS, advance)
         return list(self._finished(batch, False, raise_errors))
 
     def _batch(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from ..errors import InvalidProgram
 from .program import Pending, Program
 from .values import Known, Piece, Span, Value, meta_of, pendings_of, text_of, value_of
 
@@ -159,7 +160,7 @@ class BranchReader:
         what failed, for the whole branch also in forks that nobody read.
         """
         if var_name is not None:
-            for piece in _pieces_of(self._lookup(var_name)):
+            for piece in _pieces_of(var_name, self._lookup(var_name)):
                 yield from self._chunks_of(piece)
             return
         num_done = 0
@@ -177,7 +178,7 @@ class BranchReader:
         empty until the last pair, whose text is empty.
         """
         if var_name is not None:
-            for piece in _pieces_of(await self._lookup_async(var_name)):
+            for piece in _pieces_of(var_name, await self._lookup_async(var_name)):
                 async for chunk in self._chunks_of_async(piece):
                     yield (chunk, {}) if return_meta_data else chunk
             if return_meta_data:
@@ -245,15 +246,15 @@ class BranchReader:
         await program.waiters.wait_async(lambda: condition() or program.is_ended or program.is_done)
 
 
-def _pieces_of(found: Value) -> tuple[Piece, ...]:
-    """Of one value's text."""
+def _pieces_of(name: str, found: Value) -> tuple[Piece, ...]:
+    """Of one value's text. Raises InvalidProgram for the values of several branches."""
     if isinstance(found, Pending):
         return (found,)
     if isinstance(found, Known):
         return (str(found.value),)
     if isinstance(found, Span):
         return found.pieces[found.start :]
-    return tuple(piece for item in found.counted() for piece in _pieces_of(item))
+    raise InvalidProgram(f"{name!r} was gathered by a join; iterate over the branches' own")
 
 
 def _content(message: Message) -> str:

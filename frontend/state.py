@@ -47,11 +47,12 @@ class ProgramState(BranchReader):
     same value without waiting, good only for appending.
     """
 
+    _parent: ProgramState | None = None  # here, for the finalizer of one that never was made whole
+
     def __init__(self, program: Program, parent: ProgramState | None = None) -> None:
         super().__init__(program)
         self._branch = program.new_branch()
         self._seq = 0
-        self._parent = parent
         self._open_role: str | None = None
         self._is_joined = False
         self._own_vars: dict[str, Any] = {}
@@ -60,11 +61,12 @@ class ProgramState(BranchReader):
             self._vars = dict(parent._vars)
             self._messages = [message.copy() for message in parent._messages]
             self._open_role = parent._open_role
+            self._parent = parent
         self.ret_value: Any = None  # what the program's function returned
 
     def __del__(self) -> None:
         """Nobody can read this fork any more."""
-        if self.__dict__.get("_parent") is not None and not self._is_joined:
+        if self._parent is not None and not self._is_joined:
             self._program.note_dropped(self._branch, self._seq)
 
     # --- appending -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from dsl_programs import GREEDY, two_gens
+from dsl_programs import GREEDY, collector_at_rest, two_gens
 from played_channel import PlayedChannel, answer_all
 
 import stemma as st
@@ -79,6 +79,11 @@ def test_an_async_stream_is_read_from_another_thread() -> None:
 
 
 def test_ten_thousand_async_programs_wait_at_once_without_threads() -> None:
+    @st.function
+    async def program(s: st.ProgramState, i: int) -> str:
+        s += str(i) + st.gen("x")
+        return f"{await s.aget('x')} {i}"
+
     channel = PlayedChannel(is_delayed=True)
     num_threads = threading.active_count()
     most_threads = 0
@@ -86,7 +91,7 @@ def test_ten_thousand_async_programs_wait_at_once_without_threads() -> None:
     async def run() -> list[st.ProgramState]:
         nonlocal most_threads
         batch = asyncio.create_task(
-            waiting.arun_batch([{"i": i} for i in range(10_000)], backend=channel.backend)
+            program.arun_batch([{"i": i} for i in range(10_000)], backend=channel.backend)
         )
         while len(channel.num_flushes) < 10_000:
             await asyncio.sleep(0.01)
@@ -96,8 +101,9 @@ def test_ten_thousand_async_programs_wait_at_once_without_threads() -> None:
             await asyncio.sleep(0.01)
         return await batch
 
-    states = asyncio.run(run())
-    assert states[9_999].ret_value == "<x> 9999 number 9999"
+    with collector_at_rest():
+        states = asyncio.run(run())
+    assert states[9_999].ret_value == "<x> 9999"
     assert most_threads <= num_threads + 1
 
 
@@ -168,11 +174,21 @@ def test_errors_of_async_programs_are_raised_at_the_await_and_named_in_a_batch()
     assert [type(error) for error in caught.value.errors.values()] == [st.ProgramError, LookupError]
 
 
-def test_a_cancelled_task_cancels_its_program() -> None:
+@st.function
+def plain(s: st.ProgramState, i: int) -> str:
+    s += st.user(f"number {i}") + st.gen("x")
+    return str(s["x"])
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["run", "batch"])
+@pytest.mark.parametrize("fn", [waiting, plain], ids=["async", "plain"])
+def test_a_cancelled_task_cancels_its_program(fn: st.Function, is_batch: bool) -> None:
     channel = PlayedChannel(is_delayed=True)
 
     async def main() -> None:
-        task = asyncio.create_task(waiting.arun(i=1, backend=channel.backend))
+        options = {"backend": channel.backend}
+        run = fn.arun_batch([[1]], **options) if is_batch else fn.arun(i=1, **options)
+        task: asyncio.Task[Any] = asyncio.create_task(run)  # type: ignore[arg-type]
         while not channel.num_flushes[1]:
             await asyncio.sleep(0.001)
         task.cancel()

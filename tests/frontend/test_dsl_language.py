@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
 from dsl_programs import line_of
+from hypothesis import given, strategies
 from played_channel import PlayedChannel, answer_all, kinds, value
 
 import stemma as st
@@ -254,6 +254,8 @@ def test_a_join_of_the_first_k_gathers_those_that_counted() -> None:
     state = program.run(backend=channel.backend)
     assert state["i"] == [0, 2] and state["x"] == ["<x>", "<x>"]
     assert len(state.get_meta_info("x")) == 2
+    with pytest.raises(InvalidProgram, match="gathered by a join"):
+        list(state.text_iter("x"))
     (join,) = [op for op in channel.ops[1] if isinstance(op, ir.Join)]
     assert join.num_needed == 2
     for k in (0, True, 1.5):
@@ -315,7 +317,6 @@ def test_joined_forks_forks_of_a_returning_function_and_lent_ones_are_not_droppe
         s.fork(2).join()
         var = s.copy().append(st.gen("x")).var("x")
         hint = s.copy().pin()
-        gc.collect()
         s += var
         side = s.copy()
         side += st.gen("last")
@@ -498,3 +499,44 @@ def test_the_constant_prefix_is_what_every_run_begins_with() -> None:
 
 def meta_of_prefix(op: ir.Op) -> Any:
     return value("x", meta={"prompt_tokens": 7}) if isinstance(op, ir.Gen) else answer_all(op)
+
+
+@given(
+    strategies.lists(
+        strategies.sampled_from(["text", "gen", "fork", "scope", "end", "drop"]), max_size=30
+    )
+)
+def test_branches_have_their_texts_and_scopes_whatever_the_order_of_ops(steps: list[str]) -> None:
+    """Against a plain model: each branch is a string, each scope a part of one."""
+    channel = PlayedChannel()
+    branches: list[tuple[st.ProgramState, str]] = [(played_state(channel), "")]
+    scopes: list[tuple[Any, int, int]] = []  # open: its block, branch and start in the text
+    closed: list[tuple[int, str, str]] = []  # branch, name, text
+    for number, step in enumerate(steps):
+        index = number % len(branches)
+        state, text = branches[index]
+        if step == "text":
+            state += f"{number};"
+            branches[index] = (state, f"{text}{number};")
+        elif step == "gen":
+            state += st.gen(f"g{number}")
+            branches[index] = (state, f"{text}<g{number}>")
+        elif step == "fork":
+            branches.append((state.fork(1)[0], text))
+        elif step == "drop":
+            state.fork(2)
+        elif step == "scope":
+            scope = state.var_scope(f"s{number}")
+            scope.__enter__()
+            scopes.append((scope, index, len(text)))
+        elif scopes:
+            scope, of, start = scopes.pop()
+            scope.__exit__(None, None, None)
+            closed.append((of, scope._name, branches[of][1][start:]))
+    assert [state.text() for state, _ in branches] == [text for _, text in branches]
+    for of, name, text in closed:
+        assert branches[of][0][name] == text
+    seqs: dict[int, int] = {}
+    for op in channel.ops[1]:
+        assert op.seq == seqs.get(op.branch, 0), "a gap in a branch's log"
+        seqs[op.branch] = op.seq + 1

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from dsl_programs import collector_at_rest
 from played_channel import PlayedChannel
 
 import stemma as st
@@ -56,7 +57,8 @@ def test_ten_thousand_programs_are_in_flight_from_one_thread_within_bounds() -> 
     before, num_threads = resource.getrusage(resource.RUSAGE_SELF), threading.active_count()
     helper = threading.Thread(target=answer_when_all_are_sent)
     helper.start()
-    states = one_gen.run_batch(numbers(10_000), backend=channel.backend)
+    with collector_at_rest():
+        states = one_gen.run_batch(numbers(10_000), backend=channel.backend)
     helper.join()
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert states[-1]["x"] == "<x>" and states[5_000].ret_value == 5_000
