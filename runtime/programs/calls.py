@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 from ...frontend import ir
@@ -343,10 +344,27 @@ class SelectCall:
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
         meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
+        meta.update(_times_of(self.requests))
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
         self._report.finished(array("i", self._choice_ids[best]), "", payload)
+
+
+def _times_of(requests: Sequence[Request]) -> dict[str, float]:
+    """Of a call that is all of these: from the first one's beginning to the last one's end."""
+    first = min(requests, key=attrgetter("created_s"))
+    finished = max(request.finished_s or 0.0 for request in requests)
+    admitted = min(request.admitted_s or finished for request in requests)
+    began = first.created_s if first.program is None else first.program.created_s
+    return {
+        "start_s": first.created_s - began,
+        "queue_s": admitted - first.created_s,
+        "prefill_s": finished - admitted,
+        "decode_s": 0.0,
+        "time_to_first_token_s": finished - first.created_s,
+        "latency_s": finished - first.created_s,
+    }
 
 
 def meta_of(request: Request) -> dict[str, Any]:
