@@ -392,6 +392,23 @@ def test_sglangs_name_for_a_server_finds_out_what_it_is(server: StandIn) -> None
     assert server.headers[0]["authorization"] == "Bearer key"
 
 
+def test_hints_are_rejected_where_there_is_no_kv(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    @st.function
+    def pinned(s: st.ProgramState) -> None:
+        s += st.user("Hi") + st.assistant(st.gen("a"))
+        s["outcome"] = s.pin(ttl_s=1).outcome
+        with s.pause(expected_s=0.1):
+            pass
+        s += st.user("Ho") + st.assistant(st.gen("b"))
+
+    state = pinned.run(backend=connect())
+    assert (state["outcome"]["outcome"], state["b"]) == ("rejected", "hello")
+    assert "no KV" in state["outcome"]["reason"]
+    assert len(server.bodies) == 2
+
+
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
