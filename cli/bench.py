@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from ..bench import (
     conformance,
+    dsl,
     grammar_load,
+    latency,
     limits,
     masks,
     model,
+    programs,
     radix,
     schedule,
     serving,
@@ -27,7 +30,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    limits,
+    dsl, latency, programs, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

@@ -26,18 +26,32 @@ def add_backend_flags(parser: argparse.ArgumentParser) -> None:
         help="use the runtime at this address, ZeroMQ or http:// (as `stemma serve` prints them), "
         "instead of starting an engine",
     )
+    add_key_flags(parser)
     add_engine_flags(parser)
+
+
+def add_key_flags(parser: argparse.ArgumentParser) -> None:
+    """The keys for an endpoint that needs them."""
+    parser.add_argument(
+        "--server-key", metavar="FILE", help="with --endpoint tcp://...: the runtime's public key"
+    )
+    parser.add_argument(
+        "--client-key", metavar="FILE", help="with --endpoint tcp://...: this client's secret key"
+    )
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
     """Connect or start, as the flags say."""
     if args.endpoint:
-        return Runtime(args.endpoint)
+        return Runtime(args.endpoint, server_key=args.server_key, client_key=args.client_key)
     return start_engine(args)
 
 
-def start_engine(args: argparse.Namespace, listen: tuple[str, ...] = ()) -> Engine:
-    """An engine with the flags' values. Raises InvalidRequest before anything is started."""
+def start_engine(args: argparse.Namespace, listen: tuple[str, ...] = (), **flags: object) -> Engine:
+    """An engine with the flags' values, and others that are none of its configuration.
+
+    Raises InvalidRequest before anything is started.
+    """
     config = engine_config(args)
     default = EngineConfig()
     options: dict[str, Any] = {
@@ -45,7 +59,7 @@ def start_engine(args: argparse.Namespace, listen: tuple[str, ...] = ()) -> Engi
         for name in EngineConfig.__dataclass_fields__
         if getattr(config, name) != getattr(default, name)
     }
-    return Engine(options.pop("model", None), listen=listen, **options)
+    return Engine(options.pop("model", None), listen=listen, **options, **flags)
 
 
 def default_endpoint(port: int = DEFAULT_PORT) -> str:

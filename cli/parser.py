@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import StemmaError
-from . import bench, chat, demo, doctor, generate, run, serve, tree
+from . import bench, chat, demo, doctor, generate, keys, run, serve, trace, tree
 
-COMMANDS = (demo, run, chat, generate, serve, bench, tree, doctor)
+COMMANDS = (demo, run, chat, generate, serve, keys, bench, trace, tree, doctor)
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import sys
 
 from ..errors import InvalidRequest
 from ..runtime.config import add_engine_flags
+from ..runtime.server.listener import add_client_flags, server_keys
 from .connect import DEFAULT_PORT, Commands, default_endpoint, start_engine
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -20,8 +21,10 @@ def add_parser(commands: Commands) -> None:
         "--port", type=int, default=DEFAULT_PORT, help="HTTP port (default: %(default)s)"
     )
     parser.add_argument(
-        "--endpoint", metavar="ADDRESS", help="ZeroMQ address (default: an ipc file by the port)"
-    )
+        "--endpoint", metavar="ADDRESS",
+        help="ZeroMQ address, ipc://PATH or tcp://HOST:PORT (default: an ipc file by the port)",
+    )  # fmt: skip
+    add_client_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
@@ -37,12 +40,15 @@ def run(args: argparse.Namespace) -> int:
     from ..runtime.server.http import create_app
 
     endpoint = args.endpoint or default_endpoint(args.port)
-    with start_engine(args, listen=(endpoint,)) as engine:
+    server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
+    flags = {name: getattr(args, name) for name in ("server_key", "client_keys", "grace_s")}
+    with start_engine(args, listen=(endpoint,), **flags) as engine:
         info = engine.connection.info
         address = f"http://{args.host}:{args.port}"
         print(f"{info['model']} ({info['dtype']}, context {info['max_model_len']})")
         print(f"  HTTP      {address}/v1   (OpenAI's completions and chat; {address}/health)")
-        print(f'  programs  stemma.Runtime("{endpoint}")')
+        keys = ", server_key=..., client_key=..." if args.server_key else ""
+        print(f'  programs  stemma.Runtime("{endpoint}"{keys})')
         print("  stop      Ctrl-C", flush=True)
         config = uvicorn.Config(
             create_app(engine), host=args.host, port=args.port, log_level="warning"

@@ -25,6 +25,7 @@ from typing import Any, Self
 from ..errors import EngineError, InvalidRequest
 from .channel import OwnedChannel
 from .client import Connection
+from .keys import client_keys
 
 START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
 STOP_TIMEOUT_S = 5.0
@@ -82,19 +83,28 @@ class Runtime(Backend):
     process, call by call, with what its HTTP API knows; the rest is refused (docs/sglang.md).
 
     Args:
-        endpoint: "ipc://PATH", on this host only for now "tcp://127.0.0.1:PORT", or
-            "http://HOST:PORT".
+        endpoint: "ipc://PATH", "tcp://HOST:PORT" or "http://HOST:PORT".
         timeout_s: raise EngineError when nothing has answered by then.
+        server_key, client_key: the runtime's public key and this client's secret one, as files
+            (`stemma keygen` makes them) or as 40 characters each; needed for another host.
     """
 
-    def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_s: float = 10.0,
+        *,
+        server_key: str | Path | None = None,
+        client_key: str | Path | None = None,
+    ) -> None:
         if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
             allowed = 'an address "ipc://...", "tcp://..." or "http://..."'
             raise InvalidRequest.of("endpoint", endpoint, allowed)
         if endpoint.startswith(("http://", "https://")):
             super().__init__(_http_channel(endpoint, timeout_s))
         else:
-            super().__init__(Connection(endpoint, timeout_s=timeout_s))
+            keys = client_keys(endpoint, server_key, client_key)
+            super().__init__(Connection(endpoint, timeout_s=timeout_s, keys=keys))
 
     def get_server_info(self) -> dict[str, Any]:
         """Model, limits, KV pool and counters of the runtime; over HTTP model and limit."""
@@ -126,7 +136,8 @@ class Engine(Backend):
 
     Args:
         model: checkpoint folder in Hugging Face layout; None: the embedded model.
-        listen: further addresses to serve others at, "ipc://PATH" or "tcp://127.0.0.1:PORT".
+        listen: further addresses to serve others at, "ipc://PATH" or "tcp://HOST:PORT"; beyond
+            this host with the options `server_key` and `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
             `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
 

@@ -32,7 +32,8 @@ class Relay:
         self._execute = execute
         self._num_items = num_items
         self._max_threads = max_threads
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._next = 0
         self._num_threads = 0
         self._num_running = 0  # those that are in a function and do not wait in it
@@ -45,17 +46,17 @@ class Relay:
 
     def run(self) -> None:
         """On this thread and others; returns once all functions have, or at once when stopped."""
-        with self._changed:
+        with self._lock:
             self._num_threads = self._num_running = 1
         if self._num_items > 1:
             threading.Thread(target=self._watch, name="stemma-batch-watch", daemon=True).start()
         self._work()
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._num_threads == 0 or self._is_stopped)
 
     def stop(self) -> None:
         """Begin no further function."""
-        with self._changed:
+        with self._lock:
             self._is_stopped = True
             self._ended.set()
             self._changed.notify_all()
@@ -63,13 +64,13 @@ class Relay:
     @contextmanager
     def released(self) -> Iterator[None]:
         """While the calling function waits, another thread goes on with the rest."""
-        with self._changed:
+        with self._lock:
             self._num_running -= 1
             self._call_others()
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._num_running += 1
 
     @property
@@ -82,7 +83,7 @@ class Relay:
 
     def _take(self) -> int | None:
         """The next function, for a thread that has just ended one; None: there is no more."""
-        with self._changed:
+        with self._lock:
             if self._num_running > self._num_allowed and self._has_more:
                 self._park()
             if self._has_more:
@@ -130,7 +131,7 @@ class Relay:
         """Allow more at once whenever no function was begun for a while though one could be."""
         seen = -1
         while not self._ended.wait(STALL_S):
-            with self._changed:
+            with self._lock:
                 if seen == self._next:
                     wanted = min(2 * self._num_running, self._max_threads)
                     self._num_allowed = max(self._num_allowed, wanted)
@@ -170,7 +171,8 @@ class Batch:
         stops iterating, or is interrupted, cancels the rest."""
         try:
             for index, state in enumerate(self.states):
-                state._program.waiters.wait(partial(self._is_over, index))
+                if not self._is_over(index):
+                    state._program.waiters.wait(partial(self._is_over, index))
                 self._finish(index)
                 yield state
         finally:

@@ -1,9 +1,12 @@
-"""A client's connection to a runtime: one DEALER socket, one I/O thread, many programs.
+"""A client's connection to a runtime: one session, one I/O thread, many programs.
 
 Ops are collected per program and leave together: when the program first has to wait, when it ends,
 or `FLUSH_AFTER_S` after the first of them, whichever comes first. So everything up to a program's
 first wait normally travels as one message (its capture). Events come back on the I/O thread, which
 hands each to its program; programs wait on conditions of their own. Nothing here knows of models.
+
+The I/O thread is woken for what somebody waits for. While it is busy it looks again by itself after
+a millisecond, because each wake costs the author's thread the interpreter lock for a while.
 """
 
 from __future__ import annotations
@@ -14,40 +17,40 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import zmq
 
-from ..errors import EngineError, ProtocolError
+from ..errors import EngineError
 from . import wire
 from .channel import EventSink
-from .ir import Op
+from .interning import MIN_CHARS, SentTexts
+from .ir import Gen, Op, Text
+from .keys import ClientKeys
+from .outbox import Outbox
+from .transport import Transport
 
 FLUSH_AFTER_S = 0.002
-FLUSH_AFTER_BYTES = 1024 * 1024  # guess: enough for one message to be worth it
+BUSY_S = 0.010  # after a message the I/O thread expects more for so long (guess)
+NAP_S = 0.001  # meanwhile it looks this often; what ends without being waited for shares a message
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
 HEARTBEAT_POLL_S = wire.HEARTBEAT_S / 4
 
-
-class _Outbox:
-    """Ops of one program that have not been sent yet."""
-
-    __slots__ = ("create", "first", "num_bytes", "ops")
-
-    def __init__(self, create: dict[str, object] | None) -> None:
-        self.create = create
-        self.ops: list[bytes] = []  # encoded
-        self.num_bytes = 0
-        self.first = 0
+# How deep the I/O thread sleeps, that is, who has to wake it.
+_AWAKE = 0
+_NAPPING = 1  # it looks again within NAP_S: only who waits for an answer wakes it
+_DOZING = 2  # it looks again within FLUSH_AFTER_S: the end of a program wakes it too
+_ASLEEP = 3  # anything does
 
 
 class Connection:
     """A connection to the runtime at `endpoint`; thread-safe; lives until `close`.
 
-    Raises EngineError if nothing answers within `timeout_s` or the runtime speaks another version.
+    Raises EngineError if nothing answers within `timeout_s`, the runtime speaks another version or
+    does not accept the keys.
     """
 
     def __init__(
@@ -57,19 +60,26 @@ class Connection:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
         is_alive: Callable[[], str | None] | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         """`is_alive` returns why the runtime's process is dead, or None (asked while waiting)."""
         self.endpoint = endpoint
         self._is_alive = is_alive or (lambda: None)
-        self._lock = threading.Lock()
+        self._keys = keys
+        self._lock = threading.RLock()  # a finalizer that sends may run within
+        self._has_credit = threading.Condition(self._lock)
+        self._credit_bytes = wire.CLIENT_CREDIT_BYTES
         self._programs: dict[int, EventSink] = {}
-        self._outboxes: dict[int, _Outbox] = {}
-        self._dirty: dict[int, _Outbox] = {}  # those of _outboxes that hold ops
+        self._outbox = Outbox()
+        self._texts = SentTexts()
         self._calls: dict[int, _Call] = {}
-        self._ready: deque[list[bytes]] = deque()
         self._ids = itertools.count(1)
         self._error: EngineError | None = None
         self._closing = False
+        self._sleep = _AWAKE
+        self._is_woken = False
+        self._is_urgent = False  # somebody waits for what is queued
+        self._last_sent_s = 0.0
         self._wake_r, self._wake_w = socket.socketpair()
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
@@ -95,54 +105,52 @@ class Connection:
         return self._error
 
     def open_program(self, sink: EventSink, create: dict[str, object]) -> int:
-        """Register a program; `create` (seed, instance, stream) travels with its first ops."""
+        """Register a program; `create` (seed, instance, stream) travels with its first ops.
+
+        Raises InvalidProgram if it cannot be sent.
+        """
+        encoded = wire.encode_create(create)
         with self._lock:
             self._require_open()
             program = next(self._ids)
             self._programs[program] = sink
-            self._outboxes[program] = _Outbox(create)
+            self._outbox.open(program, encoded)
         return program
 
     def send_op(self, program: int, op: Op) -> None:
-        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S.
+        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S. Waits while
+        the runtime has not taken CLIENT_CREDIT_BYTES of what was sent.
 
         Raises InvalidProgram, and has then queued nothing, if it cannot be sent.
         """
-        encoded = wire.encode_op(op.to_wire())
         with self._lock:
             self._require_open()
-            outbox = self._outboxes[program]
-            if outbox.ops and outbox.num_bytes + len(encoded) > FLUSH_AFTER_BYTES:
-                self._ready.append(self._take(program, outbox))
-            outbox.ops.append(encoded)
-            outbox.num_bytes += len(encoded)
-            self._dirty[program] = outbox
-            is_first = len(outbox.ops) == 1
-        if is_first:
+            if self._outbox.held_bytes > self._credit_bytes:
+                self._await_credit()
+            if not self._outbox.add(program, self._encoded(op)):
+                raise EngineError("the program was cancelled or has ended")
+        if self._sleep == _ASLEEP:  # it looks again when the op is due
             self._wake()
 
     def flush(self, program: int, *, end: bool = False) -> None:
         """Send what is queued; `end` says that no op of this program follows."""
         with self._lock:
-            outbox = self._outboxes.get(program)
-            if outbox is None or (self._error and not self._closing):
+            if self._error and not self._closing:
                 return
-            if outbox.ops or end:
-                self._ready.append(self._take(program, outbox, end=end))
-            if end:
-                del self._outboxes[program]
-        self._wake()
+            self._outbox.flush(program, end=end)
+            if not self._outbox.has_queued:
+                return
+            self._is_urgent = self._is_urgent or not end
+        if self._sleep >= (_NAPPING if self._is_urgent else _DOZING):
+            self._wake()
 
     def close_program(self, program: int) -> None:
         """Forget a program; if it has not ended, the runtime cancels what is left of it."""
         with self._lock:
             known = self._programs.pop(program, None) is not None
-            self._outboxes.pop(program, None)
-            self._dirty.pop(program, None)
+            self._outbox.forget(program)
             if known and not self._error:
-                self._ready.append(wire.encode("cancel", program=program))
-        if known:
-            self._wake()
+                self._queue("cancel", program=program)
 
     def call(self, method: str, timeout_s: float = CALL_TIMEOUT_S, **args: object) -> Any:
         """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its answer."""
@@ -150,9 +158,10 @@ class Connection:
         with self._lock:
             self._require_open()
             call_id = next(self._ids)
+            header = {"id": call_id, "method": method, "args": args}
+            wire.encode("call", n=0, ack=0, **header)  # raises here what could not be sent
             self._calls[call_id] = pending
-            self._ready.append(wire.encode("call", id=call_id, method=method, args=args))
-        self._wake()
+            self._queue("call", **header)
         try:
             return pending.wait(method, timeout_s)
         finally:
@@ -170,88 +179,128 @@ class Connection:
             self._thread.join(timeout=5.0)
         self._fail(EngineError("the connection was closed"))
 
+    # --- what is sent -------------------------------------------------------------------------
+
+    def _queue(self, op: str, **header: object) -> None:
+        self._outbox.queue(op, header)
+        self._is_urgent = True
+        if self._sleep:
+            self._wake()
+
+    def _encoded(self, op: Op) -> bytes:
+        """An op as it travels: a long text that was sent before as the number of its slot."""
+        item = op.to_wire()
+        if type(op) is Text:
+            if len(op.text) >= MIN_CHARS and (slot := self._slot(op.text, item)) is not None:
+                item[4] = slot
+        elif type(op) is Gen and op.params.constraint is not None:
+            source = op.params.constraint.source
+            if len(source) >= MIN_CHARS and (slot := self._slot(source, item)) is not None:
+                item = orjson.loads(wire.encode_op(item))
+                item[5]["constraint"]["source"] = slot  # type: ignore[index]
+        return wire.encode_op(item)
+
+    def _slot(self, text: str, item: list[object]) -> int | None:
+        """The slot of a text, a new one where it comes a second time. Raises InvalidProgram if
+        `item`, which has the text, cannot be sent."""
+        slot = self._texts.slot_of(text)
+        if slot is not None or not self._texts.is_repeated(text):
+            return slot
+        num_bytes = len(wire.encode_op(item))
+        if not self._texts.has_room(text):
+            self._outbox.flush_all()  # it may name slots that are filled anew now
+        slot, emptied = self._texts.add(text)
+        header = {"emptied": emptied, "texts": [[slot, text]]}
+        self._outbox.queue("intern", header, num_bytes)
+        return slot
+
+    def _await_credit(self) -> None:
+        if threading.current_thread() is self._thread:
+            return  # it is the one who brings credit
+        while self._outbox.held_bytes > self._credit_bytes:
+            self._outbox.flush_all()
+            self._is_urgent = True
+            if self._sleep:
+                self._wake()
+            self._has_credit.wait()
+            self._require_open()
+
     # --- the I/O thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 500)
-        dealer.setsockopt(zmq.SNDHWM, 0)
-        dealer.setsockopt(zmq.RCVHWM, 0)
         try:
-            dealer.connect(self.endpoint)
-            dealer.send_multipart(wire.encode("hello", client="stemma"))
-            self._loop(dealer)
+            self._keep_session()
+        except EngineError as error:
+            self._fail(error)
         except Exception as error:  # the thread must never die without telling its programs
             self._fail(EngineError(f"connection to {self.endpoint} failed: {error}"))
         finally:
-            dealer.close()
             self._wake_r.close()
 
-    def _loop(self, dealer: zmq.Socket[bytes]) -> None:
-        poller = zmq.Poller()
-        poller.register(dealer, zmq.POLLIN)
-        poller.register(self._wake_r, zmq.POLLIN)
-        last_sent = last_heard = time.monotonic()
+    def _keep_session(self) -> None:
+        transport = Transport(
+            self._context, self.endpoint, self._keys, self._wake_r.fileno(), self._is_alive
+        )
+        try:
+            self._loop(transport)
+        finally:
+            transport.close()
+
+    def _loop(self, transport: Transport) -> None:
         flush_at: float | None = None
         while not self._closing and self._error is None:
-            wait_s = HEARTBEAT_POLL_S if flush_at is None else FLUSH_AFTER_S
-            ready = dict(poller.poll(int(wait_s * 1000)))
-            now = time.monotonic()
-            if self._wake_r.fileno() in ready:
+            self._sleep = _ASLEEP  # before looking at what there is to do: no wake is missed
+            messages = transport.poll(self._timeout_s(flush_at))
+            self._sleep = _AWAKE
+            if self._is_woken:
                 self._drain_wake()
-            if dealer in ready:
-                last_heard = now
-                self._receive(dealer)
-            flush_at = self._flush_overdue(flush_at, now)
-            if self._send_ready(dealer):
-                last_sent = now
-            elif now - last_sent > wire.HEARTBEAT_S:
-                dealer.send_multipart(wire.encode("ping"))
-                last_sent = now
-            self._check_peer(now - last_heard)
-        self._send_ready(dealer)
+            if self._welcome is None and transport.welcome is not None:
+                self._be_welcomed(transport.welcome)
+            for message in messages:
+                self._dispatch(message)
+            flush_at = self._flush_overdue(flush_at)
+            self._send(transport)
+        self._send(transport)
 
-    def _flush_overdue(self, flush_at: float | None, now: float) -> float | None:
+    def _timeout_s(self, flush_at: float | None) -> float:
+        """How long to poll, as things are now; also settles how deep the sleep is."""
+        is_busy = time.monotonic() - self._last_sent_s < BUSY_S
+        if self._outbox.has_queued and (self._is_urgent or not is_busy):
+            return 0.0
+        if is_busy:
+            self._sleep = _NAPPING
+            return NAP_S
+        if flush_at is not None or self._outbox.dirty:
+            self._sleep = _DOZING
+            return FLUSH_AFTER_S
+        return HEARTBEAT_POLL_S
+
+    def _flush_overdue(self, flush_at: float | None) -> float | None:
         """Flush all outboxes once the oldest op has waited long enough; when to look again."""
         with self._lock:
-            if not self._dirty:
+            if not self._outbox.dirty:
                 return None
+            now = time.monotonic()
             if flush_at is None:
                 return now + FLUSH_AFTER_S
             if now < flush_at:
                 return flush_at
-            for program, outbox in list(self._dirty.items()):
-                self._ready.append(self._take(program, outbox))
+            self._outbox.flush_all()
         return None
 
-    def _take(self, program: int, outbox: _Outbox, *, end: bool = False) -> list[bytes]:
-        ops = [wire.embedded(op) for op in outbox.ops]
-        header: dict[str, Any] = {"program": program, "ops": ops, "first": outbox.first}
-        if outbox.create is not None:
-            header["create"] = outbox.create
-        if end:
-            header["end"] = True
-        self._dirty.pop(program, None)
-        outbox.create = None
-        outbox.first += len(ops)
-        outbox.ops, outbox.num_bytes = [], 0
-        return wire.encode("ops", **header)
+    def _send(self, transport: Transport) -> None:
+        with self._lock:
+            self._is_urgent = False
+            self._outbox.hand_over(transport.link)
+            if self._outbox.release(transport.link.num_acked):
+                self._has_credit.notify_all()
+        if transport.send():
+            self._last_sent_s = time.monotonic()
 
-    def _send_ready(self, dealer: zmq.Socket[bytes]) -> bool:
-        sent = False
-        while self._ready:
-            dealer.send_multipart(self._ready.popleft(), copy=False)
-            sent = True
-        return sent
-
-    def _receive(self, dealer: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                parts = dealer.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = wire.decode(parts, wire.RUNTIME_OPS)
-            self._dispatch(message)
+    def _be_welcomed(self, header: dict[str, Any]) -> None:
+        self._welcome = header
+        self._credit_bytes = int(header.get("credit_bytes", wire.CLIENT_CREDIT_BYTES))
+        self._welcomed.set()
 
     def _dispatch(self, message: wire.Message) -> None:
         header = message.header
@@ -266,18 +315,6 @@ class Connection:
             call = self._calls.get(header["id"])
             if call is not None:
                 call.set(header)
-        elif message.op == "welcome":
-            self._welcome = header
-            self._welcomed.set()
-        elif message.op == "error":
-            raise ProtocolError(str(header.get("message")))
-
-    def _check_peer(self, silent_s: float) -> None:
-        reason = self._is_alive()
-        if reason is None and self._welcome is not None and silent_s > wire.RUNTIME_TIMEOUT_S:
-            reason = f"the runtime has been silent for {silent_s:.0f} s"
-        if reason is not None:
-            self._fail(EngineError(reason))
 
     def _fail(self, error: EngineError) -> None:
         with self._lock:
@@ -285,8 +322,8 @@ class Connection:
                 self._error = error
             programs, self._programs = list(self._programs.values()), {}
             calls, self._calls = list(self._calls.values()), {}
-            self._outboxes.clear()
-            self._dirty.clear()
+            self._outbox.clear()
+            self._has_credit.notify_all()
         self._welcomed.set()
         for sink in programs:
             sink.handle_disconnect(self._error)
@@ -309,10 +346,13 @@ class Connection:
             raise EngineError(str(self._error))
 
     def _wake(self) -> None:
+        self._sleep = _AWAKE  # one wake is enough
+        self._is_woken = True
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_w.send(b"x")
 
     def _drain_wake(self) -> None:
+        self._is_woken = False
         with contextlib.suppress(BlockingIOError):
             while self._wake_r.recv(4096):
                 pass

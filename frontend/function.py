@@ -20,6 +20,7 @@ from .prefix import cache_prefix
 from .program import Defaults, Program
 from .progress import progress_bar as show_progress
 from .state import ProgramState
+from .trace import observer
 
 if TYPE_CHECKING:
     from .trace.graph import Graph
@@ -67,6 +68,11 @@ class Function:
             return self._fn(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters but the state, in their order."""
+        return tuple(self._argument_names)
+
     def bind(self, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
         unknown = sorted(set(kwargs).difference(self._argument_names))
@@ -83,7 +89,8 @@ class Function:
         With `stream=True` it returns at once; read `state.text_iter()`.
         """
         if self.is_async and not stream:
-            return _run_loop(self.arun, *args, **kwargs)
+            done: ProgramState = _run_loop(self.arun, *args, **kwargs)
+            return done
         options, kwargs = self._split(kwargs)
         state = options.start(stream=stream)
         if stream:
@@ -204,7 +211,7 @@ class Function:
 
         def execute(index: int, state: ProgramState) -> None:
             args, given = _arguments(batch_kwargs[index])
-            self._execute(state, args, {**shared, **given})
+            self._execute(state, args, {**shared, **given} if shared else given)
 
         async def execute_async(index: int, state: ProgramState) -> None:
             args, given = _arguments(batch_kwargs[index])
@@ -249,7 +256,8 @@ class Function:
             asyncio.run(self._execute_async(state, args, kwargs))
             return
         try:
-            state.ret_value = self._fn(state, *args, **{**self._bound, **kwargs})
+            given = {**self._bound, **kwargs} if self._bound else kwargs
+            state.ret_value = self._fn(state, *args, **given)
         except Exception as error:
             state._program.fail(error)
             raise
@@ -302,7 +310,7 @@ class Function:
 
 
 def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(given, Mapping):
+    if isinstance(given, dict | Mapping):  # a dict is found out the quick way
         return (), given
     if isinstance(given, Sequence) and not isinstance(given, str):
         return given, {}
@@ -336,6 +344,7 @@ def open_program(
         defaults=None if defaults is None else Defaults(defaults),
         name=name,
     )
+    observer.program_started(program)
     return ProgramState(program)
 
 

@@ -30,26 +30,28 @@ MAX_REMEMBERED = 256
 P = ParamSpec("P")
 E = TypeVar("E", bound=Expr)
 
-_UNHASHABLE_OR_LARGE = frozenset(
+# Unhashable, too large to keep, or numbers within a tuple: 1, 1.0 and True are one key there.
+_NOT_REMEMBERED = frozenset(
     ("regex", "json_schema", "ebnf", "structural_tag", "choices", "logit_bias", "stop_token_ids")
 )
 
 
 def _remembered(make: Callable[P, E]) -> Callable[P, E]:
-    """The same expression for the same arguments: thousands of programs of a batch make it again
-    and again, and what is derived from it (defaults, wire form) is then also made once."""
+    """The same params for the same arguments, whatever the name: thousands of programs of a batch
+    ask for them again and again, and what is derived from them is then also made once."""
     remembered = functools.lru_cache(MAX_REMEMBERED, typed=True)(make)
 
     @functools.wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> E:
-        if len(args) > 2 or not _UNHASHABLE_OR_LARGE.isdisjoint(kwargs):
-            return make(*args, **kwargs)
+    def made(name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 or not _NOT_REMEMBERED.isdisjoint(kwargs):
+            return make(name, *args, **kwargs)  # type: ignore[arg-type]
         try:
-            return remembered(*args, **kwargs)  # type: ignore[arg-type]
+            unnamed: Any = remembered(None, *args, **kwargs)
         except TypeError:  # a list, such as `stop`; or an argument that there is not
-            return make(*args, **kwargs)
+            return make(name, *args, **kwargs)  # type: ignore[arg-type]
+        return unnamed if name is None else GenExpr(_checked_name(name), unnamed.params)
 
-    return made
+    return made  # type: ignore[return-value]
 
 
 @_remembered

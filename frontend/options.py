@@ -12,6 +12,7 @@ from .generation import regexes_of, texts_of
 from .ir import NOTHING_GIVEN, GenParams
 from .program import Defaults, Program
 from .state import ProgramState
+from .trace import observer
 
 MAX_SEED = 2**63 - 1
 
@@ -75,6 +76,7 @@ class RunOptions:
             name=self._name,
             num_api_spec_tokens=self._num_api_spec_tokens,
         )
+        observer.program_started(program)
         return ProgramState(program)
 
 

@@ -79,7 +79,10 @@ class _Prefix:
             raise _Ends
 
     def close_program(self, program: int) -> None:
-        pass
+        """Nothing: nobody works for it."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def prefix_of(

@@ -7,6 +7,7 @@ What is filled in is marked as done last, so that reading needs no lock.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from ..errors import EngineError, InvalidProgram, ProgramError
 from . import ir, wire
 from .channel import Channel
+from .trace import observer
 from .waiting import Condition, Waiters
 
 
@@ -96,14 +98,16 @@ class Program:
         self.started_s = time.perf_counter()
         self.started_ns = time.time_ns()
         self.ended_s: float | None = None  # by time.perf_counter()
+        self.is_watched = False  # observers were told of it, and not yet of its end
         self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
         self._seen_errors: set[int] = set()
         self._dropped: deque[tuple[int, int]] = deque()
         self._disconnect: Exception | None = None
-        self._num_branches = 0
+        self._branches = itertools.count()
         self._is_done = False
+        self._is_cancelled = False
         self.runner: object = None  # of a streaming run's function: its thread's ident or task
         self.loop_thread: int | None = None  # where an async function runs: it must not wait there
         self.relay: Relay | None = None
@@ -120,9 +124,8 @@ class Program:
     # --- called by branches ----------------------------------------------------------------------
 
     def new_branch(self) -> int:
-        """The next branch number; of a tree of branches only one thread forks at a time."""
-        self._num_branches += 1
-        return self._num_branches - 1
+        """The next branch number."""
+        return next(self._branches)
 
     def send(self, op: ir.Op) -> Pending:
         """Send an op; the returned Pending is filled when the runtime answers."""
@@ -159,8 +162,11 @@ class Program:
         self._dropped.append((branch, seq))
 
     def _send_dropped(self) -> None:
-        while self._dropped and not self.is_ended:
-            branch, seq = self._dropped.popleft()
+        while not self.is_ended:
+            try:
+                branch, seq = self._dropped.popleft()
+            except IndexError:  # all sent, perhaps by another thread
+                return
             self._seen_errors.add(branch)
             op = ir.Drop(branch, seq, None)
             try:
@@ -223,9 +229,8 @@ class Program:
 
     def wait_until(self, condition: Condition) -> None:
         """Wait on this thread. Raises InvalidProgram where that would stop an event loop."""
-        with self.waiters.lock:
-            if condition():
-                return
+        if condition():
+            return
         if self.loop_thread == threading.get_ident():
             raise InvalidProgram(
                 "an async function must not wait like this, all others would wait with it: "
@@ -318,27 +323,26 @@ class Program:
 
     def end(self) -> None:
         """No op follows."""
-        with self.waiters.lock:
-            if self.is_ended:
-                return
-            self.is_ended = True
+        if self.is_ended:
+            return
+        self.is_ended = True
         self.waiters.wake()
         self._channel.flush(self.id, end=True)
 
     def cancel(self) -> None:
         """Stop everything that still runs for this program."""
-        with self.waiters.lock:
-            self.is_ended = True
-            if self._disconnect is None and not self._is_done:
-                self._disconnect = EngineError("the program was cancelled")
+        if self._is_cancelled:
+            return
+        self._is_cancelled = self.is_ended = True
+        if self._disconnect is None and not self._is_done:
+            self._disconnect = EngineError("the program was cancelled")
         self._note_end()
         self._channel.close_program(self.id)
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""
-        with self.waiters.lock:
-            if not self._is_done:
-                self._disconnect = error
+        if not self._is_done:
+            self._disconnect = error
         self.cancel()
 
     @property
@@ -365,13 +369,14 @@ class Program:
         self.waiters.wake()
 
     def handle_disconnect(self, error: EngineError) -> None:
-        with self.waiters.lock:
-            self._disconnect = self._disconnect or error
+        self._disconnect = self._disconnect or error
         self._note_end()
 
     def _note_end(self) -> None:
         if self.ended_s is None:
             self.ended_s = time.perf_counter()
+        if self.is_watched:
+            observer.program_ended(self)
         self.waiters.wake()
 
 

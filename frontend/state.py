@@ -79,20 +79,17 @@ class ProgramState(BranchReader):
         return self
 
     def _append(self, other: Appendable, source: str | None) -> None:
-        if other is None:
-            return
         append = _APPENDERS.get(type(other))
-        if append is None:
-            if not isinstance(other, str):
-                allowed = "a string or an expression like gen(...)"
-                raise InvalidProgram.of("state +=", other, allowed)
-            append = ProgramState._append_text
-        append(self, other, source)
+        if append is not None:
+            append(self, other, source)
+        elif isinstance(other, str):
+            self._append_text(other, source)
+        elif other is not None:
+            raise InvalidProgram.of("state +=", other, "a string or an expression like gen(...)")
 
     def _append_text(self, text: str, source: str | None) -> None:
         if text:
-            self._program.send_silent(ir.Text(self._branch, self._next(), source, text))
-            self._seq += 1
+            self._send_silent(ir.Text(self._branch, self._next(), source, text))
             self._note(text)
 
     def _append_sum(self, total: Sum, source: str | None) -> None:
@@ -131,15 +128,20 @@ class ProgramState(BranchReader):
         self._seq += 1
         return pending
 
+    def _send_silent(self, op: ir.Op) -> None:
+        self._program.send_silent(op)
+        self._seq += 1
+
     def _note(self, piece: Piece) -> None:
         if self._open_role is not None:
             self._messages[-1].pieces.append(piece)
-        self._note_mark(piece)
+        self._pieces.append(piece)
+        self._program.waiters.wake()  # who iterates over the text
 
     def _note_mark(self, piece: Piece) -> None:
         """A piece that is no part of a message's content."""
         self._pieces.append(piece)
-        self._program.waiters.wake()  # who iterates over the text
+        self._program.waiters.wake()
 
     def _bind(self, name: str, op: ir.Op) -> None:
         pending = self._send(op)
@@ -198,8 +200,7 @@ class ProgramState(BranchReader):
         return PauseScope(self, expected_s, label, source_line(sys._getframe(1)))
 
     def _send_pause(self, expected_s: float | None, label: str, source: str | None) -> None:
-        self._program.send_silent(ir.Pause(self._branch, self._next(), source, expected_s, label))
-        self._seq += 1
+        self._send_silent(ir.Pause(self._branch, self._next(), source, expected_s, label))
         self._program.flush()
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -349,7 +350,7 @@ class ProgramState(BranchReader):
 
     def _end(self, source: str | None) -> None:
         if not self._is_joined:
-            self._program.send_silent(ir.End(self._branch, self._next(), source))
+            self._send_silent(ir.End(self._branch, self._next(), source))
             self._is_joined = True
 
 

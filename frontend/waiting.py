@@ -11,12 +11,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 Condition = Callable[[], bool]
 
 
 class Waiters:
-    """Who waits for something that `lock` guards."""
+    """Who waits for something. Who changes it does so first and calls `wake` then; who waits leaves
+    its callback first and looks then: so one of the two always sees the other."""
 
     __slots__ = ("_wakers", "lock")
 
@@ -25,36 +27,40 @@ class Waiters:
         self._wakers: list[Callable[[], None]] = []
 
     def wake(self) -> None:
-        """Have everybody look again; with the lock not held, after what they wait for changed."""
+        """Have everybody look again, after what they wait for has changed."""
+        if not self._wakers:
+            return
         with self.lock:
-            if not self._wakers:
-                return
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
             waker()
 
     def wait(self, condition: Condition) -> None:
-        """Until `condition`, which is asked with the lock held."""
-        baton = threading.Lock()
-        baton.acquire()
-        while True:
-            with self.lock:
-                if condition():
-                    return
-                self._wakers.append(baton.release)
+        """Until `condition`."""
+        while not condition():
+            baton = threading.Lock()
+            baton.acquire()
+            self._leave(baton.release)
+            if condition():
+                return
             baton.acquire()
 
     async def wait_async(self, condition: Condition) -> None:
         """The same for a coroutine."""
+        if condition():
+            return
         loop = asyncio.get_running_loop()
         mailbox = _mailbox_of(loop)
-        while True:
+        while not condition():
             future = loop.create_future()
-            with self.lock:
-                if condition():
-                    return
-                self._wakers.append(lambda future=future: mailbox.put(future))  # type: ignore[misc]
+            self._leave(partial(mailbox.put, future))
+            if condition():
+                return
             await future
+
+    def _leave(self, waker: Callable[[], None]) -> None:
+        with self.lock:
+            self._wakers.append(waker)
 
 
 class _Mailbox:

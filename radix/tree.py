@@ -164,7 +164,7 @@ class RadixTree:
             assert step.lock_ref > 0, f"{step} was unlocked more often than locked"
             self.num_visits += 1
             step.lock_ref -= 1
-            if step.lock_ref == 0 and not step.is_root:
+            if step.lock_ref == 0 and step.parent is not None:
                 step.last_use = self.clock
                 self._set_free(step)
             top, step = step, step.parent
@@ -247,18 +247,28 @@ class RadixTree:
         for step in nodes:  # it grows meanwhile
             nodes.extend(step.children.values())
         for step in reversed(nodes):
-            self._age_one(step, owner)
+            if step.owner is owner:
+                self._age_one(step)
         above = node.parent
-        while above is not None and self._age_one(above, owner):
+        while above is not None and above.owner is owner and self._age_one(above):
             above = above.parent
 
-    def _age_one(self, node: Node, owner: Hashable) -> bool:
-        is_own_and_free = node.owner is owner and node.older is not None
-        if is_own_and_free and _are_aged(node.children):
-            self.use_order.age(node)
-            node.last_use = 0
-            return True
-        return False
+    def age_path(self, node: Node) -> None:
+        """Whosever it is, the path to `node` is evicted before all else, with what alone continues
+        it, up to where it is in use or branches."""
+        while len(node.children) == 1:
+            (node,) = node.children.values()
+        step: Node | None = node
+        while step is not None and self._age_one(step):
+            step = step.parent
+
+    def _age_one(self, node: Node) -> bool:
+        """False where it is in use, or something below it is younger."""
+        if node.older is None or not _are_aged(node.children):
+            return False
+        self.use_order.age(node)
+        node.last_use = 0
+        return True
 
     def path(self, node: Node) -> tuple[array[int], Pages]:
         """The tokens and pages from the root to the end of `node`."""
@@ -474,8 +484,13 @@ class RadixTree:
         """Adds a run below `node`: in place if it is a leaf of this owner with no lock but the
         caller's own and no lease."""
         self.num_pages += len(pages)
-        is_own = node.lock_ref <= owned_locks and not node.lease_ref and node.owner is owner
-        if is_own and not node.children and not node.is_root:
+        if (
+            not node.children
+            and node.parent is not None
+            and node.lock_ref <= owned_locks
+            and not node.lease_ref
+            and node.owner is owner
+        ):
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
@@ -501,7 +516,7 @@ class RadixTree:
     def _lock_one(self, node: Node) -> None:
         self.num_visits += 1
         node.lock_ref += 1
-        if node.lock_ref == 1 and not node.is_root:
+        if node.lock_ref == 1 and node.parent is not None:
             if node.lease_ref:
                 self.leased_pages -= len(node.pages)
             else:

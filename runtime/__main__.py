@@ -9,8 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ..errors import InvalidRequest, StemmaError
+from ..errors import StemmaError
 from .config import add_engine_flags, engine_config
+from .server.listener import add_client_flags, server_keys
 from .threads import configure_threads, default_num_threads
 
 
@@ -22,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         required=True,
         metavar="ADDRESS",
-        help="where to listen: ipc://PATH or tcp://127.0.0.1:PORT (may be repeated)",
+        help="where to listen: ipc://PATH or tcp://HOST:PORT (may be repeated)",
     )
+    add_client_flags(parser)
     parser.add_argument(
         "--watch-stdin",
         action="store_true",
@@ -42,27 +44,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    for endpoint in args.endpoint:
-        _require_local(endpoint)
+    keys = server_keys(args, args.endpoint)
     config = engine_config(args)
     configure_threads(config.num_threads or default_num_threads(config.model), config.spin_us)
     from .engine import LoadedModel
     from .server.gateway import Gateway
 
     stop_fd = sys.stdin.fileno() if args.watch_stdin else None
-    gateway = Gateway(LoadedModel(config), args.endpoint, stop_fd=stop_fd)
+    gateway = Gateway(
+        LoadedModel(config), args.endpoint, stop_fd=stop_fd, grace_s=args.grace_s, keys=keys
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
     gc.collect()
     gc.freeze()  # the model and the modules never become garbage; keep collections short
     gateway.run()
-
-
-def _require_local(endpoint: str) -> None:
-    """Off this host a connection needs keys (CURVE), which come later."""
-    local = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:")
-    if not endpoint.startswith(local):
-        raise InvalidRequest.of("endpoint", endpoint, f"an address that starts with {local}")
 
 
 if __name__ == "__main__":

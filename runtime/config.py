@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidRequest
+from .memory.block_key import BLOCK_TOKENS
 from .schedule.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 from .schedule.stall import DEFAULT_SLOWDOWN
@@ -61,7 +62,8 @@ class EngineConfig:
         fits = self.host_kv_tokens == 0 or self.host_kv_tokens >= self.page_size
         _require("host_kv_tokens", self.host_kv_tokens, fits, "0 or >= page_size")
         if self.kv_store is not None:
-            raise InvalidRequest.of("kv_store", str(self.kv_store), "none: not there yet")
+            fits = BLOCK_TOKENS % self.page_size == 0
+            _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: kv_store")
         share, size = self.pin_share, self.kv_store_gb
         _require("pin_share", share, 0.0 <= share <= 1.0, "a number in [0, 1]")
         _require("kv_store_gb", size, 0.001 <= size <= 1e6, "a number in [0.001, 1000000]")

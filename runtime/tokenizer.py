@@ -7,6 +7,9 @@ end-of-turn token), and of the chat template's marks, in which special tokens ar
 from __future__ import annotations
 
 import json
+import threading
+from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from tokenizers import Tokenizer as HfTokenizer
 from ..errors import InvalidRequest, ModelLoadError
 
 MAX_TEXT_CHARS = 8 * 1024 * 1024
+LONG_CHARS = 256  # guess: below, looking a text up saves little
+MAX_KEPT_CHARS = 16 * 1024 * 1024
 REPLACEMENT = "\ufffd"
 
 
@@ -49,11 +54,22 @@ class Tokenizer:
             if token.special
         )
         self.bos_ids = self._leading_bos()
+        self._kept = KeptEncodings()
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text: no BOS is added and no special token is recognised."""
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidRequest.of("text", f"{len(text)} characters", f"at most {MAX_TEXT_CHARS}")
+        if len(text) < LONG_CHARS:
+            return self._encode(text)
+        kept = self._kept.find(text)
+        if kept is not None:
+            return kept.tolist()
+        ids = self._encode(text)
+        self._kept.keep(text, array("i", ids))
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -90,6 +106,35 @@ class Tokenizer:
             raise ModelLoadError(
                 f"{path}: token id {largest} but the model's vocab_size is {vocab_size}"
             )
+
+
+class KeptEncodings:
+    """Ids of long texts, so that a batch's constant prefix is tokenized once. The least recently
+    used are dropped beyond MAX_KEPT_CHARS; thread-safe."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._num_chars = 0
+        self._lock = threading.Lock()
+
+    def find(self, text: str) -> array[int] | None:
+        """The caller must not change what it gets."""
+        with self._lock:
+            ids = self._ids.get(text)
+            if ids is not None:
+                self._ids.move_to_end(text)
+            return ids
+
+    def keep(self, text: str, ids: array[int]) -> None:
+        if len(text) > MAX_KEPT_CHARS:
+            return
+        with self._lock:
+            if text not in self._ids:
+                self._num_chars += len(text)
+            self._ids[text] = ids
+            while self._num_chars > MAX_KEPT_CHARS:
+                dropped, _ = self._ids.popitem(last=False)
+                self._num_chars -= len(dropped)
 
 
 def _load_config(path: Path) -> dict[str, Any]:

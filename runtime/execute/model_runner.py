@@ -113,7 +113,7 @@ class ModelRunner:
             device=self.device,
         )
         self.host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
-        self._transfer = KVTransfer(self.pool, self.host_pool) if self.host_pool else None
+        self._transfer = KVTransfer(self.pool, self.host_pool)
         self._inputs = InputBuilder(
             self.kernels,
             self.pool.layers,
@@ -138,9 +138,11 @@ class ModelRunner:
 
         A row whose logits are not finite gets `error`; the others are not affected.
         """
-        transfer_s = self._make_transfers(plan)
+        started = time.perf_counter()
+        payloads = self._transfer.run(plan.transfers)
+        transfer_s = time.perf_counter() - started if plan.transfers else None
         if not plan.rows:
-            return StepResult(plan.step_id, (), None, transfer_s)
+            return StepResult(plan.step_id, (), None, transfer_s, payloads)
         started = time.perf_counter()
         batch, layout = self._inputs.build(plan, self._previous_tokens)
         wanted = wanted_logits(plan, layout)
@@ -153,7 +155,7 @@ class ModelRunner:
             self._score(plan, wanted, wanted.scored_tokens, hidden, results)
         self._previous_tokens = previous
         duration_s = time.perf_counter() - started
-        return StepResult(plan.step_id, tuple(results), duration_s, transfer_s)
+        return StepResult(plan.step_id, tuple(results), duration_s, transfer_s, payloads)
 
     def warm_up(self) -> None:
         """Run a short prompt and two decode steps, so that the first request pays no set-up.
@@ -170,15 +172,6 @@ class ModelRunner:
         for step in range(2):
             row = Row(0, 0, length + step, (0,), from_previous=0, sampling=sampling)
             self.execute(StepPlan(1 + step, (row,)))
-
-    def _make_transfers(self, plan: StepPlan) -> float | None:
-        """The seconds that it took; None without any."""
-        if not plan.transfers:
-            return None
-        assert self._transfer is not None, "a plan has transfers, but there is no host pool"
-        started = time.perf_counter()
-        self._transfer.run(plan.transfers)
-        return time.perf_counter() - started
 
     def _load(
         self, folder: Path, load_format: LoadFormat, on_progress: ProgressCallback | None

@@ -13,38 +13,50 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..step import Transfer
+from ..step import BlockRestore, BlockSave, TierCopy, Transfer
+from .block_copy import Bytes, gather_block, scatter_block, slots_of
+from .block_file import Payload
 from .device_pool import DeviceKVPool
 from .host_pool import HostKVPool
 
-Bytes = npt.NDArray[np.uint8]  # [2, num_kv_heads, num_slots, head_dim * itemsize]
-
 
 class KVTransfer:
-    """Carries out the transfers of one device's plans, in their order."""
+    """Carries out the copies of one device's plans, in their order."""
 
-    def __init__(self, device_pool: DeviceKVPool, host_pool: HostKVPool) -> None:
+    def __init__(self, device_pool: DeviceKVPool, host_pool: HostKVPool | None) -> None:
         self._page_size = device_pool.page_size
-        self._pairs = [
-            (bytes_of(device), bytes_of(host))
-            for device, host in zip(device_pool.layers, host_pool.layers, strict=True)
-        ]
+        self._device = [bytes_of(layer) for layer in device_pool.layers]
+        self._host = None if host_pool is None else [bytes_of(layer) for layer in host_pool.layers]
 
-    def run(self, transfers: Iterable[Transfer]) -> None:
-        """Make the copies; they are done when this returns."""
-        for transfer in transfers:
-            is_store = transfer.kind == "store"
-            for first, to, length in self._runs(transfer):
-                here, there = slice(first, first + length), slice(to, to + length)
-                for device, host in self._pairs:
-                    if is_store:
-                        host[:, :, there] = device[:, :, here]
-                    else:
-                        device[:, :, here] = host[:, :, there]
+    def run(self, copies: Iterable[TierCopy]) -> tuple[Payload, ...]:
+        """Make the copies; they are done when this returns. The payloads of the blocks that were
+        to be saved."""
+        payloads = []
+        for copy in copies:
+            if isinstance(copy, Transfer):
+                self._transfer(copy)
+            elif isinstance(copy, BlockSave):
+                payloads.append(gather_block(self._device, slots_of(copy.pages, self._page_size)))
+            else:
+                self._restore(copy)
+        return tuple(payloads)
+
+    def _transfer(self, transfer: Transfer) -> None:
+        assert self._host is not None, "a plan has transfers, but there is no host pool"
+        for first, to, length in self._runs(transfer):
+            here, there = slice(first, first + length), slice(to, to + length)
+            for device, host in zip(self._device, self._host):
+                if transfer.kind == "store":
+                    host[:, :, there] = device[:, :, here]
+                else:
+                    device[:, :, here] = host[:, :, there]
+
+    def _restore(self, restore: BlockRestore) -> None:
+        slots = slots_of(restore.pages, self._page_size)
+        scatter_block(self._device, slots, restore.payload, restore.first_token)
 
     def _runs(self, transfer: Transfer) -> Iterator[tuple[int, int, int]]:
         """(first device slot, first host slot, slots) of each run that is contiguous on both."""

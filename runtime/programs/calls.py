@@ -342,6 +342,7 @@ class SelectCall:
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         payload = {"value": text, "text": text, "meta": meta}

@@ -11,7 +11,8 @@ An entry of a page table never changes once it was sent, so a step in flight rea
 What programs know of their prefixes are leases (radix/leases.py): they decide what is evicted,
 never what is computed, and give way to any request that needs the pages. Behind the device's pages
 there may be those of the host (tiers.py): what is evicted goes there, and comes back when a request
-that begins so is admitted, or when a lease says that it is due.
+that begins so is admitted, or when a lease says that it is due. And there may be a store on disk
+(stored_prefixes.py), which gets what is released, and keeps it over a restart.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from ...radix.leases import Lease, Leases
 from ...radix.pages import PageAllocator, Pages
 from ...radix.tree import Node, NodeSnapshot, RadixTree
 from ..request import Request
-from ..step import StepPlan, StepResult, Transfer
-from .tiers import HostTier, Publication, TierCosts, withdraw
+from ..step import BlockSave, StepPlan, StepResult, TierCopy
+from .stored_prefixes import StoredPrefixes
+from .tiers import HostTier, Publication, TierCosts, joined, withdraw
 
 DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
 PREFETCH_AHEAD_S = 0.05  # before its use is a prefix loaded (guess)
@@ -45,6 +47,7 @@ class KVCacheOptions:
     has_leases: bool = True  # else retain and pin keep nothing
     pin_share: float = DEFAULT_PIN_SHARE
     num_host_pages: int = 0
+    stored: StoredPrefixes | None = None  # on disk
 
 
 class KVCacheManager:
@@ -70,7 +73,9 @@ class KVCacheManager:
         self.allocator = PageAllocator(num_pages)
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages
-        self.host = HostTier(num_host_pages, page_size) if num_host_pages else None
+        self._copies: list[TierCopy] = []  # for the next plan, in their order
+        self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
+        self.stored = self.options.stored
         at_once = min(MIN_EVICTED_TOKENS // page_size, num_pages // 32)
         self._min_evicted = at_once if num_host_pages else 0
         self.leases = Leases(self.tree, max_pinned, self._note_break if self.host else None)
@@ -96,7 +101,7 @@ class KVCacheManager:
     @property
     def has_transfers(self) -> bool:
         """Whether a plan would have copies to make, if nothing else."""
-        return self.host is not None and self.host.has_pending
+        return bool(self._copies)
 
     def begin_step(self) -> None:
         """A step is about to be planned: end the leases that have expired, load what is due."""
@@ -106,24 +111,30 @@ class KVCacheManager:
             self.host.leases.expire(now_s)
             self._prefetch_due(now_s)
 
-    def take_transfers(self) -> tuple[Transfer, ...]:
+    def take_transfers(self) -> tuple[TierCopy, ...]:
         """The copies between tiers that the plan now made must carry out first."""
-        return () if self.host is None else self.host.take()
+        taken = joined(self._copies)
+        self._copies.clear()
+        return taken
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
         """The plan in flight was carried out."""
         if self.host is not None:
             self.costs.note(plan, result, self.page_size)
             self.host.settle()
-            self._loads.clear()
+        if self.stored is not None:
+            self.stored.settle(_saves(plan), result.payloads)
+        self._loads.clear()
 
-    def undo_transfers(self) -> None:
+    def undo_transfers(self, plan: StepPlan) -> None:
         """It failed, and its copies may not have been made; no request reads them any more."""
         if self.host is not None:
             self.host.undo()
-            for load in self._loads:
-                self.allocator.free(withdraw(self.tree, self.leases, load))
-            self._loads.clear()
+        if self.stored is not None:
+            self.stored.settle(_saves(plan), ())
+        for load in self._loads:
+            self.allocator.free(withdraw(self.tree, self.leases, load))
+        self._loads.clear()
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -182,6 +193,35 @@ class KVCacheManager:
         if node is not None:
             self.tree.age(node)
 
+    def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
+        """What the device has of this prefix, and nobody else goes on from, is evicted before all
+        else."""
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.tree.age_path(node)
+
+    def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
+        """Copy what the device has of a prefix to the host, then let it give way; how many of its
+        tokens the host has."""
+        assert self.host is not None, "there is no host tier"
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.host.store(namespace, *self.tree.path(node), node.owner)
+            self.tree.age_path(node)
+        return self.host.tree.match_length(namespace, token_ids)
+
+    def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
+        """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
+        None without a store that can be written."""
+        if self.stored is None or not self.stored.can_save:
+            return None
+        if namespace not in self.tree.roots:
+            return 0
+        match = self.tree.match(namespace, token_ids)
+        cached = array("i", token_ids[: match.num_tokens])
+        self._copies.extend(self.stored.saves(namespace, cached, match.pages))
+        return self.stored.num_kept_tokens(namespace, cached)
+
     def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
         """A request was preempted: what it had computed is kept before all other content, until it
         is admitted again or ends."""
@@ -233,6 +273,61 @@ class KVCacheManager:
             request.num_published += num_tokens
             request.num_computed_tokens += num_tokens
             request.num_host_tokens += num_tokens
+
+    def look_up(self, request: Request) -> bool:
+        """Begin to fetch what only the store on disk has of a new request's tokens; whether the
+        request is to be held back until `take_fetched` returns it."""
+        if self.stored is None:
+            return False
+        namespace, token_ids, limit = request.namespace, request.token_ids, request.match_limit
+        num_cached = 0
+        if namespace in self.tree.roots:
+            num_cached = self.tree.match_length(namespace, token_ids[:limit])
+        on_host = None if self.host is None else self.host.match(namespace, token_ids, limit)
+        if on_host is not None:
+            num_cached = max(num_cached, on_host.num_tokens)
+        return self.stored.look_up(request, num_cached)
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether `take_fetched` would return any."""
+        return self.stored is not None and self.stored.has_ready
+
+    def take_fetched(self) -> list[Request]:
+        """Requests that need wait no longer for what is fetched, in order of arrival."""
+        return [] if self.stored is None else self.stored.take_ready()
+
+    def forget_fetched(self, request: Request) -> None:
+        """The request was admitted, or has ended."""
+        if self.stored is not None:
+            self.stored.forget(request)
+
+    def restore(self, request: Request) -> None:
+        """Put what was fetched of an attached request's tokens into its pages, as far as there are
+        any; the step that is being planned may read it."""
+        if self.stored is None or request.num_published != request.num_computed_tokens:
+            return
+        start = request.num_computed_tokens
+        num_pages = (self.stored.restorable_end(request, start) - start) // self.page_size
+        if num_pages <= 0:
+            return
+        self._beneficiary = request
+        self._make_room(min(num_pages, self.num_available_pages))
+        self._beneficiary = None
+        pages = self.allocator.allocate(min(num_pages, self.allocator.num_free))
+        if pages:
+            end = start + len(pages) * self.page_size
+            assert request.node is not None
+            run = request.token_ids[start:end]
+            inserted = self.tree.extend(request.node, run, pages, owner=request.program)
+            assert not inserted.num_existing, "the device had what was fetched"
+            self._loads.append(Publication(inserted.node, inserted.added_from))
+            self.tree.move_lock(request.node, inserted.node)
+            request.node = inserted.node
+            request.pages.extend(pages)
+            request.num_published = request.num_computed_tokens = end
+            request.num_disk_tokens += end - start
+            self._copies.extend(self.stored.restore(request, start, end))
 
     def catch_up(self, request: Request) -> None:
         """Adopt what others have published of the request's tokens since it was attached."""
@@ -293,6 +388,9 @@ class KVCacheManager:
             return
         start = request.num_published // self.page_size
         own = request.pages[start:]
+        if keep and self.stored is not None and request.is_admitted:
+            done = request.token_ids[: request.num_computed_tokens]
+            self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
         if keep:
             num_whole = request.num_computed_tokens // self.page_size - start
             tokens = request.token_ids[request.num_published :][: num_whole * self.page_size]
@@ -476,6 +574,10 @@ class KVCacheManager:
                 node, pages = self._load_below(here.node, match.node, match.node.owner)
             self.tree.unlock(here.node)
         return (None if node.is_root else node), len(pages) * self.page_size
+
+
+def _saves(plan: StepPlan) -> list[BlockSave]:
+    return [copy for copy in plan.transfers if isinstance(copy, BlockSave)]
 
 
 def _num_missing(lease: Lease) -> int:

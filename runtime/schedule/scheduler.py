@@ -106,9 +106,15 @@ class Scheduler:
         self._is_stalled = False  # the last plan was empty: they all wait
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that do not run, those among them whose KV is being fetched."""
+        stored = self.kv_cache.stored
+        return len(self.waiting) + (0 if stored is None else stored.num_held)
+
+    @property
     def has_work(self) -> bool:
         """Whether a plan would have rows, or copies between tiers."""
-        if self.kv_cache.has_transfers:
+        if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
         if not self._compiling:
             return bool(self.waiting or self.running)
@@ -134,7 +140,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. The caller has checked that alone it fits the pool."""
-        self.waiting.add(request)
+        if not self.kv_cache.look_up(request):
+            self.waiting.add(request)
         if request.grammar is not None:
             self._compiling[request] = None
         self._is_stalled = False
@@ -150,6 +157,8 @@ class Scheduler:
         """The next step, or None if nothing can run; its pages are reserved, prompts published."""
         assert self._in_flight is None, "the previous plan was neither applied nor failed"
         self.kv_cache.begin_step()
+        for request in self.kv_cache.take_fetched():
+            self.waiting.add(request)
         self._take_grammars()
         rows: list[Row] = []
         requests: list[Request] = []
@@ -341,12 +350,14 @@ class Scheduler:
         try:
             self._require_room(request, cut)
             self.kv_cache.load(request)
+            self.kv_cache.restore(request)
             num_tokens = self._chunk(request, budget)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)
             return None
         self.kv_cache.forget_preempted(request)
+        self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
         insort(self.running, request, key=self.waiting.policy.keep)
         self._num_new_tokens += request.num_new_tokens
@@ -469,7 +480,7 @@ class Scheduler:
         publications = (planned.publications[index] for index in failed)
         self.kv_cache.unpublish(p for p in publications if p is not None)
         if are_all:
-            self.kv_cache.undo_transfers()
+            self.kv_cache.undo_transfers(planned.plan)
         for index in failed:
             request = planned.requests[index]
             if not request.is_finished:
@@ -530,6 +541,7 @@ class Scheduler:
         elif request in self.waiting:
             self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
+        self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
         self._compiling.pop(request, None)

@@ -19,7 +19,7 @@ from ...radix.check import check
 from ...radix.leases import Lease, Leases
 from ...radix.pages import PageAllocator, Pages
 from ...radix.tree import Match, Node, RadixTree
-from ..step import StepPlan, StepResult, Transfer
+from ..step import StepPlan, StepResult, TierCopy, Transfer
 
 MIN_LOADED_TOKENS = 16  # what is shorter is computed: a copy has a cost of its own (guess)
 _MIN_MEASURED_TOKENS = 32
@@ -44,7 +44,8 @@ class TierCosts:
 
     def note(self, plan: StepPlan, result: StepResult, page_size: int) -> None:
         """A step took so long."""
-        num_copied = sum(len(t.device_pages) for t in plan.transfers) * page_size
+        copied = [len(t.device_pages) for t in plan.transfers if isinstance(t, Transfer)]
+        num_copied = sum(copied) * page_size if len(copied) == len(plan.transfers) else 0
         if num_copied >= _MIN_MEASURED_TOKENS and result.transfer_s is not None:
             self.copy_s = _mean(self.copy_s, result.transfer_s / num_copied)
         if plan.num_tokens >= _MIN_MEASURED_TOKENS and result.duration_s is not None:
@@ -53,19 +54,26 @@ class TierCosts:
                 self.compute_s = _mean(self.compute_s, result.duration_s / plan.num_tokens)
 
     def can_pay(self, num_tokens: int) -> bool:
-        """Whether so many tokens are rather loaded than computed."""
+        """Whether so many tokens are rather loaded than computed.
+
+        Each refusal makes copies a little cheaper, so that a bad measurement is not the last one.
+        """
         if num_tokens < MIN_LOADED_TOKENS:
             return False
-        return self.compute_s is None or self.copy_s is None or self.copy_s < self.compute_s
+        if self.compute_s is None or self.copy_s is None or self.copy_s < self.compute_s:
+            return True
+        self.copy_s *= 0.9
+        return False
 
 
 class HostTier:
-    """Owns the host's tree, its leases and page ids, and the copies of the next plan.
+    """Owns the host's tree, its leases and page ids.
 
     Invariant, after every step: free + cached = `num_pages`; requests hold nothing here.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, copies: list[TierCopy]) -> None:
+        """`copies`: where those of the next plan are collected, in their order."""
         self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
@@ -73,13 +81,8 @@ class HostTier:
         self.leases = Leases(self.tree, 0)
         self.num_stored_tokens = 0  # copied here since the start
         self.num_loaded_tokens = 0
-        self._pending: list[Transfer] = []
+        self._copies = copies
         self._unsettled: list[Publication] = []  # what is only there once its copy was made
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether the next plan has copies to make."""
-        return bool(self._pending)
 
     def store(
         self,
@@ -98,7 +101,7 @@ class HostTier:
             run = token_ids[: end * self.page_size]
             inserted = self.tree.insert(namespace, run, match.pages + pages, owner=owner)
             self._unsettled.append(Publication(inserted.node, inserted.added_from))
-            self._pending.append(Transfer("store", device_pages[num_there:end], pages))
+            self._copies.append(Transfer("store", device_pages[num_there:end], pages))
             self.num_stored_tokens += len(pages) * self.page_size
         return end * self.page_size
 
@@ -111,7 +114,7 @@ class HostTier:
 
     def load(self, host_pages: Pages, device_pages: Pages) -> None:
         """Copy pages to the device."""
-        self._pending.append(Transfer("load", device_pages, host_pages))
+        self._copies.append(Transfer("load", device_pages, host_pages))
         self.num_loaded_tokens += len(host_pages) * self.page_size
 
     def retain(
@@ -126,11 +129,6 @@ class HostTier:
         return self.leases.retain(
             match.node, due_s=like.due_s, expires_s=like.expires_s, priority=like.priority
         )
-
-    def take(self) -> tuple[Transfer, ...]:
-        """The copies for the plan that is being made."""
-        taken, self._pending = tuple(_joined(self._pending)), []
-        return taken
 
     def settle(self) -> None:
         """The plan that took the last copies was carried out."""
@@ -191,23 +189,27 @@ def withdraw(tree: RadixTree, leases: Leases, publication: Publication) -> Pages
     return array("i")
 
 
-def _joined(transfers: list[Transfer]) -> list[Transfer]:
-    """Neighbours of one kind as one, as long as none writes what another writes."""
-    joined: list[Transfer] = []
+def joined(copies: Sequence[TierCopy]) -> tuple[TierCopy, ...]:
+    """Neighbouring transfers of one kind as one, as long as none writes what another writes."""
+    result: list[TierCopy] = []
     written: set[int] = set()
-    for transfer in transfers:
-        targets = transfer.host_pages if transfer.kind == "store" else transfer.device_pages
-        if joined and joined[-1].kind == transfer.kind and written.isdisjoint(targets):
-            last = joined[-1]
-            joined[-1] = last._replace(
-                device_pages=last.device_pages + transfer.device_pages,
-                host_pages=last.host_pages + transfer.host_pages,
+    for copy in copies:
+        last = result[-1] if result else None
+        if not isinstance(copy, Transfer):
+            result.append(copy)
+            continue
+        targets = copy.host_pages if copy.kind == "store" else copy.device_pages
+        is_like = isinstance(last, Transfer) and last.kind == copy.kind
+        if isinstance(last, Transfer) and is_like and written.isdisjoint(targets):
+            result[-1] = last._replace(
+                device_pages=last.device_pages + copy.device_pages,
+                host_pages=last.host_pages + copy.host_pages,
             )
             written.update(targets)
         else:
-            joined.append(transfer)
+            result.append(copy)
             written = set(targets)
-    return joined
+    return tuple(result)
 
 
 def _mean(before: float | None, value: float) -> float:

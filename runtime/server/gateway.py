@@ -1,18 +1,16 @@
 """The engine's loop: messages in from ZeroMQ, programs advanced, one step, events out.
 
-One ROUTER socket, one thread. A client is known by the identity that its DEALER socket got; all of
-its programs are cancelled when it has been silent too long. A malformed message gets an error reply
-and nothing else happens; a program's error is an event of that program.
+One ROUTER socket, one thread. A client is whoever knows a session's token, over one connection
+after another; its programs are cancelled when it has been silent for the grace period. A malformed
+message gets an error reply and nothing else happens; a program's error is an event of that program.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,31 +19,22 @@ import zmq
 
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
-from ...frontend.ir import op_from_wire
 from ..engine import LoadedModel
 from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
+from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients
+from .listener import Listener, ServerKeys
 
 log = logging.getLogger(__name__)
 
-MAX_EVENTS_A_MESSAGE = 2048
 MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, it never stops it
+MAX_BYTES_A_STEP = 32 * 1024 * 1024
+MAX_OPS_A_MESSAGE = 65_536  # a client's own bound of bytes keeps it below that
+MAX_CALL_BYTES = 2 * 1024 * 1024  # of a `call`: it is answered within the loop
+MAX_ERROR_CHARS = 4096
 IDLE_POLL_MS = 500
-
-
-@dataclass(slots=True)
-class _Client:
-    """A connected client: its programs and the events that wait for it."""
-
-    identity: bytes
-    session: str
-    last_heard_s: float
-    stated: StatedLeases  # what its hints keep
-    is_lost: bool = False  # a message to it could not be sent: it must not go on without
-    programs: dict[int, ProgramSession] = field(default_factory=dict)
-    events: list[list[Any]] = field(default_factory=list)
 
 
 class Gateway:
@@ -58,17 +47,20 @@ class Gateway:
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         stop_fd: int | None = None,
-        peer_timeout_s: float = wire.PEER_TIMEOUT_S,
+        grace_s: float = wire.GRACE_S,
+        keys: ServerKeys | None = None,
     ) -> None:
-        """`stop_fd`: a descriptor whose end of file stops the loop (the parent has gone).
+        """`stop_fd`: a descriptor whose end of file stops the loop (the parent has gone);
+        `grace_s`: how long a client may be silent before its programs are cancelled; `keys`: of
+        the tcp endpoints.
 
         Raises ProtocolError for an endpoint that cannot be bound.
         """
         self._loaded = loaded
         self._engine = loaded.engine
         self._stop_fd = stop_fd
-        self._peer_timeout_s = peer_timeout_s
-        self._clients: dict[bytes, _Client] = {}
+        self._grace_s = grace_s
+        self._clients = Clients(self._engine.scheduler.kv_cache)
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
         self._calls: dict[str, Callable[..., Any]] = {
@@ -91,11 +83,14 @@ class Gateway:
             jump_forward=not loaded.config.disable_jump_forward,
             kv=self._engine.scheduler.kv_cache,
         )
-        self._router = _bind(context or zmq.Context.instance(), endpoints)
+        self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
+        self._router = self._listener.router
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         if self._engine.grammars is not None:  # wakes the loop when one is there
             self._poller.register(self._engine.grammars, zmq.POLLIN)
+        if self._engine.kv_store is not None:  # wakes it when blocks have been fetched
+            self._poller.register(self._engine.kv_store, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -112,7 +107,7 @@ class Gateway:
             while not self._should_stop:
                 self._receive(0 if self._engine.has_work else IDLE_POLL_MS)
                 if time.monotonic() > next_sweep:  # all that was sent during a long step is read
-                    self._drop_silent_clients()
+                    self._dismiss_silent_clients()
                     next_sweep = time.monotonic() + 1.0
                 self._advance()
                 if self._engine.has_work:
@@ -120,9 +115,11 @@ class Gateway:
                     self._advance()
                 self._send_events()
         finally:
-            self._router.close(linger=200)
+            self._listener.close()
             if self._engine.grammars is not None:
                 self._engine.grammars.close()
+            if self._engine.kv_store is not None:
+                self._engine.kv_store.close()
 
     # --- in -----------------------------------------------------------------------------------
 
@@ -130,77 +127,104 @@ class Gateway:
         ready = dict(self._poller.poll(timeout_ms))
         if self._stop_fd is not None and self._stop_fd in ready:
             self._should_stop = True
+        if self._engine.kv_store is not None and self._engine.kv_store in ready:
+            self._engine.kv_store.collect()
         if self._router not in ready:
             return
+        num_bytes = 0
         for _ in range(MAX_MESSAGES_A_STEP):
             try:
                 identity, *parts = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._handle(identity, parts)
+            num_bytes += sum(len(part) for part in parts)
+            if num_bytes > MAX_BYTES_A_STEP:
+                return
 
     def _handle(self, identity: bytes, parts: list[bytes]) -> None:
+        now = time.monotonic()
         try:
             message = wire.decode(parts, wire.CLIENT_OPS)
-            client = self._client(identity, message)
-            client.last_heard_s = time.monotonic()
-            self._dispatch(client, message)
+            if message.op == "hello":
+                client = self._clients.greet(identity, message.header, now)
+                self._send(identity, self._welcome(client))
+                return
+            client = self._clients.of(identity, message.op)
+            client.last_heard_s = now
+            if client.link.take(message):
+                self._dispatch(client, message)
         except ProtocolError as error:
-            self._send(identity, wire.encode("error", message=str(error), supported=[wire.VERSION]))
+            self._complain(identity, error)
 
-    def _client(self, identity: bytes, message: wire.Message) -> _Client:
-        if message.op == "hello" or identity not in self._clients:
-            if message.op != "hello":
-                raise ProtocolError(f"{message.op} before hello (or after too long a silence)")
-            self._clients.setdefault(identity, self._new_client(identity))
-        return self._clients[identity]
+    def _complain(self, identity: bytes, error: ProtocolError) -> None:
+        self._send(identity, wire.encode("error", message=str(error), supported=[wire.VERSION]))
 
-    def _new_client(self, identity: bytes) -> _Client:
-        stated = StatedLeases(self._engine.scheduler.kv_cache)
-        return _Client(identity, secrets.token_hex(16), time.monotonic(), stated)
-
-    def _dispatch(self, client: _Client, message: wire.Message) -> None:
+    def _dispatch(self, client: Client, message: wire.Message) -> None:
         header = message.header
         if message.op == "ops":
-            self._take_ops(client, header)
+            self._take_ops(client, message)
+        elif message.op == "intern":
+            client.texts.change(header)
         elif message.op == "ping":
-            self._send(client.identity, wire.encode("pong"))
+            self._send(client.identity, wire.encode("pong", ack=client.link.told()))
         elif message.op == "call":
-            self._answer(client, header)
+            self._answer(client, message)
         elif message.op == "cancel":
-            session = client.programs.pop(_int(header, "program"), None)
+            session = client.remove(_int(header, "program"))
             if session is not None:
                 self._cancel(session)
-        elif message.op == "hello":
-            self._send(client.identity, self._welcome(client))
+        elif message.op == "bye":
+            self._dismiss(client)
 
-    def _welcome(self, client: _Client) -> list[bytes]:
+    def _welcome(self, client: Client) -> list[bytes]:
         return wire.encode(
             "welcome",
             session=client.session,
+            ack=client.link.told(),
+            credit_bytes=wire.CLIENT_CREDIT_BYTES,
+            grace_s=self._grace_s,
             heartbeat_s=wire.HEARTBEAT_S,
             max_frame_bytes=wire.MAX_FRAME_BYTES,
             **self._loaded.describe(),
         )
 
-    def _take_ops(self, client: _Client, header: dict[str, Any]) -> None:
-        program = _int(header, "program")
-        session = client.programs.get(program)
-        if session is None:
-            if "create" not in header:
-                return  # it was cancelled, or has failed as a whole, while these were under way
-            session = client.programs[program] = self._open(client, program, header["create"])
-        try:
-            items = header.get("ops", [])
-            if not isinstance(items, list):
-                raise InvalidProgram.of("ops", items, "a list")
-            session.receive([op_from_wire(item) for item in items], end=bool(header.get("end")))
-        except InvalidProgram as error:
-            self._reject(session, error)
-            return
-        self._ready[session] = None
+    def _take_ops(self, client: Client, message: wire.Message) -> None:
+        items = message.header.get("programs")
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ProtocolError("ops: programs must be a list of objects")
+        num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
+        if num_ops > MAX_OPS_A_MESSAGE:
+            raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
+        num_bytes = message.num_bytes if len(items) == 1 else None
+        for item in items:
+            try:
+                self._take_program(client, item, num_bytes)
+            except ProtocolError as error:  # of this program; the others are fine
+                self._complain(client.identity, error)
 
-    def _open(self, client: _Client, program: int, create: object) -> ProgramSession:
+    def _take_program(self, client: Client, item: dict[str, Any], num_bytes: int | None) -> None:
+        number = _int(item, "program")
+        program = client.programs.get(number)
+        if program is None:
+            if "create" not in item:
+                return  # it was cancelled, or has failed as a whole, while these were under way
+            program = ClientProgram(self._open(client, number, item["create"]))
+            try:
+                client.require_room()
+            except InvalidProgram as error:
+                self._reject(program.session, error)
+                return
+            client.programs[number] = program
+        try:
+            ops = client.read_ops(program, item.get("ops", []), num_bytes)
+            program.session.receive(ops, end=bool(item.get("end")))
+        except InvalidProgram as error:
+            self._reject(program.session, error)
+            return
+        self._ready[program.session] = None
+
+    def _open(self, client: Client, program: int, create: object) -> ProgramSession:
         values = create if isinstance(create, dict) else {}
         session = ProgramSession(
             self._world,
@@ -222,19 +246,24 @@ class Gateway:
         self._ready.pop(session, None)
         session.reject(error)
 
-    def _answer(self, client: _Client, header: dict[str, Any]) -> None:
+    def _answer(self, client: Client, message: wire.Message) -> None:
+        header = message.header
         method, args = header.get("method"), header.get("args")
+        reply: dict[str, Any] = {"id": header.get("id")}
         try:
+            if message.num_bytes > MAX_CALL_BYTES:
+                raise InvalidProgram(
+                    f"a call of {message.num_bytes} bytes; at most {MAX_CALL_BYTES} are answered"
+                )
             if method not in self._calls:
                 raise InvalidProgram.of("method", method, f"one of {sorted(self._calls)}")
             given = args if isinstance(args, dict) else {}
             if method == "kv_hints":
                 given = {**given, "stated": client.stated}
             result = self._calls[method](**given)
-            reply = wire.encode("reply", id=header.get("id"), ok=True, result=result)
+            client.link.put("reply", **reply, ok=True, result=result)
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
-            reply = wire.encode("reply", id=header.get("id"), ok=False, error=str(error))
-        self._send(client.identity, reply)
+            client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
 
     def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
@@ -248,7 +277,9 @@ class Gateway:
             **self._loaded.describe(),
             **self._engine.describe(),
             "num_clients": len(self._clients),
-            "num_programs": sum(len(client.programs) for client in self._clients.values()),
+            "num_programs": sum(
+                len(client.programs) for client in self._clients.by_session.values()
+            ),
             "peak_rss_bytes": _peak_rss_bytes(),
         }
 
@@ -276,11 +307,11 @@ class Gateway:
                 self._reject(session, EngineError(f"{type(error).__name__}: {error}"))
 
     def _emit(
-        self, client: _Client, program: int, branch: int, seq: int, kind: str, payload: Any
+        self, client: Client, program: int, branch: int, seq: int, kind: str, payload: Any
     ) -> None:
-        client.events.append([program, branch, seq, kind, payload])
+        client.events.append(program, branch, seq, kind, payload)
         if kind == wire.DONE:
-            client.programs.pop(program, None)
+            client.remove(program)
 
     def _cancel(self, session: ProgramSession) -> None:
         self._ready.pop(session, None)
@@ -289,59 +320,50 @@ class Gateway:
     # --- out ------------------------------------------------------------------------------------
 
     def _send_events(self) -> None:
-        for client in self._clients.values():
-            while client.events:
-                batch = client.events[:MAX_EVENTS_A_MESSAGE]
-                del client.events[:MAX_EVENTS_A_MESSAGE]
-                self._send_batch(client, batch)
+        for client in list(self._clients.by_session.values()):
+            client.fill_link()
+            self._send_link(client)
+            if client.behind_bytes > MAX_BEHIND_BYTES:
+                reason = (
+                    f"this client has not taken its results: more than {MAX_BEHIND_BYTES} bytes "
+                    "waited for it, so its programs were cancelled"
+                )
+                self._dismiss(client, reason)
+                self._complain(client.identity, ProtocolError(reason))
 
-    def _send_batch(self, client: _Client, events: list[list[Any]]) -> None:
-        """In as many messages as the size of a frame demands."""
-        try:
-            self._send(client.identity, wire.encode("events", events=events))
-        except ProtocolError as error:
-            if len(events) == 1:
-                program, branch, seq = events[0][:3]
-                payload = {"message": str(error), "kind": "ProtocolError", "op": "result"}
-                events = [[program, branch, seq, wire.FAILED, payload]]
-                self._send(client.identity, wire.encode("events", events=events))
+    def _send_link(self, client: Client) -> None:
+        """What the link has, as far as the connection takes it; the rest later, or on the next
+        connection."""
+        link = client.link
+        while (parts := link.unsent()) is not None:
+            if not self._send(client.identity, parts):
                 return
-            middle = len(events) // 2
-            self._send_batch(client, events[:middle])
-            self._send_batch(client, events[middle:])
+            link.sent()
+        if link.owes_ack:
+            self._send(client.identity, wire.encode("credit", ack=link.told()))
 
-    def _send(self, identity: bytes, parts: list[bytes]) -> None:
+    def _send(self, identity: bytes, parts: list[bytes]) -> bool:
         try:
             self._router.send_multipart([identity, *parts], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:  # gone, or its queue is full
-            log.warning("client %s dropped: %s", identity.hex(), error)
-            if identity in self._clients:
-                self._clients[identity].is_lost = True
+        except zmq.ZMQError as error:  # it is gone, or its queue is full
+            log.debug("client %s cannot be reached: %s", identity.hex(), error)
+            return False
+        return True
 
-    def _drop_silent_clients(self) -> None:
+    # --- clients that end -------------------------------------------------------------------------
+
+    def _dismiss(self, client: Client, reason: str | None = None) -> None:
+        """End a session and what runs for it."""
+        for program in client.programs.values():
+            self._cancel(program.session)
+        self._clients.remove(client, reason)
+        log.info("client %s is gone", client.identity.hex())
+
+    def _dismiss_silent_clients(self) -> None:
         now = time.monotonic()
-        for identity, client in list(self._clients.items()):
-            if client.is_lost or now - client.last_heard_s > self._peer_timeout_s:
-                for session in client.programs.values():
-                    self._cancel(session)
-                client.stated.release_all()
-                del self._clients[identity]
-                log.info("client %s is gone", identity.hex())
-
-
-def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoints: Sequence[str]) -> zmq.Socket[bytes]:
-    router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-    router.setsockopt(zmq.SNDHWM, 100_000)
-    router.setsockopt(zmq.RCVHWM, 100_000)
-    for endpoint in endpoints:
-        try:
-            router.bind(endpoint)
-        except zmq.ZMQError as error:
-            router.close(linger=0)
-            raise ProtocolError(f"cannot listen at {endpoint}: {error}") from error
-    return router
+        for client in list(self._clients.by_session.values()):
+            if now - client.last_heard_s > self._grace_s:
+                self._dismiss(client)
 
 
 def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:

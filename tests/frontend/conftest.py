@@ -1,4 +1,4 @@
-"""What tests of programs use: the session's engine as the default one, and no test that hangs."""
+"""What tests of programs use: the session's engine as the default, and no test that hangs."""
 
 from __future__ import annotations
 

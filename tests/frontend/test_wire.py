@@ -37,7 +37,7 @@ HEADERS = st.one_of(
     st.binary(max_size=60),
     VALUES.map(orjson.dumps),
     st.fixed_dictionaries(
-        {}, optional={"v": st.just(1) | VALUES, "op": st.sampled_from(sorted(ALL_OPS)) | VALUES}
+        {}, optional={"v": st.just(2) | VALUES, "op": st.sampled_from(sorted(ALL_OPS)) | VALUES}
     ).map(orjson.dumps),
 )
 
@@ -60,12 +60,13 @@ def test_any_frames_give_a_message_or_a_protocol_error(parts: list[bytes]) -> No
         ([b"\xff"], "not JSON"),
         ([b"[" * 2000], "not JSON"),
         ([b"[]"], "a list, not an object"),
-        ([b'{"op": "ping"}'], "protocol version None; this side speaks 1"),
-        ([b'{"v": 2, "op": "ping"}'], "protocol version 2"),
-        ([b'{"v": 1, "op": "dance"}'], "unknown op 'dance'; known:"),
-        ([b'{"v": 1, "op": ["ping"]}'], "unknown op"),
-        ([b'{"v": 1, "op": "events"}'], "unknown op 'events'"),
-        ([b'{"v": 1, "op": "ping"}'] * 18, "18 parts; at most 17"),
+        ([b'{"op": "ping"}'], "protocol version None; this side speaks 2"),
+        ([b'{"v": 1, "op": "ping"}'], "protocol version 1; this side speaks 2"),
+        ([b'{"v": 2, "op": "dance"}'], "unknown op 'dance'; known:"),
+        ([b'{"v": 2, "op": ["ping"]}'], "unknown op"),
+        ([b'{"v": 2, "op": "events"}'], "unknown op 'events'"),
+        ([b"[" * 2_000_000], "2000000 brackets; at most"),
+        ([b'{"v": 2, "op": "ping"}'] * 18, "18 parts; at most 17"),
     ],
 )
 def test_the_error_says_what_is_wrong(parts: list[bytes], message: str) -> None:
@@ -78,7 +79,7 @@ def test_frames_beyond_the_limit_are_refused_both_ways(monkeypatch: pytest.Monke
     with pytest.raises(ProtocolError, match="at most 100"):
         wire.encode("ping", [b"x" * 101])
     with pytest.raises(ProtocolError, match="at most 100"):
-        wire.decode([b'{"v": 1, "op": "ping"}', b"x" * 101], wire.CLIENT_OPS)
+        wire.decode([b'{"v": 2, "op": "ping"}', b"x" * 101], wire.CLIENT_OPS)
 
 
 def test_what_is_no_json_cannot_be_encoded() -> None:
@@ -88,9 +89,32 @@ def test_what_is_no_json_cannot_be_encoded() -> None:
         wire.encode_op(["text", 0, 0, None, "\ud800"])
     with pytest.raises(InvalidProgram, match="at most"):
         wire.encode_op(["text", 0, 0, None, "x" * wire.MAX_FRAME_BYTES])
+    with pytest.raises(InvalidProgram, match="brackets cannot be sent"):
+        wire.encode_op(["text", 0, 0, None, "[" * wire.MAX_BRACKETS])
 
 
-def test_an_encoded_op_is_embedded_as_it_is() -> None:
-    encoded = wire.encode_op(["text", 0, 0, None, "é"])
-    message = wire.decode(wire.encode("ops", ops=[wire.embedded(encoded)]), wire.CLIENT_OPS)
-    assert message.header["ops"] == [["text", 0, 0, None, "é"]]
+def test_a_list_of_encoded_programs_is_decoded_as_it_was() -> None:
+    op = wire.encode_op(["text", 0, 0, None, "é"])
+    create = wire.encode_create({"seed": 3})
+    programs = [
+        wire.encode_program(1, [op, op], create, end=True),
+        wire.encode_program(2, [], None, end=False),
+    ]
+    parts = wire.encode_list("ops", "programs", programs, n=5, ack=4)
+    message = wire.decode(parts, wire.CLIENT_OPS)
+    assert message.num_bytes == len(parts[0])
+    text = ["text", 0, 0, None, "é"]
+    assert message.header == {
+        "v": wire.VERSION, "op": "ops", "n": 5, "ack": 4,
+        "programs": [
+            {"program": 1, "create": {"seed": 3}, "ops": [text, text], "end": True},
+            {"program": 2, "ops": []},
+        ],
+    }  # fmt: skip
+
+
+def test_options_of_a_program_that_cannot_be_sent_are_refused() -> None:
+    with pytest.raises(InvalidProgram, match="cannot be sent"):
+        wire.encode_create({"tools": object()})
+    with pytest.raises(InvalidProgram, match=f"at most {wire.MAX_CREATE_BYTES}"):
+        wire.encode_create({"tools": "x" * wire.MAX_CREATE_BYTES})

@@ -211,6 +211,18 @@ def test_ageing_covers_the_forks_below_and_spares_what_is_in_use() -> None:
     assert [node.last_use for node in shed.tree.use_order] == [0] * 3
 
 
+def test_a_path_gives_way_up_to_where_it_branches() -> None:
+    shed = Shed()
+    shed.cache("older")
+    shed.cache("root left")
+    node = shed.cache("root right")
+    shed.tree.age_path(node)
+    check(shed.tree, shed.allocator)
+    shed.evict(5)
+    assert (shed.cached("root right"), shed.cached("root left"), shed.cached("older")) == (5, 9, 5)
+    assert node.parent is None or node.parent.last_use > 0
+
+
 def test_a_used_node_is_aged_no_more() -> None:
     shed = Shed()
     node = shed.cache("mine", owner="me")

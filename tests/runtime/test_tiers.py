@@ -262,6 +262,91 @@ def test_a_failed_step_takes_its_copies_back_on_both_tiers(fail_step: int) -> No
     assert_nothing_held(farm)
 
 
+# --- hints --------------------------------------------------------------------------------------
+
+
+def test_pins_are_accepted_clipped_rejected_or_missing() -> None:
+    farm = Farm(num_pages=64, kv_cache=KVCacheOptions(pin_share=0.5))
+    hints, text = farm.engine.hints, prompt(1, 40)
+    assert hints.pin("", text).outcome == "missing"
+    farm.serve(text)
+    first = hints.pin("", text[:20])
+    assert (first.outcome, first.reason, first.num_tokens) == ("accepted", "", 20)
+    second = hints.pin("", text, ttl_s=1e9)
+    assert (second.outcome, second.num_tokens) == ("clipped", 32)
+    assert "600 s" in second.reason and "of the pool" in second.reason
+    farm.serve(prompt(2, 10))
+    assert hints.pin("", prompt(2, 10)).outcome == "rejected"
+    for outcome in (first, second):
+        assert outcome.lease is not None
+        farm.leases.append(outcome.lease)
+    assert hints.pin("another's", text).outcome == "missing"
+    assert_nothing_held(farm)
+
+
+def test_retains_say_how_much_is_cached_and_within_which_limits() -> None:
+    farm = Farm(num_pages=64)
+    hints, text = farm.engine.hints, prompt(1, 40)
+    farm.serve(text, max_tokens=1)
+    assert hints.retain("", text, 5.0).outcome == "accepted"
+    assert hints.retain("", [*text, 1], 5.0).outcome == "accepted", "its last token has no KV yet"
+    partly = hints.retain("", [*text, 1, 2, 3], 5.0, priority=5000)
+    assert (partly.outcome, partly.num_tokens) == ("clipped", 40)
+    assert "priorities end at 100" in partly.reason and "not cached" in partly.reason
+    off = Farm(kv_cache=KVCacheOptions(has_leases=False))
+    off.serve(text)
+    assert off.engine.hints.retain("", text).outcome == "rejected"
+    assert off.engine.hints.pin("", text).outcome == "rejected"
+
+
+def test_what_is_demoted_is_on_the_host_and_leaves_the_device_first() -> None:
+    farm = Farm(num_pages=64, kv_cache=with_host())
+    farm.serve(prompt(5, 20))
+    farm.serve(prompt(1, 30))
+    assert farm.engine.hints.demote("", prompt(1, 30)) == ("accepted", "", 30, None)
+    assert farm.engine.has_work, "the copy is made at once"
+    farm.run()
+    farm.serve(prompt(2, 30))
+    assert farm.cache.tree.match_length("", prompt(5, 20)) == 20
+    assert farm.cache.tree.match_length("", prompt(1, 30)) < 15
+    assert farm.serve(prompt(1, 30)).num_host_tokens > 10
+    assert_nothing_held(farm)
+
+
+def test_what_is_prefetched_is_on_the_device_before_it_is_asked_for() -> None:
+    farm = Farm(num_pages=64, token_budget=64, kv_cache=with_host())
+    hints = farm.engine.hints
+    farm.serve(prompt(1, 40))
+    farm.serve(prompt(2, 58))
+    assert farm.cache.tree.match_length("", prompt(1, 40)) < 10
+    assert hints.prefetch("", prompt(1, 40)) == ("accepted", "", 40, None)
+    farm.run()
+    assert farm.serve(prompt(1, 40)).num_host_tokens == 0
+    assert hints.prefetch("", [7, 7, 7]).outcome == "missing"
+    assert hints.prefetch("", [*prompt(1, 40), 7, 7, 7])[0::2] == ("clipped", 40)
+    farm.serve(prompt(2, 58))
+    busy = farm.submit(prompt(17, 58), max_tokens=5)
+    farm.step()
+    assert hints.prefetch("", prompt(1, 40)).outcome == "deferred"
+    farm.run()
+    assert_right(busy)
+    assert_nothing_held(farm)
+
+
+def test_hints_for_tiers_that_are_not_there_are_rejected() -> None:
+    farm = Farm(num_pages=64)
+    hints, text = farm.engine.hints, prompt(1, 40)
+    farm.serve(text)
+    for outcome in (
+        hints.demote("", text),
+        hints.demote("", text, "remote"),
+        hints.demote("", text, "disk"),
+        hints.prefetch("", text, "host"),
+        hints.share("", text),
+    ):
+        assert outcome.outcome == "rejected" and outcome.reason and not outcome.num_tokens
+
+
 # --- random programs ------------------------------------------------------------------------------
 
 
@@ -281,6 +366,8 @@ EVENTS = st.lists(
         st.tuples(st.just("release"), st.booleans(), NUMBERS),
         st.tuples(st.just("update"), st.just(None), NUMBERS),
         st.tuples(st.just("wait"), st.just(None), st.integers(1, 9)),
+        st.tuples(st.just("demote"), prefixes(), st.just(0)),
+        st.tuples(st.just("prefetch"), prefixes(), st.just(0)),
         st.tuples(st.just("abort"), st.just(None), NUMBERS),
         st.tuples(st.just("step"), st.just(None), st.integers(1, 4)),
         st.tuples(st.just("flush"), st.just(None), st.just(0)),
@@ -338,6 +425,12 @@ def play(farm: Farm, events: list[tuple[str, object, int]]) -> None:
             farm.cache.release_lease(lease, is_last_use=bool(what))
         elif kind == "update" and farm.leases:
             farm.cache.update_lease(farm.leases[number % len(farm.leases)], due_s=1.0, ttl_s=4.0)
+        elif kind == "demote":
+            assert isinstance(what, list)
+            farm.engine.hints.demote("", what)
+        elif kind == "prefetch":
+            assert isinstance(what, list)
+            farm.engine.hints.prefetch("", what)
         elif kind == "wait":
             farm.clock.now_s += number
         elif kind == "abort" and farm.requests:

@@ -1,0 +1,74 @@
+"""A Python file that defines programs: loading it, finding them, arguments for them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import InvalidRequest
+from ..frontend.function import Function
+
+
+def add_program_flags(
+    parser: argparse.ArgumentParser, default: str = "main, or the only one"
+) -> None:
+    """The file, `--function` and `--arg`; `default` says which programs run without a name."""
+    parser.add_argument("file", type=Path, help="a Python file with a @stemma.function")
+    parser.add_argument("--function", metavar="NAME", help=f"which one (default: {default})")
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="an argument; V is read as JSON where it is JSON, else as text (repeatable)",
+    )
+
+
+def load_programs(file: Path) -> dict[str, Function]:
+    """All programs at the file's top level, by name; its main block does not run.
+
+    Raises InvalidRequest if there is no such file.
+    """
+    return {name: value for name, value in vars(_load(file)).items() if isinstance(value, Function)}
+
+
+def find_program(programs: dict[str, Function], name: str | None) -> Function:
+    """That of the name; without one main, or the only one. Raises InvalidRequest."""
+    if name is None:
+        name = "main" if "main" in programs or len(programs) != 1 else next(iter(programs))
+    if name not in programs:
+        known = ", ".join(programs) or "none"
+        raise InvalidRequest.of("function", name, f"a @function of the file (it has: {known})")
+    return programs[name]
+
+
+def program_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    """Of `--arg`. Raises InvalidRequest."""
+    return dict(_argument(pair) for pair in pairs)
+
+
+def _load(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise InvalidRequest.of("file", str(file), "an existing Python file")
+    spec = importlib.util.spec_from_file_location("__stemma_program__", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _argument(pair: str) -> tuple[str, Any]:
+    name, found, text = pair.partition("=")
+    if not found or not name.isidentifier():
+        raise InvalidRequest.of("arg", pair, "NAME=VALUE")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text

@@ -1,0 +1,111 @@
+"""Who watches all programs of this process: told when one begins and when one has ended.
+
+Knows nothing of what a watcher makes of it. Without a watcher a program pays one truth test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from ...errors import MissingDependency
+
+if TYPE_CHECKING:
+    from ..program import Program
+
+log = logging.getLogger("stemma.trace")
+
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+class Observer(Protocol):
+    """Watches programs; its methods must not block and must not raise."""
+
+    def program_started(self, program: Program) -> None:
+        """On the author's thread, before the first op."""
+
+    def program_ended(self, program: Program) -> None:
+        """Exactly once: it is done, was cancelled or lost its runtime. On any thread."""
+
+
+class ProgramRecorder:
+    """Keeps every program that starts while it watches, in their order."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+
+    def program_started(self, program: Program) -> None:
+        self.programs.append(program)
+
+    def program_ended(self, program: Program) -> None:
+        """Nothing to do: what came of it is in the program."""
+
+
+_lock = threading.Lock()
+_observers: tuple[Observer, ...] = ()
+_is_environment_read = False
+
+
+def program_started(program: Program) -> None:
+    """To be called for every program that is to run, before its first op."""
+    if not _is_environment_read:
+        _read_environment()
+    program.is_watched = bool(_observers)
+    for observer in _observers:
+        observer.program_started(program)
+
+
+def program_ended(program: Program) -> None:
+    """To be called, perhaps more than once, when a program that is watched has ended."""
+    with _lock:
+        is_first, program.is_watched = program.is_watched, False
+    if not is_first:
+        return
+    for observer in _observers:
+        observer.program_ended(program)
+
+
+def add_observer(observer: Observer) -> None:
+    """From now on it is told of programs that start."""
+    global _observers
+    with _lock:
+        _observers = (*_observers, observer)
+
+
+def remove_observer(observer: Observer) -> None:
+    """Nothing happens if it does not watch."""
+    global _observers
+    with _lock:
+        _observers = tuple(known for known in _observers if known is not observer)
+
+
+@contextlib.contextmanager
+def recorded_programs() -> Iterator[list[Program]]:
+    """The programs that start within the block, of all threads; the list grows as they start."""
+    recorder = ProgramRecorder()
+    add_observer(recorder)
+    try:
+        yield recorder.programs
+    finally:
+        remove_observer(recorder)
+
+
+def _read_environment() -> None:
+    """Export spans where OpenTelemetry's own variables name an endpoint; looked at once."""
+    global _is_environment_read
+    with _lock:
+        if _is_environment_read:
+            return
+        _is_environment_read = True
+    is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if not is_disabled and any(os.environ.get(name) for name in OTLP_VARIABLES):
+        try:
+            from .otel import exporter_from_environment
+        except MissingDependency as error:
+            log.warning("%s", error)
+            return
+        add_observer(exporter_from_environment())

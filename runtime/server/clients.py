@@ -1,0 +1,182 @@
+"""The clients of a gateway: the state of a session, and the limits that keep it bounded.
+
+A session outlives its connections: it belongs to whoever knows its token. What it may hold is
+bounded in every direction, so that a client can only exhaust what is its own; docs/protocol.md
+lists the limits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ...errors import InvalidProgram, ProtocolError
+from ...frontend import wire
+from ...frontend.interning import TakenTexts
+from ...frontend.ir import Fork, Join, Op, op_from_wire
+from ...frontend.link import Link
+from ..programs.hints import KVHints, StatedLeases
+from ..programs.session import ProgramSession
+from .event_outbox import EventOutbox
+
+# Guesses: each far above what a sane program needs, and small against a server's memory.
+MAX_CLIENTS = 1024
+MAX_PROGRAMS = 65_536  # of a client, at a time
+MAX_BRANCHES = 65_536  # of a program
+MAX_OPS = 1_000_000  # of a program
+MAX_PROGRAM_BYTES = 256 * 1024 * 1024  # of a program's ops, texts that it names by slot included
+MAX_CLIENT_BYTES = 1024 * 1024 * 1024  # the same of all programs that a client has running
+MAX_BEHIND_BYTES = 64 * 1024 * 1024  # results that a client has not taken
+EVENTS_MESSAGE_BYTES = 256 * 1024
+MAX_FAREWELLS = 1024
+
+
+@dataclass(slots=True)
+class ClientProgram:
+    """A running program of a client, and what it has sent for it."""
+
+    session: ProgramSession
+    num_ops: int = 0
+    num_bytes: int = 0
+
+
+class Client:
+    """One session: its programs, the link to the client, and the events that wait for it."""
+
+    def __init__(self, identity: bytes, now: float, kv: KVHints) -> None:
+        """`identity`: of the connection that it has now, as the ROUTER names it."""
+        self.stated = StatedLeases(kv)  # what its hints keep
+        self.identity = identity
+        self.last_heard_s = now
+        self.session = secrets.token_hex(16)
+        self.link = Link()
+        self.texts = TakenTexts()
+        self.events = EventOutbox()
+        self.programs: dict[int, ClientProgram] = {}
+        self.num_bytes = 0  # of its running programs
+
+    @property
+    def behind_bytes(self) -> int:
+        """Results that were made for it and that it has not taken."""
+        return self.link.unacked_bytes + self.events.num_bytes
+
+    def fill_link(self) -> None:
+        """Move events into the link, as many as the client may have on the way to it."""
+        while self.events and self.link.unacked_bytes < wire.RUNTIME_CREDIT_BYTES:
+            self.link.put_list("events", "events", self.events.take(EVENTS_MESSAGE_BYTES))
+
+    def require_room(self) -> None:
+        """Raises InvalidProgram where it may not have another program."""
+        if len(self.programs) >= MAX_PROGRAMS:
+            raise InvalidProgram(f"a client may have at most {MAX_PROGRAMS} programs at a time")
+
+    def read_ops(self, program: ClientProgram, items: object, num_bytes: int | None) -> list[Op]:
+        """The ops of a message, whole and checked; `num_bytes` of it, None: not known.
+
+        Raises InvalidProgram for what no program may hold.
+        """
+        if not isinstance(items, list):
+            raise InvalidProgram.of("ops", items, "a list")
+        size = len(orjson.dumps(items)) if num_bytes is None else num_bytes
+        size += sum(self.texts.restore(item) for item in items)
+        program.num_ops += len(items)
+        program.num_bytes += size
+        self.num_bytes += size
+        if program.num_ops > MAX_OPS:
+            raise InvalidProgram(f"a program may have at most {MAX_OPS} ops")
+        if program.num_bytes > MAX_PROGRAM_BYTES:
+            raise InvalidProgram(f"a program's ops may have at most {MAX_PROGRAM_BYTES} bytes")
+        if self.num_bytes > MAX_CLIENT_BYTES:
+            raise InvalidProgram(f"a client's programs may have at most {MAX_CLIENT_BYTES} bytes")
+        return [_checked(op_from_wire(item)) for item in items]
+
+    def remove(self, number: int) -> ProgramSession | None:
+        """Forget a program; its session, if there was one."""
+        program = self.programs.pop(number, None)
+        if program is None:
+            return None
+        self.num_bytes -= program.num_bytes
+        return program.session
+
+
+class Clients:
+    """All sessions, by token and by the connection that each has now."""
+
+    def __init__(self, kv: KVHints) -> None:
+        self._kv = kv
+        self.by_session: dict[str, Client] = {}
+        self._by_identity: dict[bytes, Client] = {}
+        self._farewells: OrderedDict[str | bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.by_session)
+
+    @property
+    def num_programs(self) -> int:
+        """Running programs of all clients."""
+        return sum(len(client.programs) for client in self.by_session.values())
+
+    def greet(self, identity: bytes, header: dict[str, Any], now: float) -> Client:
+        """The client that says hello: a new one, or one that is back and says what it has taken.
+
+        Raises ProtocolError for a session that has ended, or where there are too many.
+        """
+        token = header.get("session")
+        client = self._by_identity.get(identity)
+        if token is not None:
+            client = self.by_session.get(token) if isinstance(token, str) else None
+            if client is None:
+                raise ProtocolError(self._reason(token) or _UNKNOWN)
+        if client is None:
+            if len(self.by_session) >= MAX_CLIENTS:
+                raise ProtocolError(f"this runtime serves at most {MAX_CLIENTS} clients")
+            client = Client(identity, now, self._kv)
+            self.by_session[client.session] = client
+        else:
+            client.link.resume(header.get("ack", 0))
+            self._by_identity.pop(client.identity, None)
+        client.identity = identity
+        client.last_heard_s = now
+        self._by_identity[identity] = client
+        return client
+
+    def of(self, identity: bytes, op: str) -> Client:
+        """The client that sent a message. Raises ProtocolError before its hello."""
+        client = self._by_identity.get(identity)
+        if client is None:
+            reason = self._reason(identity)
+            raise ProtocolError(reason or f"{op} before hello (or after too long a silence)")
+        return client
+
+    def remove(self, client: Client, reason: str | None = None) -> None:
+        """End a session and what it keeps; who asks for it later is told the reason."""
+        client.stated.release_all()
+        self.by_session.pop(client.session, None)
+        if self._by_identity.get(client.identity) is client:
+            del self._by_identity[client.identity]
+        if reason is not None:
+            self._farewells[client.session] = self._farewells[client.identity] = reason
+        while len(self._farewells) > MAX_FAREWELLS:
+            self._farewells.popitem(last=False)
+
+    def _reason(self, key: object) -> str | None:
+        return self._farewells.get(key) if isinstance(key, str | bytes) else None
+
+
+_UNKNOWN = (
+    "this session is not known any more: the runtime was started anew, or the client was away for "
+    "longer than the grace period"
+)
+
+
+def _checked(op: Op) -> Op:
+    """Raises InvalidProgram for a branch that no program may have."""
+    children = op.children if isinstance(op, Fork | Join) else ()
+    largest = max((op.branch, *children))
+    if largest >= MAX_BRANCHES:
+        raise InvalidProgram.of("branch", largest, f"in [0, {MAX_BRANCHES - 1}]")
+    return op

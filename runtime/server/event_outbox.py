@@ -1,0 +1,105 @@
+"""Events of one client that wait to be sent. Text that streams is merged while it waits.
+
+While a client is behind, all that a gen has streamed since the last message is one event, so what
+waits grows with the results and not with the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import orjson
+
+from ...frontend import wire
+
+MAX_DELTA_CHARS = 256 * 1024  # merged text; more begins another event
+EVENT_OVERHEAD_BYTES = 64
+
+
+class _Delta:
+    """Text of one gen that streams, still growing."""
+
+    __slots__ = ("branch", "num_chars", "program", "seq", "texts")
+
+    def __init__(self, program: int, branch: int, seq: int) -> None:
+        self.program = program
+        self.branch = branch
+        self.seq = seq
+        self.texts: list[str] = []
+        self.num_chars = 0
+
+    def encoded(self) -> bytes:
+        text = "".join(self.texts)
+        return _encoded(self.program, self.branch, self.seq, wire.DELTA, text)
+
+
+class EventOutbox:
+    """First in, first out; `num_bytes` is about what it holds.
+
+    Events of one branch keep their order; a delta may overtake events of other branches.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._events: deque[bytes | _Delta] = deque()
+        self._growing: dict[tuple[int, int], _Delta] = {}  # the last event of (program, branch)
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
+
+    def append(self, program: int, branch: int, seq: int, kind: str, payload: Any) -> None:
+        """Queue an event; one that no message could carry becomes a `failed`."""
+        if kind == wire.DELTA:
+            self._grow(program, branch, seq, payload)
+            return
+        self._growing.pop((program, branch), None)
+        encoded = _encoded(program, branch, seq, kind, payload)
+        self.num_bytes += len(encoded)
+        self._events.append(encoded)
+
+    def _grow(self, program: int, branch: int, seq: int, text: str) -> None:
+        delta = self._growing.get((program, branch))
+        if delta is None or delta.seq != seq or delta.num_chars > MAX_DELTA_CHARS:
+            delta = self._growing[program, branch] = _Delta(program, branch, seq)
+            self._events.append(delta)
+            self.num_bytes += EVENT_OVERHEAD_BYTES
+        delta.texts.append(text)
+        delta.num_chars += len(text)
+        self.num_bytes += len(text)
+
+    def take(self, max_bytes: int) -> list[bytes]:
+        """The first events, encoded: at least one, else at most `max_bytes` of them."""
+        taken: list[bytes] = []
+        num_bytes = 0
+        while self._events:
+            first = self._events[0]
+            encoded = first.encoded() if isinstance(first, _Delta) else first
+            if taken and num_bytes + len(encoded) > max_bytes:
+                break
+            self._drop_first(first)
+            taken.append(encoded)
+            num_bytes += len(encoded)
+        return taken
+
+    def _drop_first(self, event: bytes | _Delta) -> None:
+        self._events.popleft()
+        if isinstance(event, bytes):
+            self.num_bytes -= len(event)
+            return
+        self.num_bytes -= event.num_chars + EVENT_OVERHEAD_BYTES
+        key = (event.program, event.branch)
+        if self._growing.get(key) is event:
+            del self._growing[key]
+
+
+def _encoded(program: int, branch: int, seq: int, kind: str, payload: Any) -> bytes:
+    try:
+        encoded = orjson.dumps([program, branch, seq, kind, payload])
+        if len(encoded) <= wire.MAX_FRAME_BYTES - 1024:  # the rest is the header's
+            return encoded
+        reason = f"a result of {len(encoded)} bytes; at most {wire.MAX_FRAME_BYTES} can be sent"
+    except TypeError as error:
+        reason = f"the result cannot be sent: {error}"
+    failure = {"message": reason, "kind": "ProtocolError", "op": "result"}
+    return orjson.dumps([program, branch, seq, wire.FAILED, failure])

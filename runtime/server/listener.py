@@ -1,0 +1,170 @@
+"""Where the gateway listens: the ROUTER socket, its limits, and who may come in over tcp.
+
+With keys, every tcp endpoint speaks CURVE and lets in the clients whose public keys lie in a folder
+(read again at each handshake, so that a client can be added while the server runs). ipc endpoints
+need none: the file system says who may open them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
+
+from ...errors import InvalidRequest, ProtocolError
+from ...frontend import wire
+from ...frontend.keys import is_local, read_public, read_secret
+from ...frontend.transport import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED_MESSAGES = 64  # of a connection, each way; beyond that TCP's own flow control holds it
+HANDSHAKE_TIMEOUT_MS = 10_000
+LINGER_MS = 200
+MIN_GRACE_S = 3 * wire.HEARTBEAT_S  # less, and a client that is only late would be gone
+MAX_GRACE_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """The runtime's secret key, and the file or folder of its clients' public ones."""
+
+    secret: bytes
+    clients: Path
+
+    @classmethod
+    def load(cls, server_key: str | Path, clients: str | Path) -> ServerKeys:
+        """Raises InvalidRequest for a key that is none, or clients of whom there are none."""
+        keys = cls(read_secret("server_key", server_key), Path(clients))
+        if not keys.allowed():
+            raise InvalidRequest.of("client_keys", str(clients), "a NAME.key or a folder of them")
+        return keys
+
+    def allowed(self) -> frozenset[bytes]:
+        """The public keys of the clients, as they are now; what cannot be read is left out."""
+        paths = sorted(self.clients.glob("*.key")) if self.clients.is_dir() else [self.clients]
+        keys = set()
+        for path in paths:
+            try:
+                keys.add(read_public("client_keys", path))
+            except InvalidRequest as error:
+                log.warning("%s", error)
+        return frozenset(keys)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the client with this key may come in (asked by zmq.auth)."""
+        return (z85.encode(key) if len(key) == 32 else key) in self.allowed()
+
+
+class Listener:
+    """The bound socket, and the thread that judges handshakes. Lifetime: the gateway's.
+
+    Raises ProtocolError for an endpoint that cannot be bound, InvalidRequest for one that others
+    can reach without keys.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoints: Sequence[str],
+        keys: ServerKeys | None,
+    ) -> None:
+        for endpoint in endpoints:
+            require_keys(endpoint, keys is not None)
+        self._authenticator = None if keys is None else _authenticator(context, keys)
+        self.router = _router(context)
+        try:
+            for endpoint in sorted(endpoints, key=_is_tcp):  # options hold for the binds after them
+                if keys is not None and _is_tcp(endpoint):
+                    self.router.curve_server = True
+                    self.router.curve_secretkey = keys.secret
+                self._bind(endpoint)
+        except ProtocolError:
+            self.close(linger_ms=0)
+            raise
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            self.router.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise ProtocolError(f"cannot listen at {endpoint}: {error}") from error
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Stop listening."""
+        self.router.close(linger_ms)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+
+
+def add_client_flags(parser: argparse.ArgumentParser) -> None:
+    """Who may connect, and how long a session outlives its connection."""
+    parser.add_argument(
+        "--server-key", metavar="FILE",
+        help="this runtime's secret key: tcp endpoints then speak CURVE, and may be on any address",
+    )  # fmt: skip
+    parser.add_argument(
+        "--client-keys", metavar="PATH",
+        help="public keys of the clients that may connect: a folder of NAME.key files, or one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grace-s", type=float, default=wire.GRACE_S, metavar="SECONDS",
+        help="how long a client that vanished may take to come back before its programs are "
+        "cancelled (default: %(default)g)",
+    )  # fmt: skip
+
+
+def server_keys(args: argparse.Namespace, endpoints: Sequence[str]) -> ServerKeys | None:
+    """The keys that the flags name, None: none. Raises InvalidRequest for flags that do not fit
+    each other or an endpoint that needs keys."""
+    if not MIN_GRACE_S <= args.grace_s <= MAX_GRACE_S:
+        allowed = f"seconds in [{MIN_GRACE_S:g}, {MAX_GRACE_S:g}]"
+        raise InvalidRequest.of("grace_s", args.grace_s, allowed)
+    if (args.server_key is None) != (args.client_keys is None):
+        missing = "server_key" if args.server_key is None else "client_keys"
+        raise InvalidRequest(f"{missing} is missing: keys are needed of both sides", missing)
+    for endpoint in endpoints:
+        require_keys(endpoint, args.server_key is not None)
+    return None if args.server_key is None else ServerKeys.load(args.server_key, args.client_keys)
+
+
+def require_keys(endpoint: str, has_keys: bool) -> None:
+    """Raises InvalidRequest for an address that others can reach and that has no keys."""
+    if has_keys or is_local(endpoint):
+        return
+    raise InvalidRequest(
+        f"endpoint={endpoint!r} can be reached from outside this host: it needs server_key and "
+        "client_keys (`stemma keygen` makes them)",
+        "endpoint",
+    )
+
+
+def _is_tcp(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://")
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be sent is an error
+    router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    router.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
+    router.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
+    router.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
+    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
+    router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+    return router
+
+
+def _authenticator(
+    context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys
+) -> ThreadAuthenticator:
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback("*", credentials_provider=keys)
+    return authenticator
