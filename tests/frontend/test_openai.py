@@ -554,6 +554,21 @@ def test_programs_in_flight_need_no_threads(
     wait_for(lambda: server.num_open == 0)
 
 
+def test_async_programs_wait_for_each_other_on_one_thread(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    server.answer = lambda body: body["messages"][-1]["content"]
+
+    @st.function
+    async def twice(s: st.ProgramState, number: int) -> None:
+        s += st.user(f"first {number}") + st.assistant(st.gen("a"))
+        said = await s.aget("a")
+        s += st.user(f"again {said}") + st.assistant(st.gen("b"))
+
+    states = twice.run_batch([{"number": n} for n in range(50)], backend=connect())
+    assert [state["b"] for state in states] == [f"again first {n}" for n in range(50)]
+
+
 # --- select ---------------------------------------------------------------------------------------
 
 
