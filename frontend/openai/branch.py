@@ -32,6 +32,7 @@ class Branch:
     transcript: Transcript | None = None  # None: not forked yet
     fork_length: int = 0  # pieces of the transcript when it began
     call: asyncio.Task[None] | None = None
+    last_reply_id: str = ""  # of the last answer that it has
     draft: Draft | None = None
     pattern: Pattern | None = None
     is_flushed: bool = False  # whether the program waits for what it has sent
@@ -54,6 +55,15 @@ class Branch:
 def transcript_of(branch: Branch) -> Transcript:
     assert branch.transcript is not None, "an op ran before its branch was forked"
     return branch.transcript
+
+
+def hint_target(branch: Branch) -> dict[str, str] | None:
+    """What the branch has, as a server knows it: its text; of a chat, up to its last answer."""
+    transcript = transcript_of(branch)
+    if transcript.is_chat:
+        return {"response_id": branch.last_reply_id} if branch.last_reply_id else None
+    text = "".join(piece.text for piece in transcript.pieces)
+    return {"prompt": text} if text else None
 
 
 def abort(branch: Branch) -> None:

@@ -2,7 +2,8 @@
 
 The semantics are the runtime's (`runtime/programs/session.py`): a branch stops at a gen or select
 until the call has ended, at a `Var` until the value is there, at a `Join` until the children have
-ended. There is no KV here: a `Pause` passes, a `Hint` is rejected. One asyncio loop owns it.
+ended. There is no KV here: a `Pause` passes, a `Hint` is the server's to answer. One asyncio loop
+owns it.
 
 With `num_spec_tokens` one answer may serve several gens (`speculation`). Where the endpoint goes on
 from any text, what an answer has beyond a gen's stop is kept for as long as the program appends
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 
 from ...errors import InvalidProgram, StemmaError
 from .. import ir, wire
-from .branch import Branch, Pattern, abort, is_whole_message, transcript_of
+from .branch import Branch, Pattern, abort, hint_target, is_whole_message, transcript_of
 from .calls import Filling, OnDelta, Outcome
 from .shared_answer import is_plain, no_call, outcome_of, sampling_of
 from .speculation import Draft, Filled, Slot, matched
@@ -46,6 +47,8 @@ class Asks(Protocol):
     ) -> Outcome: ...
 
     async def select(self, prompt: Prompt, op: ir.Select) -> Outcome: ...
+
+    async def hint(self, target: dict[str, str] | None, op: ir.Hint) -> dict[str, Any]: ...
 
     async def draft(
         self, prompt: Prompt, params: ir.GenParams, seed: int, num_tokens: int
@@ -164,7 +167,7 @@ class Session:
         """Do one op; False when it has to wait (it stays at the head of the log)."""
         if branch.is_ended:
             raise InvalidProgram(f"an op follows the End of branch {branch.number}")
-        if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause | ir.Hint):
+        if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause):
             self._resolve(branch)
             return False
         match op:
@@ -193,7 +196,8 @@ class Session:
             case ir.Join():
                 return self._join(branch, op)
             case ir.Hint():
-                self._emit(branch.number, op.seq, wire.VALUE, _rejected(op))
+                self._hint(branch, op)
+                return False
             case ir.Pause():
                 pass
             case ir.Drop():
@@ -266,6 +270,14 @@ class Session:
         prompt = transcript_of(branch).prompt()
         self._start(branch, op, partial(self._caller.select, prompt, op))
 
+    def _hint(self, branch: Branch, op: ir.Hint) -> None:
+        def done(outcome: dict[str, Any]) -> None:
+            branch.log.popleft()
+            self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
+
+        work = partial(self._caller.hint, hint_target(branch), op)
+        branch.call = asyncio.create_task(self._run(branch, op, work, done))
+
     def _start(self, branch: Branch, op: ir.Op, work: Work) -> None:
         """Run a call; its op stays at the head of the log."""
 
@@ -298,6 +310,7 @@ class Session:
         self._set_value(branch, op, outcome.text)
         metas = outcome.meta if isinstance(outcome.meta, list) else [outcome.meta]
         for meta in metas:
+            branch.last_reply_id = meta.get("id") or branch.last_reply_id
             meta["start_s"] = time.monotonic() - self._started - meta.get("latency_s", 0.0)
         payload = {"value": outcome.value, "text": outcome.text, "meta": outcome.meta}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
@@ -418,7 +431,7 @@ class Session:
             child.path = (*branch.path, (op.seq, index))
             child.transcript = transcript_of(branch).copy()
             child.fork_length = len(child.transcript.pieces)
-            child.draft = branch.draft
+            child.draft, child.last_reply_id = branch.draft, branch.last_reply_id
             self._ready.append(child)
 
     def _join(self, branch: Branch, op: ir.Join) -> bool:
@@ -551,13 +564,3 @@ class Session:
 
 
 _END = -1  # in a waiter's key: the branch's End, where else a seq stands
-
-
-def _rejected(op: ir.Hint) -> dict[str, Any]:
-    outcome = {
-        "action_id": f"{op.branch}.{op.seq}",
-        "outcome": "rejected",
-        "reason": "an endpoint over HTTP has no KV that a program could act on",
-        "num_tokens": 0,
-    }
-    return {"value": outcome, "text": ""}

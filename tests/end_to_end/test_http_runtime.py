@@ -201,6 +201,27 @@ def test_what_the_http_api_lacks_is_refused(over_http: st.Runtime) -> None:
     assert over_http.get_server_info()["model"] == "stemma-tiny"
 
 
+def test_hints_reach_the_servers_kv(over_http: st.Runtime) -> None:
+    outcomes: list[Any] = []
+
+    @st.function
+    def pinned(s: st.ProgramState) -> None:
+        text = s.copy()
+        text += "A text of several words that is computed and then kept." + st.gen(
+            "t", max_tokens=4
+        )
+        outcomes.append(text.pin(ttl_s=5).outcome)
+        s += st.user("Hi, my name is Nora.")
+        outcomes.append(s.retain(priority=50, ttl_s=5).outcome)
+        s += st.assistant(st.gen("a", temperature=0))
+        outcomes.append(s.retain(priority=50, ttl_s=5).outcome)
+
+    state = pinned.run(backend=over_http)
+    assert "Nora" in state["a"]
+    assert [o["outcome"] for o in outcomes] == ["accepted", "missing", "accepted"], outcomes
+    assert outcomes[0]["num_tokens"] > 0
+
+
 def test_a_server_that_is_no_stemma_is_refused() -> None:
     from openai_stand_in import standing_in
 

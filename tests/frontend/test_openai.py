@@ -392,6 +392,23 @@ def test_sglangs_name_for_a_server_finds_out_what_it_is(server: StandIn) -> None
     assert server.headers[0]["authorization"] == "Bearer key"
 
 
+def test_hints_are_rejected_where_there_is_no_kv(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    @st.function
+    def pinned(s: st.ProgramState) -> None:
+        s += st.user("Hi") + st.assistant(st.gen("a"))
+        s["outcome"] = s.pin(ttl_s=1).outcome
+        with s.pause(expected_s=0.1):
+            pass
+        s += st.user("Ho") + st.assistant(st.gen("b"))
+
+    state = pinned.run(backend=connect())
+    assert (state["outcome"]["outcome"], state["b"]) == ("rejected", "hello")
+    assert "no KV" in state["outcome"]["reason"]
+    assert len(server.bodies) == 2
+
+
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
@@ -535,6 +552,21 @@ def test_programs_in_flight_need_no_threads(
     for state in states:
         state.cancel()
     wait_for(lambda: server.num_open == 0)
+
+
+def test_async_programs_wait_for_each_other_on_one_thread(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    server.answer = lambda body: body["messages"][-1]["content"]
+
+    @st.function
+    async def twice(s: st.ProgramState, number: int) -> None:
+        s += st.user(f"first {number}") + st.assistant(st.gen("a"))
+        said = await s.aget("a")
+        s += st.user(f"again {said}") + st.assistant(st.gen("b"))
+
+    states = twice.run_batch([{"number": n} for n in range(50)], backend=connect())
+    assert [state["b"] for state in states] == [f"again first {n}" for n in range(50)]
 
 
 # --- select ---------------------------------------------------------------------------------------
