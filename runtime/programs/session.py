@@ -368,6 +368,9 @@ class ProgramSession:
         whole = ""
         for child in children:
             ids = child.begun.ids[child.fork_length :]
+            if not child.fork_length:  # it began with nothing, and so with a BOS of its own
+                bos = self._world.tokenizer.bos_ids
+                ids = ids[len(bos) :] if ids[: len(bos)] == array("i", bos) else ids
             text = self._world.tokenizer.decode(ids, skip_special=False)
             branch.begun.append_ids(ids, text)
             whole += text
@@ -426,7 +429,8 @@ class ProgramSession:
         message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
-        self._emit(branch.number, op.seq, wire.FAILED, payload)
+        seq = op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
+        self._emit(branch.number, seq, wire.FAILED, payload)
         self._wake_all_of(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:

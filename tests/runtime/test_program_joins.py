@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 from program_stage import Stage, drop, end, fork, gen, join, text, var
 
 from stemma.frontend import wire
+from stemma.runtime.programs.world import World
 
 
 def three_tips(stage: Stage, *, first: int | None, mode: str = "gather_variable") -> None:
@@ -121,3 +125,23 @@ def test_a_joined_branch_is_not_dropped_by_a_drop(stage: Stage, first: int) -> N
     for _ in range(first):
         stage.generate("t")
     assert len(stage.values[0, 2]) == first
+
+
+def test_a_branch_that_was_never_forked_fails_from_its_first_op_on(stage: Stage) -> None:
+    stage.on(0, text("a"), text("b"), gen("x"), fork(1))
+    stage.on(1, gen("y"))
+    stage.queue.fail(stage.queue.open[0], "lost")
+    stage.session.advance()
+    (failed,) = [(seq, p) for branch, seq, p in stage.events.of(wire.FAILED) if branch == 1]
+    assert failed[0] == 0 and "lost" in failed[1]["message"]
+
+
+def test_branches_forked_from_nothing_are_joined_without_their_bos(world: World) -> None:
+    tokenizer = copy.copy(world.tokenizer)
+    tokenizer.bos_ids = (256,)
+    stage = Stage(replace(world, tokenizer=tokenizer))
+    stage.on(0, fork(1, 2))
+    for branch in (1, 2):
+        stage.on(branch, text(str(branch)), end())
+    stage.on(0, join(1, 2, mode="concate_and_append"), gen("x"))
+    assert list(stage.queue.open[0].prompt) == [256, *b"12"]
