@@ -57,6 +57,7 @@ class NodeSnapshot(TypedDict):
     lock_ref: int
     lease_ref: int
     pin_ref: int
+    host_tokens: int  # of num_tokens, the first ones that the host tier has too
     hits: int
     last_use: int
 
@@ -164,7 +165,7 @@ class RadixTree:
             assert step.lock_ref > 0, f"{step} was unlocked more often than locked"
             self.num_visits += 1
             step.lock_ref -= 1
-            if step.lock_ref == 0 and not step.is_root:
+            if step.lock_ref == 0 and step.parent is not None:
                 step.last_use = self.clock
                 self._set_free(step)
             top, step = step, step.parent
@@ -330,13 +331,20 @@ class RadixTree:
             self._drop_root_if_empty(root)
         return freed
 
-    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
-        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
-        rows: list[NodeSnapshot] = []
+    def nodes(self) -> list[Node]:
+        """All nodes, roots included, parents first and depth first."""
+        nodes: list[Node] = []
         stack = list(reversed(self.roots.values()))
         while stack:
             node = stack.pop()
             stack.extend(reversed(node.children.values()))
+            nodes.append(node)
+        return nodes
+
+    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
+        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
+        rows: list[NodeSnapshot] = []
+        for node in self.nodes():
             name = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
             rows.append(
                 NodeSnapshot(
@@ -348,6 +356,7 @@ class RadixTree:
                     lock_ref=node.lock_ref,
                     lease_ref=node.lease_ref,
                     pin_ref=node.pin_ref,
+                    host_tokens=0,
                     hits=node.hits,
                     last_use=node.last_use,
                 )
@@ -484,8 +493,13 @@ class RadixTree:
         """Adds a run below `node`: in place if it is a leaf of this owner with no lock but the
         caller's own and no lease."""
         self.num_pages += len(pages)
-        is_own = node.lock_ref <= owned_locks and not node.lease_ref and node.owner is owner
-        if is_own and not node.children and not node.is_root:
+        if (
+            not node.children
+            and node.parent is not None
+            and node.lock_ref <= owned_locks
+            and not node.lease_ref
+            and node.owner is owner
+        ):
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
@@ -511,7 +525,7 @@ class RadixTree:
     def _lock_one(self, node: Node) -> None:
         self.num_visits += 1
         node.lock_ref += 1
-        if node.lock_ref == 1 and not node.is_root:
+        if node.lock_ref == 1 and node.parent is not None:
             if node.lease_ref:
                 self.leased_pages -= len(node.pages)
             else:
