@@ -126,6 +126,7 @@ class DiskStore:
         self._pending: set[bytes] = set()  # keys of blocks that wait to be written
         self._fetches: deque[Fetch] = deque()
         self._num_fetched = 0  # blocks that fetches hold, or will
+        self.num_fetches_ended = 0
         self._is_closing = False
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
@@ -464,6 +465,7 @@ class DiskStore:
                 log.exception("blocks of the KV store could not be read")
             with self._changed:
                 fetch.is_done = True
+                self.num_fetches_ended += 1
                 if fetch.is_released:
                     self._forget_payloads(fetch)
                 if not self._is_closing:

@@ -72,7 +72,8 @@ class StoredPrefixes:
         self._max_fetch_s = max_fetch_s
         self._clock = clock
         self._wanted: dict[Request, _Wanted] = {}
-        self._held: dict[Request, None] = {}  # in order of arrival
+        self._held: dict[Request, None] = {}  # in order of arrival, so of giving up too
+        self._num_fetches_seen = 0  # ended when last none of the held was ready
         self._arriving: dict[bytes, tuple[_SharedFetch, int]] = {}  # by key; arrived ones too
         self._saving: set[bytes] = set()  # keys that a plan copies out
 
@@ -85,9 +86,18 @@ class StoredPrefixes:
 
     @property
     def has_ready(self) -> bool:
-        """Whether `take_ready` would return any."""
-        now_s = self._clock()
-        return any(self._is_ready(request, now_s) for request in self._held)
+        """Whether `take_ready` would return any. Asked between all steps, so it looks at all of
+        them only when a fetch has ended."""
+        first = next(iter(self._held), None)
+        if first is None:
+            return False
+        now_s, num_ended = self._clock(), self.store.num_fetches_ended
+        if num_ended == self._num_fetches_seen:
+            return now_s >= self._wanted[first].give_up_s
+        if any(self._is_ready(request, now_s) for request in self._held):
+            return True
+        self._num_fetches_seen = num_ended
+        return False
 
     def look_up(self, request: Request, num_cached_tokens: int) -> bool:
         """Fetch what the store has of a request's tokens beyond those that the pool has; whether

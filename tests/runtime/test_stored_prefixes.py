@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from kv_blocks import FILE_BYTES, LAYOUT
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.memory.block_key import blocks_of
-from stemma.runtime.memory.disk_store import DiskStore
+from stemma.runtime.memory.disk_store import DiskStore, Fetch
 from stemma.runtime.memory.store_folder import StoreFolder
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.schedule.grammar import PendingGrammar
@@ -60,6 +61,17 @@ class Shop(House):
         assert select.select([self.store], [], [], max_s)[0], "no fetch was done"
         self.store.collect()
 
+    def with_slow_disk(self) -> threading.Event:
+        """Nothing is read before it is set."""
+        may_read, read = threading.Event(), self.store._read
+
+        def slowly(fetch: Fetch) -> None:
+            assert may_read.wait(30.0)
+            read(fetch)
+
+        self.store._read = slowly  # type: ignore[method-assign]
+        return may_read
+
     def run(self, max_steps: int = 5000) -> None:
         super().run(max_steps)
         while self.stored.num_held:
@@ -76,7 +88,8 @@ class Shop(House):
     def close(self) -> None:
         """Nothing is held, by anybody."""
         assert not self.stored._wanted and not self.stored._arriving and not self.stored._saving
-        assert self.store._num_fetched == 0
+        with self.store._changed:
+            assert self.store._changed.wait_for(lambda: not self.store._num_fetched, 30.0)
         self.assert_nothing_held()
         self.store.close()
 
@@ -170,16 +183,14 @@ def test_a_request_that_is_fetched_for_holds_nothing_and_others_run(open_shop: O
     shop = open_shop()
     shop.serve(prompt(1, 600))
     shop.restart()
+    disk = shop.with_slow_disk()
     held = shop.submit(prompt(1, 600))
-    assert not shop.engine.has_work and not held.is_admitted
-    assert shop.engine.describe()["num_waiting"] == 1
+    assert not shop.engine.has_work and shop.engine.describe()["num_waiting"] == 1
     other = shop.submit(prompt(2, 30))
     while not other.is_finished:
-        shop.stored._held[held] = None  # as if its fetch took long
-        shop.stored._wanted[held].places[0][0].fetch.is_done = False
         shop.step()
-    assert held.node is None and not held.is_admitted
-    shop.stored._wanted[held].places[0][0].fetch.is_done = True
+    assert held.node is None and not held.is_admitted and not shop.engine.has_work
+    disk.set()
     shop.run()
     assert_right(held)
     assert held.num_disk_tokens == 512
@@ -214,13 +225,14 @@ def test_a_fetch_that_takes_too_long_is_not_waited_for(open_shop: OpenShop) -> N
     shop = open_shop(max_fetch_s=0.0)
     shop.serve(prompt(1, 600))
     shop.restart()
-    shop.store._read = lambda fetch: None  # type: ignore[method-assign]
+    disk = shop.with_slow_disk()
     request = shop.submit(prompt(1, 600))
     while not request.is_finished:
         assert shop.engine.has_work
         shop.step()
     assert_right(request)
     assert request.num_disk_tokens == 0
+    disk.set()
 
 
 def test_a_damaged_block_is_computed_with_all_behind_it(open_shop: OpenShop) -> None:
