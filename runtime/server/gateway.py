@@ -8,6 +8,7 @@ and nothing else happens; a program's error is an event of that program.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import sys
 import time
@@ -107,7 +108,7 @@ class Gateway:
             self._engine.grammars.start()
         try:
             while not self._should_stop:
-                self._receive(0 if self._engine.has_work else IDLE_POLL_MS)
+                self._receive(self._patience_ms())
                 if time.monotonic() > next_sweep:  # all that was sent during a long step is read
                     self._drop_silent_clients()
                     next_sweep = time.monotonic() + 1.0
@@ -122,6 +123,16 @@ class Gateway:
                 self._engine.grammars.close()
             if self._engine.kv_store is not None:
                 self._engine.kv_store.close()
+
+    def _patience_ms(self) -> int:
+        """How long to wait for messages: until the engine may have work again."""
+        if self._engine.has_work:
+            return 0
+        wake_s = self._engine.next_wake_s
+        if wake_s is None:
+            return IDLE_POLL_MS
+        left_ms = math.ceil(1000 * (wake_s - time.perf_counter()))
+        return min(IDLE_POLL_MS, max(0, left_ms))
 
     # --- in -----------------------------------------------------------------------------------
 
