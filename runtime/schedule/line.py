@@ -6,6 +6,9 @@ A request that the working set has no room for (`gate.py`) is parked: it keeps i
 programs that have begun before those of new ones, and once one of the parked is refused in a round
 the others are not offered in that round. So whatever waits behind a closed gate costs nothing.
 
+When a call is admitted, its program's others come next: children of a fork start together on the
+prefix that they share, which is computed once and read once for all of them (tree attention).
+
 Cost: add and remove O(1); a request offered O(log n); a round `num_refreshed` keys and at most as
 many checks, however many wait. SGLang matches all waiting requests before each batch and therefore
 falls back to first come, first served past 128; here a key is computed when the request arrives, a
@@ -22,6 +25,7 @@ from typing import NamedTuple
 
 from ..request import Request
 from .policy import Key, Policy, Surroundings
+from .program_record import ProgramRecord
 
 _Item = tuple[Key, int, Request]  # key, arrival number (so requests are never compared)
 
@@ -59,7 +63,9 @@ class Line:
         self._num_arrived = 0
         self._num_left = 0
         self._last_due_at = 0
-        self._offered: list[_Item] = []  # in this round
+        self._offered: dict[Request, _Item] = {}  # in this round
+        self._siblings: dict[ProgramRecord, dict[Request, None]] = {}  # those that are here
+        self._gang: deque[Request] = deque()  # to be offered next
         self._num_checks = 0  # that this round may still make
 
     def __len__(self) -> int:
@@ -80,6 +86,8 @@ class Line:
         self._num_arrived += 1
         self._last_due_at = due_at
         self._unranked.append(request)
+        if request.program is not None and self._policy.has_gangs:
+            self._siblings.setdefault(request.program, {})[request] = None
 
     def remove(self, request: Request) -> None:
         """A request is admitted or has ended."""
@@ -87,6 +95,8 @@ class Line:
         self._items.pop(request, None)
         self._parked.discard(request)
         self._num_left += 1
+        if request.program in self._siblings:
+            self._leave_siblings(request)
 
     def park(self, request: Request) -> None:
         """An offered request has to wait until the working set has room for it."""
@@ -129,6 +139,11 @@ class Line:
         oldest = next(iter(self._arrivals), None)
         if oldest is not None and self.is_due(oldest):
             return (), oldest
+        while self._gang:
+            request = self._gang.popleft()
+            if request in self._items and self._is_open(request):
+                self._offered[request] = self._items[request]
+                return self._items[request][0], request
         while (item := self._pop(also_parked)) or self._rank_window():
             if item is None:
                 continue
@@ -139,16 +154,17 @@ class Line:
                 if now > key:
                     self._set_key(request, now)
                     continue
-            self._offered.append(item)
+            self._offered[request] = item
             return (key[1:] if request in self._parked else key), request
         return None
 
     def end_round(self) -> None:
         """What was offered and is still here keeps its place."""
-        for item in self._offered:
-            if self._items.get(item[2]) is item:
-                heappush(self._heap_of(item[2]), item)
+        for request, item in self._offered.items():
+            if self._items.get(request) is item:
+                heappush(self._heap_of(request), item)
         self._offered.clear()
+        self._gang.clear()
 
     def _pop(self, also_parked: bool) -> _Item | None:
         """The smallest valid entry; a parked one only where it is smaller than the others."""
@@ -159,8 +175,26 @@ class Line:
             return heappop(self._parked_heap)
         return None if item is None else heappop(self._heap)
 
+    def _leave_siblings(self, request: Request) -> None:
+        """Those that stay are offered next, if a round is going on that offered the request."""
+        program = request.program
+        assert program is not None
+        siblings = self._siblings[program]
+        del siblings[request]
+        if not siblings:
+            del self._siblings[program]
+        elif request in self._offered and not self._gang:
+            self._gang.extend(siblings)
+
+    def _is_open(self, request: Request) -> bool:
+        """Whether it is here, ranked, not parked and not yet offered in this round."""
+        is_new = request in self._items and request not in self._offered
+        return is_new and request not in self._parked
+
     def _top(self, heap: list[_Item]) -> _Item | None:
-        while heap and self._items.get(heap[0][2]) is not heap[0]:
+        while heap and (
+            self._items.get(heap[0][2]) is not heap[0] or self._offered.get(heap[0][2]) is heap[0]
+        ):
             heappop(heap)
         return heap[0] if heap else None
 

@@ -158,7 +158,8 @@ class Policy:
     when it has arrived. `num_refreshed`: so many keys are computed again before each round.
     `has_aging`: how often anybody is overtaken has a bound (Line). `keep`: of the running, the
     highest is preempted first, among equals the one admitted last. `is_fair`: between tenants.
-    `has_gate`: who would break leases of others waits for the working set (gate.py).
+    `has_gate`: who would break leases of others waits for the working set (gate.py). `has_gangs`:
+    a program's calls are offered behind one another.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Policy:
     keep: Callable[[Request], float] = lambda request: 0.0
     is_fair: bool = False
     has_gate: bool = False
+    has_gangs: bool = False
 
 
 def level_of(request: Request) -> int:
@@ -191,6 +193,7 @@ _POLICIES = {
             keep=level_of,
             is_fair=True,
             has_gate=True,
+            has_gangs=True,
         ),
     )
 }
