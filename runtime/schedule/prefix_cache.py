@@ -153,6 +153,8 @@ class PrefixCache:
             self.leases.move(lease, node)
         if self.host is not None:
             lease.colder = self.host.retain(namespace, token_ids, lease, None)
+            if lease.colder is not None:
+                lease.num_tokens = max(lease.num_tokens, lease.colder.num_tokens)
             self._note_due(lease)
         return lease if lease.is_active else None
 
