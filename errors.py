@@ -8,6 +8,7 @@ StemmaError
 |       `-- UnsupportedSchema   a JSON Schema keyword that cannot be enforced, and where it is
 |-- ModelLoadError        a checkpoint folder that cannot be loaded (file, field, expected, found)
 |-- ProtocolError         a frame that breaks the wire protocol
+|-- DeadlineExceeded      an output that cannot come, or has not come, by the time it is wanted
 |-- EngineError           the engine is gone, did not start, or failed in a step
 |-- ProgramError          an op of a program failed; raised where the program waits
 |   `-- BatchError        some instances of run_batch failed; names each
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 
 __all__ = [
     "BatchError",
+    "DeadlineExceeded",
     "EngineError",
     "InvalidGrammar",
     "InvalidProgram",
@@ -89,6 +91,10 @@ class ModelLoadError(StemmaError):
 
 class ProtocolError(StemmaError):
     """A frame on the wire does not follow the protocol."""
+
+
+class DeadlineExceeded(StemmaError):
+    """A call's output cannot come by its deadline, or has not come; the message has both times."""
 
 
 class EngineError(StemmaError):

@@ -19,8 +19,18 @@ from .report import write_report
 from .simulation import DEVICES, CallRecord, Device, Simulation
 from .traces import TRACES, Call, Start, single
 
-POLICIES = ("fcfs", "lpm", "lpm without aging", "dfs-weight", "priority", "sjf")
+POLICIES = (
+    "fcfs",
+    "lpm",
+    "lpm without aging",
+    "dfs-weight",
+    "priority",
+    "sjf",
+    "program",
+    "program with leases",
+)
 NO_AGING = " without aging"
+WITH_LEASES = " with leases"  # and told which program a call belongs to
 UNLIMITED = 1 << 20
 CHUNK_BUDGETS = (UNLIMITED, 2048, 512, 128, 64, 32)
 NUM_DECODERS = 16
@@ -61,17 +71,23 @@ def row_of(
 ) -> dict[str, object]:
     """One policy on one trace."""
     load = device.loads[trace]
+    if load.num_tokens is not None:
+        device = replace(device, num_tokens=load.num_tokens)
+    has_leases = policy.endswith(WITH_LEASES)
     simulation = Simulation(
         device,
-        policy=policy.removesuffix(NO_AGING),
+        policy=policy.removesuffix(NO_AGING).removesuffix(WITH_LEASES),
         max_overtakes=None if policy.endswith(NO_AGING) else 128,
         page_size=page_size,
         seed=seed,
+        has_programs=has_leases,
+        has_leases=has_leases,
     )
     simulation.run(TRACES[trace](seed, max(1, int(load.num_requests * scale)), load.rate))
     records, stats = simulation.records, simulation.engine.scheduler.stats
     is_good = [r.ttft_s <= device.slo_ttft_s and r.tpot_s <= device.slo_tpot_s for r in records]
     cold = [r.ttft_s for r in records if r.call.is_cold]
+    ends = [job.ended_s - job.started_s for job in simulation.jobs]
     num, seconds = len(records), simulation.now_s
     return {
         "trace": trace,
@@ -86,6 +102,10 @@ def row_of(
         "goodput req/s": sum(is_good) / seconds,
         "hit rate": stats.num_cached_tokens / stats.num_prompt_tokens,
         "optimum": simulation.num_optimal_tokens / stats.num_prompt_tokens,
+        "recomputed": simulation.num_optimal_tokens - stats.num_cached_tokens,
+        "total s": seconds,
+        "program mean s": sum(ends) / len(ends),
+        "program max s": max(ends),
         "preempted %": 100 * stats.num_preemptions / num,
         "cold ttft p99 ms": _percentile_ms(cold, 99) if cold else None,
         "host us/req": simulation.host_s * 1e6 / num,

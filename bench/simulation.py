@@ -14,20 +14,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from ..radix.leases import Lease
 from ..radix.tree import RadixTree
 from ..runtime.engine import Engine
 from ..runtime.request import FinishReason, Request
 from ..runtime.sampling_params import SamplingParams
+from ..runtime.schedule.policy import DEFAULT_POLICY
+from ..runtime.schedule.program_record import ProgramRecord
 from ..runtime.step import Row, RowResult, StepPlan, StepResult
 from .traces import Call, Job, Start
+
+LEASE_TTL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many requests a trace has, and how many arrive a second."""
+    """How many requests a trace has, how many (or programs) arrive a second, and tokens of KV where
+    it is not the device's."""
 
     num_requests: int
     rate: float
+    num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,9 @@ CPU = Device(
         "documents": Load(500, 100.0),
         "flood": Load(4000, 220.0),
         "full": Load(150, 2.5),
+        "react": Load(384, 100.0, 18_900),
+        "mixed": Load(192, 4.0, 12_000),
+        "forks": Load(360, 2.0, 9_000),
     },
 )
 # From data sheets, not measured: 16 GB of weights at 4 TB/s, 16 GFLOP a token at 500 TFLOP/s; a
@@ -102,6 +112,9 @@ H200 = Device(
         "documents": Load(3000, 1000.0),
         "flood": Load(15_000, 2200.0),
         "full": Load(600, 40.0),
+        "react": Load(1152, 1000.0, 56_700),
+        "mixed": Load(960, 40.0, 60_000),
+        "forks": Load(1200, 20.0, 30_000),
     },
 )
 DEVICES = {"cpu": CPU, "h200": H200}
@@ -142,12 +155,16 @@ class RunningJob:
     """A job and the calls that it waits for."""
 
     job: Job
+    started_s: float
+    program: ProgramRecord | None = None
     records: list[CallRecord] = field(default_factory=list)
     num_open: int = 0
+    leases: list[Lease] = field(default_factory=list)
+    ended_s: float = 0.0
 
 
 class Simulation:
-    """One run of a trace; `records` are the calls that have ended."""
+    """One run of a trace; `records` are the calls that have ended, `jobs` what they belong to."""
 
     segment_cost_tokens = 32  # see runtime/schedule/tree_order.py
 
@@ -155,16 +172,23 @@ class Simulation:
         self,
         device: Device,
         *,
-        policy: str = "lpm",
+        policy: str = DEFAULT_POLICY,
         max_overtakes: int | None = 128,
         page_size: int = 1,
         token_budget: int = 2048,
         seed: int = 0,
+        has_programs: bool = False,
+        has_leases: bool = False,
     ) -> None:
+        """`has_programs`: the engine is told which program a call belongs to; `has_leases`: and,
+        between two of its calls, that the program will be back and when."""
         self.device = device
+        self.has_programs = has_programs
+        self.has_leases = has_leases
         self.now_s = 0.0
         self.host_s = 0.0  # CPU seconds spent in the scheduler
         self.records: list[CallRecord] = []
+        self.jobs: list[RunningJob] = []
         self.num_optimal_tokens = 0  # prompt tokens that an infinite cache would have had
         self.engine = Engine(
             self,
@@ -175,6 +199,7 @@ class Simulation:
             max_running_requests=device.max_running_requests,
             schedule_policy=policy,
             max_overtakes=max_overtakes,
+            clock=lambda: self.now_s,
         )
         self._rng = random.Random(seed)
         self._infinite = RadixTree()
@@ -185,13 +210,15 @@ class Simulation:
     def run(self, starts: Sequence[Start]) -> None:
         """Play a trace to its end."""
         waiting = list(reversed(starts))
-        while waiting or self._coming or self.engine.has_work:
+        while waiting or self._coming or self._open:
             if not self.engine.has_work:
                 times = [start.at_s for start in waiting[-1:]] + [c[0] for c in self._coming[:1]]
+                wake_s = self.engine.next_wake_s
+                times += [] if wake_s is None else [wake_s]
                 self.now_s = max(self.now_s, min(times))
             while waiting and waiting[-1].at_s <= self.now_s:
                 start = waiting.pop()
-                self._advance(RunningJob(start.job), start.at_s)
+                self._start(start)
             while self._coming and self._coming[0][0] <= self.now_s:
                 self._submit(heappop(self._coming)[2])
             self._step()
@@ -230,18 +257,47 @@ class Simulation:
         scheduler.apply(result)
         self.host_s += time.thread_time() - started
 
+    def _start(self, start: Start) -> None:
+        program = ProgramRecord(created_s=start.at_s) if self.has_programs else None
+        job = RunningJob(start.job, start.at_s, program)
+        self.jobs.append(job)
+        self._advance(job, start.at_s)
+
     def _advance(self, job: RunningJob, at_s: float) -> None:
         try:
             outputs = [record.output for record in job.records]
             calls = job.job.send(outputs) if outputs else next(job.job)
         except StopIteration:
+            self._end(job, at_s)
             return
+        if job.program is not None:
+            job.program.num_calls_left = max(call.num_calls_left for call in calls)
         job.records = [
             CallRecord(call, self, job, self._output(call), at_s + call.delay_s) for call in calls
         ]
         job.num_open = len(calls)
+        if self.has_leases:
+            self._lease(job, calls)
         for record in job.records:
             heappush(self._coming, (record.arrived_s, next(self._numbers), record))
+
+    def _lease(self, job: RunningJob, calls: Sequence[Call]) -> None:
+        """What is cached of the next calls' prompts, in place of what was for the last ones."""
+        kv_cache, before = self.engine.scheduler.kv_cache, job.leases
+        made = [
+            kv_cache.retain("", call.prompt, due_s=call.delay_s, ttl_s=LEASE_TTL_S)
+            for call in calls
+        ]
+        job.leases = [lease for lease in made if lease is not None]
+        for lease in before:
+            kv_cache.release_lease(lease)
+
+    def _end(self, job: RunningJob, at_s: float) -> None:
+        job.ended_s = at_s
+        for lease in job.leases:
+            self.engine.scheduler.kv_cache.release_lease(lease)
+        if job.program is not None:
+            self.engine.end_program(job.program)
 
     def _output(self, call: Call) -> array[int]:
         return array("i", self._rng.randbytes(4 * call.num_output))
@@ -255,6 +311,7 @@ class Simulation:
             listener=record,
             client=call.client,
             priority=int(call.is_cold),
+            program=record.job.program,
         )
         self._open[request.id] = record
         limit = request.match_limit

@@ -1,4 +1,5 @@
-"""Seeded workloads for the schedule simulator: programs, chats, documents, a flood, a full pool.
+"""Seeded workloads for the schedule simulator: programs, chats, documents, a flood, a full pool;
+ReAct agents, short programs among long ones, fork and join.
 
 A job is a generator: it yields calls that run in parallel and is resumed with their outputs once
 all have ended. A trace is jobs with their starting times. Token ids are random 32-bit numbers.
@@ -23,6 +24,7 @@ class Call:
     client: str
     is_cold: bool = False
     delay_s: float = 0.0  # before it is submitted: a person thinks, a tool runs
+    num_calls_left: int = 0  # that follow each other from here on, this one too; 0: nobody knows
 
 
 Job: TypeAlias = Generator[Sequence[Call], list["array[int]"], None]
@@ -92,8 +94,36 @@ def documents(seed: int, num_requests: int, rate: float) -> list[Start]:
     return _poisson(rng, map(single, calls), rate)
 
 
+def react(seed: int, num_requests: int, rate: float) -> list[Start]:
+    """ReAct agents of 6 turns that start at `rate` a second: 384 common tokens, 256 of their own,
+    24 generated and 96 observed a turn, tools that take 0.2 to 3 seconds."""
+    rng = random.Random(seed)
+    common = _tokens(rng, 384)
+    jobs = (_react(random.Random(rng.random()), common) for _ in range(num_requests // 6))
+    return _poisson(rng, jobs, rate)
+
+
+def mixed(seed: int, num_requests: int, rate: float) -> list[Start]:
+    """One program in 9 is long, with 20 calls; the others have a call or two."""
+    rng = random.Random(seed)
+    common = _tokens(rng, 128)
+    num_long = max(1, num_requests // 32)  # 20 calls, and 8 programs of 1.5
+    kinds = [_long] * num_long + [_short] * (8 * num_long)
+    rng.shuffle(kinds)
+    jobs = (kind(random.Random(rng.random()), common) for kind in kinds)
+    return _poisson(rng, jobs, rate)
+
+
+def forks(seed: int, num_requests: int, rate: float) -> list[Start]:
+    """Programs whose graph is known: 4 branches of 1 to 4 calls each, then a join."""
+    rng = random.Random(seed)
+    common = _tokens(rng, 256)
+    jobs = (_fork_and_join(random.Random(rng.random()), common) for _ in range(num_requests // 12))
+    return _poisson(rng, jobs, rate)
+
+
 TRACES: dict[str, Callable[[int, int, float], list[Start]]] = {
-    make.__name__: make for make in (programs, chats, documents, flood, full)
+    make.__name__: make for make in (programs, chats, documents, flood, full, react, mixed, forks)
 }
 
 
@@ -118,6 +148,50 @@ def _chat(rng: random.Random, systems: Sequence[array[int]]) -> Job:
         num_output = rng.randint(16, 160)
         (out,) = yield [Call(history, num_output, 512, "chat", delay_s=delay_s)]
         history = history + out
+
+
+def _react(rng: random.Random, common: array[int]) -> Job:
+    context = common + _tokens(rng, 256)
+    for turn in range(6):
+        delay_s = rng.uniform(0.2, 3.0) if turn else 0.0
+        (out,) = yield [Call(context, 24, 48, "react", delay_s=delay_s)]
+        context = context + out + _tokens(rng, 96)
+
+
+def _short(rng: random.Random, common: array[int]) -> Job:
+    context = common + _tokens(rng, 128)
+    for _ in range(rng.randint(1, 2)):
+        (out,) = yield [Call(context, 24, 48, "short")]
+        context = context + out + _tokens(rng, 128)
+
+
+def _long(rng: random.Random, common: array[int]) -> Job:
+    """A plan, then rounds of 4 parallel calls on a passage each, which nothing goes on from."""
+    plan = common + _tokens(rng, 256)
+    (out,) = yield [Call(plan, 48, 96, "long")]
+    plan = plan + out
+    for _ in range(5):
+        yield [Call(plan + _tokens(rng, 768), 48, 96, "long") for _ in range(4)]
+
+
+def _fork_and_join(rng: random.Random, common: array[int]) -> Job:
+    """The branches of a turn run in parallel; those with more turns decide when the join comes."""
+    root = common + _tokens(rng, 192)
+    lengths = [1, 2, 3, 4]
+    (plan,) = yield [Call(root, 32, 64, "root", num_calls_left=6)]
+    root = root + plan
+    branches = {length: root + _tokens(rng, 32) for length in lengths}
+    while branches:
+        outs = yield [
+            Call(branch, rng.randint(16, 48), 64, "branch", num_calls_left=1 + length)
+            for length, branch in branches.items()
+        ]
+        branches = {
+            length: branch + out + _tokens(rng, 64)
+            for (length, branch), out in zip(branches.items(), outs, strict=True)
+        }
+        branches = {length - 1: branch for length, branch in branches.items() if length > 1}
+    yield [Call(root + _tokens(rng, 192), 64, 128, "root", num_calls_left=1)]
 
 
 def _poisson(

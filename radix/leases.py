@@ -134,7 +134,8 @@ class Leases:
         """
         locked: list[tuple[_BreakKey, Lease]] = []
         while (missing := num_pages - self._tree.evictable_pages) > 0:
-            lease = self._next_to_break()
+            # Where all that is leased is locked too, nothing is to be had.
+            lease = self._next_to_break() if self._tree.leased_pages else None
             if lease is None or (due_after_s is not None and lease.due_s <= due_after_s):
                 break
             assert lease.node is not None

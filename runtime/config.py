@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..errors import InvalidRequest
 from .memory.block_key import BLOCK_TOKENS
+from .schedule.fairness import tenant_weights
 from .schedule.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 from .schedule.stall import DEFAULT_SLOWDOWN
@@ -34,6 +35,7 @@ class EngineConfig:
     chunked_prefill_size: int = 2048  # token budget of a step
     max_running_requests: int = 128
     schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
+    tenant_weights: str = ""  # shares of the engine, as in "a=2,b=1"; 1 for all others
     decode_slowdown: float = DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/stall.py
     disable_leases: bool = False  # neither derive what programs will use again, nor be told
     pin_share: float = DEFAULT_PIN_SHARE  # of the KV pool that pins may take
@@ -51,6 +53,7 @@ class EngineConfig:
         kernels = ("auto", "cpu", "reference")
         _require("kernels", self.kernels, self.kernels in kernels, f"one of {kernels}")
         policy_of(self.schedule_policy)
+        tenant_weights(self.tenant_weights)
         _require_range("page_size", self.page_size, 1, 256)
         _require_range("chunked_prefill_size", self.chunked_prefill_size, 1, 1 << 20)
         _require_range("max_running_requests", self.max_running_requests, 1, 65_536)
@@ -146,6 +149,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=POLICY_NAMES,
         default=DEFAULT_POLICY,
         help="which waiting request is admitted next (default: %(default)s)",
+    )
+    add(
+        "--tenant-weights",
+        default="",
+        metavar="NAME=W,...",
+        help="shares of the engine between tenants that have work (default: 1 each)",
     )
     add(
         "--disable-leases",

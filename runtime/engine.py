@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 from ..constrained.vocabulary import Vocabulary
@@ -22,9 +23,11 @@ from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
+from .schedule.fairness import tenant_weights
 from .schedule.hints import KVHints
 from .schedule.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.policy import DEFAULT_POLICY
+from .schedule.program_record import ProgramRecord
 from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
 from .schedule.stored_prefixes import StoredPrefixes
@@ -68,13 +71,16 @@ class Engine:
         vocab_size: int = 0,
         kv_cache: KVCacheOptions | None = None,
         grammars: GrammarCompiler | None = None,
+        tenant_weights: Mapping[Hashable, float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them."""
+        """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them.
+        `tenant_weights`: see schedule/fairness.py. `clock`: of deadlines and leases, in seconds."""
         self._executor = executor
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
-            KVCacheManager(num_pages, page_size, kv_cache),
+            KVCacheManager(num_pages, page_size, kv_cache, clock=clock),
             token_budget=token_budget,
             max_running_requests=max_running_requests,
             policy=schedule_policy,
@@ -82,6 +88,8 @@ class Engine:
             max_overtakes=max_overtakes,
             segment_cost_tokens=executor.segment_cost_tokens,
             vocab_size=vocab_size,
+            tenant_weights=tenant_weights,
+            clock=clock,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
         self._ids = itertools.count(1)
@@ -100,6 +108,11 @@ class Engine:
         stored = self.scheduler.kv_cache.stored
         return None if stored is None else stored.store
 
+    @property
+    def next_wake_s(self) -> float | None:
+        """By the clock: when there may be work again though nothing has happened; None: never."""
+        return self.scheduler.next_wake_s
+
     def next_request_id(self) -> int:
         """Ids are unique within the process."""
         return next(self._ids)
@@ -107,7 +120,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; its max_tokens is cut to what fits the context.
 
-        Raises PromptTooLong when not even one token would fit.
+        Raises PromptTooLong when not even one token would fit, DeadlineExceeded when its output is
+        not expected in time.
         """
         room = self.max_model_len - request.num_prompt_tokens
         if room < (1 if request.scoring is None else 0):
@@ -127,6 +141,10 @@ class Engine:
     def abort(self, request: Request) -> None:
         """End a request now; its pages are free when this returns."""
         self.scheduler.abort(request)
+
+    def end_program(self, program: ProgramRecord) -> None:
+        """A program will submit no more requests."""
+        self.scheduler.end_program(program)
 
     def step(self) -> None:
         """Plan, execute, apply: once."""
@@ -204,6 +222,7 @@ class LoadedModel:
             max_running_requests=config.max_running_requests,
             schedule_policy=config.schedule_policy,
             decode_slowdown=config.decode_slowdown,
+            tenant_weights=tenant_weights(config.tenant_weights),
             vocab_size=self.model_config.vocab_size,
             kv_cache=KVCacheOptions(
                 has_leases=not config.disable_leases,

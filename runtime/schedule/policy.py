@@ -11,6 +11,12 @@ waiting requests and with ten thousand.
 | dfs-weight | the branch of shared prefixes that most requests are on, depth first | the same |
 | priority | who has the highest `priority` | |
 | sjf | who is expected to generate least | shortest job first |
+| program | whose program has had least; see below | Autellix, arXiv:2502.13965 |
+
+`program` ranks by the level of service that the whole program has attained; above the lowest level,
+where it costs much to be in the middle of all of them at once, by which program came first; then
+the call with the longest chain of calls behind it (so that a join is not late), then the longest
+cached prefix. A request without a program is one of its own, so among such it is lpm.
 """
 
 from __future__ import annotations
@@ -20,12 +26,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+from typing import TypeAlias
 
 from ...errors import InvalidRequest
 from ...radix.tree import RadixTree
 from ..request import Request
 
-DEFAULT_POLICY = "lpm"
+DEFAULT_POLICY = "program"
 DFS_WINDOW = 128  # requests; SGLang's bound for what it ranks by prefix, more than a batch here
 NUM_REFRESHED = 16  # keys; at 3 us a match a twentieth of a millisecond a round
 
@@ -82,21 +89,39 @@ class Surroundings:
     output_share: OutputShare
 
 
-Rank = Callable[[Sequence[Request], Surroundings], Sequence[float]]
+Key: TypeAlias = tuple[float, ...]  # of one policy all equally long
+Rank = Callable[[Sequence[Request], Surroundings], Sequence[Key]]
 
 
-def fcfs(requests: Sequence[Request], around: Surroundings) -> Sequence[float]:
+def fcfs(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
     """First come, first served."""
-    return [0.0] * len(requests)
+    return [()] * len(requests)
 
 
-def lpm(requests: Sequence[Request], around: Surroundings) -> Sequence[float]:
+def lpm(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
     """Longest prefix match: what is cached is used before it is evicted."""
     length = around.tree.match_length
-    return [-length(r.namespace, r.token_ids, r.match_limit) for r in requests]
+    return [(-length(r.namespace, r.token_ids, r.match_limit),) for r in requests]
 
 
-def dfs_weight(requests: Sequence[Request], around: Surroundings) -> Sequence[float]:
+def program(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+    """Least attained service of the whole program, critical path, longest prefix match; programs
+    that have had some go one after the other."""
+    return [
+        _program_key(request, *prefix)
+        for request, prefix in zip(requests, lpm(requests, around), strict=True)
+    ]
+
+
+def _program_key(request: Request, prefix: float) -> Key:
+    program = request.program
+    if program is None:
+        return (0, 0, 0, prefix)
+    level = program.level
+    return (level, level and program.number, -program.num_calls_left, prefix)
+
+
+def dfs_weight(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
     """Depth first through the prefixes that the requests share, the fullest branch first.
 
     The trie is that of the requests' own tokens, so it also has prefixes that nobody has computed
@@ -105,24 +130,24 @@ def dfs_weight(requests: Sequence[Request], around: Surroundings) -> Sequence[fl
     spaces: dict[Hashable, list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
         spaces[request.namespace].append(index)
-    keys = [0.0] * len(requests)
+    keys: list[Key] = [()] * len(requests)
     place = 0
     for indices in sorted(spaces.values(), key=len, reverse=True):
         for index in _depth_first(indices, [requests[i].token_ids.tobytes() for i in indices]):
-            keys[index] = place
+            keys[index] = (place,)
             place += 1
     return keys
 
 
-def priority(requests: Sequence[Request], around: Surroundings) -> Sequence[float]:
+def priority(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
     """Higher `Request.priority` first."""
-    return [-request.priority for request in requests]
+    return [(-request.priority,) for request in requests]
 
 
-def sjf(requests: Sequence[Request], around: Surroundings) -> Sequence[float]:
+def sjf(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
     """Shortest job first: by max_tokens, times the share of it that the client really uses."""
     share = around.output_share.of
-    return [request.max_output_tokens * share(request.client) for request in requests]
+    return [(request.max_output_tokens * share(request.client),) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +156,10 @@ class Policy:
 
     `window`: rank that many together, and the next ones when those have left; None: each by itself
     when it has arrived. `num_refreshed`: so many keys are computed again before each round.
-    `has_aging`: how often anybody is overtaken has a bound (WaitingQueue). `keep`: of the
-    running, the highest is preempted first, among equals the one admitted last.
+    `has_aging`: how often anybody is overtaken has a bound (Line). `keep`: of the running, the
+    highest is preempted first, among equals the one admitted last. `is_fair`: between tenants.
+    `has_gate`: who would break leases of others waits for the working set (gate.py). `has_gangs`:
+    a program's calls are offered behind one another.
     """
 
     name: str
@@ -141,6 +168,14 @@ class Policy:
     num_refreshed: int = 0
     has_aging: bool = True
     keep: Callable[[Request], float] = lambda request: 0.0
+    is_fair: bool = False
+    has_gate: bool = False
+    has_gangs: bool = False
+
+
+def level_of(request: Request) -> int:
+    """How much its program has had, coarsely."""
+    return 0 if request.program is None else request.program.level
 
 
 _POLICIES = {
@@ -151,6 +186,15 @@ _POLICIES = {
         Policy("dfs-weight", dfs_weight, window=DFS_WINDOW),
         Policy("priority", priority, has_aging=False, keep=lambda request: -request.priority),
         Policy("sjf", sjf, keep=attrgetter("max_output_tokens")),
+        Policy(
+            "program",
+            program,
+            num_refreshed=NUM_REFRESHED,
+            keep=level_of,
+            is_fair=True,
+            has_gate=True,
+            has_gangs=True,
+        ),
     )
 }
 POLICY_NAMES = tuple(_POLICIES)

@@ -76,6 +76,7 @@ class PrefixCache:
         self.costs = TierCosts()
         self._broken: dict[Lease, tuple[Hashable, array[int]]] = {}  # with what they kept before
         self._to_prefetch: list[tuple[float, int, Lease]] = []  # when, a number
+        self._prefetch_at: dict[Lease, float] = {}  # its valid entry there
         self._num_prefetches = 0
         self._loads: list[Publication] = []  # of the plan in flight, or being made
         self._beneficiary: Request | None = None  # for whom pages are made free now
@@ -152,6 +153,8 @@ class PrefixCache:
             self.leases.move(lease, node)
         if self.host is not None:
             lease.colder = self.host.retain(namespace, token_ids, lease, None)
+            if lease.colder is not None:
+                lease.num_tokens = max(lease.num_tokens, lease.colder.num_tokens)
             self._note_due(lease)
         return lease if lease.is_active else None
 
@@ -179,6 +182,7 @@ class PrefixCache:
         if lease.colder is not None and self.host is not None:
             self.host.leases.release(lease.colder, is_last_use=is_last_use)
             lease.colder = None
+            self._prefetch_at.pop(lease, None)
 
     def age(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
         """A program has used this prefix for the last time: what only that one has used of it is
@@ -287,7 +291,8 @@ class PrefixCache:
         if short <= 0:
             return
         if short > self.tree.evictable_pages:
-            self.leases.give_up(short, due_after_s=due_after_s, also_pins=also_pins)
+            wanted = short if also_pins else max(short, self._min_evicted)
+            self.leases.give_up(wanted, due_after_s=due_after_s, also_pins=also_pins)
         if short <= self.tree.evictable_pages:
             short = max(short, self._min_evicted)
             self.allocator.free(self.tree.evict(short, self._note_eviction))
@@ -347,17 +352,19 @@ class PrefixCache:
 
     def _note_due(self, lease: Lease) -> None:
         """Load what only the host keeps of a lease's prefix shortly before it is due."""
-        if _num_missing(lease):
+        when_s = lease.due_s - PREFETCH_AHEAD_S
+        if _num_missing(lease) and self._prefetch_at.get(lease) != when_s:
             self._num_prefetches += 1
-            when_s = lease.due_s - PREFETCH_AHEAD_S
+            self._prefetch_at[lease] = when_s
             heappush(self._to_prefetch, (when_s, self._num_prefetches, lease))
 
     def _prefetch_due(self, now_s: float) -> None:
         while self._to_prefetch and self._to_prefetch[0][0] <= now_s:
-            lease = heappop(self._to_prefetch)[2]
-            is_due = lease.due_s - PREFETCH_AHEAD_S <= now_s < lease.expires_s
-            if is_due and _num_missing(lease):
-                self.prefetch_lease(lease)
+            when_s, _, lease = heappop(self._to_prefetch)
+            if self._prefetch_at.get(lease) == when_s:
+                del self._prefetch_at[lease]
+                if now_s < lease.expires_s and _num_missing(lease):
+                    self.prefetch_lease(lease)
 
     def prefetch_lease(self, lease: Lease) -> int:
         """Load what only the host keeps of a lease's prefix, at the cost of nothing that is due

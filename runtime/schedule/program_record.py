@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+LEVEL_SERVICE = 512  # tokens: programs that have had less are at level 0
+LEVEL_FACTOR = 4  # each further level has so much more
+
 
 @dataclass(slots=True, eq=False)
 class ProgramRecord:
@@ -24,3 +27,15 @@ class ProgramRecord:
     num_calls_left: int = 0
     num_calls_started: int = 0
     is_cancelled: bool = False
+    number: int = 0  # in order of first calls, from 1 on; 0: there was none
+    num_context_tokens: int = 0  # of its longest call so far
+    num_shared_tokens: int = 0  # of them, those that others had computed before it began
+
+    @property
+    def level(self) -> int:
+        """How much it has had, coarsely: programs of one level are not interleaved (a multi-level
+        feedback queue, as in Autellix, arXiv:2502.13965)."""
+        level, bound = 0, LEVEL_SERVICE
+        while self.service >= bound:
+            level, bound = level + 1, bound * LEVEL_FACTOR
+        return level

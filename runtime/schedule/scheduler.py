@@ -16,21 +16,24 @@ from __future__ import annotations
 import logging
 import time
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-import numpy as np
-
-from ...constrained.matcher import Mask
-from ...errors import OutOfPages
-from ..request import FinishReason, Request, RequestState, Scoring
-from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
+from ...errors import DeadlineExceeded, OutOfPages
+from ..request import FinishReason, Request, RequestState
+from ..step import Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenEstimate
+from .deadlines import Deadlines, expiry, refusal
+from .fairness import TenantShares
+from .gate import WorkingSet
 from .grammar import Follower
 from .kv_cache import KVCacheManager
-from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
-from .stall import DEFAULT_SLOWDOWN, StallLimit
+from .policy import DEFAULT_POLICY, OutputShare, Surroundings, level_of, policy_of
+from .program_record import ProgramRecord
+from .rows import masks_of, row_of
+from .stall import DEFAULT_SLOWDOWN, LEVEL_SLOWDOWN, StallLimit
+from .step_costs import StepCosts
 from .tiers import Publication
 from .tree_order import depth_first, shared_segments
 from .waiting import MAX_OVERTAKES, WaitingQueue
@@ -38,6 +41,7 @@ from .waiting import MAX_OVERTAKES, WaitingQueue
 log = logging.getLogger(__name__)
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
+LATE_LEVELS = 1  # of service between a prompt and a decode row, from which on the prompt gives way
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class SchedulerStats:
     """Counters since the start."""
 
     num_finished: int = 0
+    num_gated: int = 0  # times that a request had to wait for the working set
+    num_missed_deadlines: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -83,19 +89,30 @@ class Scheduler:
         segment_cost_tokens: int = 32,
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         vocab_size: int = 0,
+        tenant_weights: Mapping[Hashable, float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
-        `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars."""
+        `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars.
+        `tenant_weights`: see `fairness`. `clock`: that of requests' deadlines, in seconds."""
         self.kv_cache = kv_cache
+        self._clock = clock
         self._mask_words = -(-vocab_size // 32)
         self.token_budget = token_budget
         self.segment_cost_tokens = segment_cost_tokens
-        self.stall = StallLimit(decode_slowdown)
+        self.costs = StepCosts()
+        self.stall = StallLimit(self.costs, decode_slowdown)
         self._long_budget: int | None = None  # tokens of long prompts that this plan may still take
+        self._late_budget: int | None = None  # of programs above `_level`
+        self._level = 0  # the least of the programs that decode
         self.stats = SchedulerStats()
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
-        self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes)
+        self.shares = TenantShares(tenant_weights)
+        self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares)
+        self.working_set = WorkingSet(kv_cache, self.costs)
+        self.deadlines = Deadlines(self.costs, self.output_share)
+        self._num_waiting_tokens = 0  # of prompts that were never admitted
         self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
         self._num_new_tokens = 0  # that the running requests may still generate
@@ -104,6 +121,9 @@ class Scheduler:
         self._step_id = 0
         self._compiling: dict[Request, None] = {}  # those that lack their grammar
         self._is_stalled = False  # the last plan was empty: they all wait
+        self._is_gated = False  # and some of them for the working set
+        self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
+        self._num_free_pages = 0  # when the last plan was empty
 
     @property
     def num_waiting(self) -> int:
@@ -113,16 +133,26 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan would have rows, or copies between tiers."""
+        """Whether a plan would have rows, or copies between tiers, or a request is to be ended."""
         if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
-        if not self._compiling:
-            return bool(self.waiting or self.running)
         if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
             return True
         if self._is_stalled:
-            return False
+            return self._is_awake()
+        if not self._compiling:
+            return bool(self.waiting or self.running)
         return bool(self.waiting) or any(r.num_ready > 0 for r in self.running)
+
+    @property
+    def next_wake_s(self) -> float | None:
+        """By the clock: when there may be work again though nothing has happened; None: never."""
+        return self._wake_s if self._is_stalled else None
+
+    def _is_awake(self) -> bool:
+        if self._wake_s is not None and self._clock() >= self._wake_s:
+            return True
+        return self._is_gated and self.kv_cache.num_free_pages > self._num_free_pages
 
     @property
     def policy(self) -> str:
@@ -136,15 +166,30 @@ class Scheduler:
     def policy(self, name: str) -> None:
         policy = policy_of(name)
         self.waiting.policy = policy
+        self._is_stalled = False
         self.running.sort(key=policy.keep)
 
     def add(self, request: Request) -> None:
-        """Queue a request. The caller has checked that alone it fits the pool."""
+        """Queue a request. The caller has checked that alone it fits the pool.
+
+        Raises DeadlineExceeded where its output is not expected in time.
+        """
+        if request.deadline_s is not None:
+            self._require_time(request, request.deadline_s)
+        if request.program is not None and not request.program.number:
+            request.program.number = request.id
+        self.deadlines.add(request)
+        self.shares.enter(request)
         if not self.kv_cache.look_up(request):
             self.waiting.add(request)
+        self._num_waiting_tokens += request.num_prompt_tokens
         if request.grammar is not None:
             self._compiling[request] = None
         self._is_stalled = False
+
+    def end_program(self, program: ProgramRecord) -> None:
+        """A program will have no more requests."""
+        self.working_set.end(program)
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever its state; nothing happens if it has already ended."""
@@ -160,19 +205,23 @@ class Scheduler:
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
         self._take_grammars()
+        for request in self.deadlines.passed(self._clock()):
+            self._miss(request, expiry(request, self._clock()))
         rows: list[Row] = []
         requests: list[Request] = []
         publications: list[Publication | None] = []
         masked: list[Follower] = []
         for request, num_tokens in self._share_out():
-            rows.append(self._row(request, num_tokens, masked))
+            rows.append(row_of(request, num_tokens, masked))
             requests.append(request)
             # What was generated enters the tree with its whole run, when the request ends.
             is_output = request.num_computed_tokens >= len(request.prompt)
             end = request.num_computed_tokens + num_tokens
             publications.append(None if is_output else self.kv_cache.publish(request, end))
-        self._is_stalled = bool(self._compiling) and not rows
+        self._is_stalled = False
         transfers = self.kv_cache.take_transfers()
+        if not rows:
+            self._sleep()
         if not rows and not transfers:
             return None
         self._step_id += 1
@@ -182,13 +231,40 @@ class Scheduler:
             paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
         )
         self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
-        plan = StepPlan(self._step_id, tuple(rows), segments, self._masks(masked), transfers)
+        masks = masks_of(masked, self._mask_words)
+        plan = StepPlan(self._step_id, tuple(rows), segments, masks, transfers)
         self._in_flight = _Planned(
             plan,
             tuple(requests[index] for index in order),
             tuple(publications[index] for index in order),
         )
         return plan
+
+    def _sleep(self) -> None:
+        """Nothing can run: until something happens, or until a time that is known."""
+        self._is_stalled = bool(self._compiling or self._is_gated)
+        now_s, times = self._clock(), [self.deadlines.next_s]
+        if self._is_gated:
+            times.append(now_s + self.working_set.seconds_until_open(now_s))
+        self._wake_s = min((time_s for time_s in times if time_s is not None), default=None)
+        self._num_free_pages = self.kv_cache.num_free_pages
+
+    def _require_time(self, request: Request, deadline_s: float) -> None:
+        """Raises DeadlineExceeded where a request that has just come is not expected to end in
+        time."""
+        stats = self.stats
+        uncached = 1.0 - stats.num_cached_tokens / max(1, stats.num_prompt_tokens)
+        num_ahead = self._num_waiting_tokens * uncached
+        expected_s = self.deadlines.expected_s(request, num_ahead, uncached)
+        left_s = deadline_s - self._clock()
+        if left_s <= 0 or expected_s > left_s:
+            stats.num_missed_deadlines += 1
+            raise refusal(left_s, expected_s)
+
+    def _miss(self, request: Request, error: DeadlineExceeded) -> None:
+        self.stats.num_missed_deadlines += 1
+        request.error, request.error_kind = str(error), type(error).__name__
+        self._finish(request, FinishReason.ERROR)
 
     def _take_grammars(self) -> None:
         """Begin the outputs whose grammars have come since the last plan."""
@@ -216,24 +292,20 @@ class Scheduler:
             return FinishReason.STOP
         return self._append_forced(request, request.follower)
 
-    def _masks(self, followers: Sequence[Follower]) -> Mask | None:
-        """A row for each of them."""
-        if not followers:
-            return None
-        masks = np.zeros((len(followers), self._mask_words), dtype=np.uint32)
-        for follower, mask in zip(followers, masks):
-            follower.mask(mask)
-        return masks
-
     def _share_out(self) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
+        self._is_gated = False
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
         in_order = self._decoding_first()
         is_decoding = bool(in_order) and in_order[0].num_ready == 1
         self._long_budget = self.stall.max_chunk() if is_decoding else None
+        self._late_budget = None
+        if is_decoding and self.waiting.policy.has_gate:
+            self._level = min(level_of(r) for r in in_order if r.num_ready == 1)
+            self._late_budget = self.stall.max_chunk(LEVEL_SLOWDOWN)
         for request in in_order:
             if budget <= 0:
                 return
@@ -277,13 +349,13 @@ class Scheduler:
                 if request is None:
                     return
                 must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
-                if must_wait or (self._long_budget == 0 and self._is_long(request)):
+                if must_wait or self._max_chunk(request, budget) <= 0:
                     num_held_back += 1
                     continue
                 num_tokens = self._admit(request, budget, cut)
                 if num_tokens is None:
                     return
-                if num_tokens == 0:
+                if num_tokens == 0:  # it waits for its grammar, or for the working set
                     continue
                 end = request.num_computed_tokens + num_tokens
                 if end < request.num_ready_tokens:
@@ -291,21 +363,40 @@ class Scheduler:
                 yield request, num_tokens
                 budget -= num_tokens
 
+    def _park(self, request: Request) -> None:
+        self.stats.num_gated += 1
+        self._is_gated = True
+        self.waiting.park(request)
+
     def _chunk(self, request: Request, budget: int) -> int:
-        """All that is ready, or what the budget allows, then in whole pages if it can; 0 where
-        other long prompts have taken what there is for such beside decode rows."""
-        is_limited = self._long_budget is not None and self._is_long(request)
-        if is_limited:
-            budget = min(budget, self._long_budget or 0)
-        num_tokens = min(request.num_ready, budget)
+        """All that is ready, or what the budgets allow, then in whole pages if it can; 0 where
+        others have taken what there is for such prompts beside decode rows."""
+        num_tokens = min(request.num_ready, self._max_chunk(request, budget))
         if num_tokens < request.num_ready:
             end = request.num_computed_tokens + num_tokens
             aligned = end - end % self.kv_cache.page_size
             if aligned > request.num_computed_tokens:
                 num_tokens = aligned - request.num_computed_tokens
-        if is_limited:
-            self._long_budget = (self._long_budget or 0) - num_tokens
+        if self._long_budget is not None and self._is_long(request):
+            self._long_budget -= num_tokens
+        if self._late_budget is not None and self._is_late(request):
+            self._late_budget -= num_tokens
         return num_tokens
+
+    def _max_chunk(self, request: Request, budget: int) -> int:
+        """What the budgets allow of a prompt in this step; see `stall`."""
+        if self._long_budget is not None and self._is_long(request):
+            budget = min(budget, self._long_budget)
+        if self._late_budget is not None and self._is_late(request):
+            budget = min(budget, self._late_budget)
+        return max(budget, 0)
+
+    def _is_late(self, request: Request) -> bool:
+        """Whether a request's prompt belongs to a program that has had more service than one of
+        those that decode."""
+        if request.num_computed_tokens >= request.num_prompt_tokens:
+            return False
+        return level_of(request) >= self._level + LATE_LEVELS
 
     def _is_long(self, request: Request) -> bool:
         """Whether a request's prompt, but for what was cached, fills more than half a step; a
@@ -340,8 +431,12 @@ class Scheduler:
         self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]
     ) -> int | None:
         """Admit a request if there are pages for it; its first chunk's size (0 where only its
-        grammar is missing), or None."""
+        grammar is missing, or where it was parked), or None."""
         self.kv_cache.attach(request)
+        if not self._may_join(request, cut):
+            self.kv_cache.release(request)
+            self._park(request)
+            return 0
         if (
             not self.running
             and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
@@ -366,16 +461,32 @@ class Scheduler:
         self._note_admission(request)
         return num_tokens
 
+    def _may_join(self, request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
+        """Whether the working set has room for the request's program."""
+        if not self.waiting.policy.has_gate or request.is_admitted:
+            return True
+        if self.working_set.is_welcome(request) or self.waiting.is_due(request):
+            return True
+        missing = self._missing_tokens(request, cut)
+        if self.running:
+            missing += int(self.new_tokens.peak((*self.running, request)))
+        return self.working_set.may_join(request, missing, self._clock())
+
+    def _missing_tokens(self, request: Request, cut: Sequence[tuple[Request, int]]) -> int:
+        """Room that known tokens without pages need: the request's and those of cut prompts, and
+        last pages that are not full."""
+        page_size = self.kv_cache.page_size
+        missing = request.num_tokens - len(request.pages) * page_size
+        missing += sum(other.num_tokens - end for other, end in cut)
+        return missing + (len(self.running) + 1) * (page_size - 1)
+
     def _require_room(self, request: Request, cut: Sequence[tuple[Request, int]]) -> None:
         """Raises OutOfPages unless the request's tokens, and all that it and the running ones are
         expected to need, fit what is free; alone it may have whatever fits."""
         if not self.running:
             return
-        page_size = self.kv_cache.page_size
-        missing = request.num_tokens - len(request.pages) * page_size
-        missing += sum(other.num_tokens - end for other, end in cut)
-        missing += (len(self.running) + 1) * (page_size - 1)  # last pages that are not full
-        room = self.kv_cache.num_available_pages * page_size - missing
+        room = self.kv_cache.num_available_pages * self.kv_cache.page_size
+        room -= self._missing_tokens(request, cut)
         if self._num_new_tokens + request.num_new_tokens <= room:
             return
         if self.new_tokens.peak((*self.running, request)) > room:
@@ -386,6 +497,8 @@ class Scheduler:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
+        self._num_waiting_tokens -= request.num_prompt_tokens
+        self.working_set.note_admission(request, self._clock())
         request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         self.stats.num_prompt_tokens += request.num_prompt_tokens
         self.stats.num_cached_tokens += request.num_cached_tokens
@@ -399,41 +512,6 @@ class Scheduler:
         self.kv_cache.keep_preempted(victim, kept)
         self.waiting.put_back(victim)
 
-    def _row(self, request: Request, num_tokens: int, masked: list[Follower]) -> Row:
-        """One more of `masked` if the row samples under a grammar."""
-        token_ids, pages = request.token_ids, request.pages
-        start = request.num_computed_tokens
-        end = start + num_tokens
-        update = None
-        first = request.num_sent_pages
-        if first < len(pages):
-            update = PageUpdate(first, tuple(pages[first:]))
-            request.num_sent_pages = len(pages)
-        if request.scoring is None:
-            sampling = request.sampling if end == len(token_ids) else None
-            targets: tuple[int, ...] = ()
-            target_start = 0
-        else:
-            sampling = None
-            targets, target_start = _targets(request, request.scoring, start, end)
-        mask = None
-        if sampling is not None and request.follower is not None:
-            mask = len(masked)
-            masked.append(request.follower)
-        return Row(
-            request.id,
-            request.table_row,
-            start,
-            tuple(token_ids[start:end]),
-            update,
-            None,
-            sampling,
-            None if sampling is None else request.adjustment,
-            targets,
-            target_start,
-            mask,
-        )
-
     # --- results --------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> None:
@@ -446,17 +524,26 @@ class Scheduler:
         self.stats.num_steps += 1
         self.new_tokens.note_step()
         if result.duration_s is not None:
-            self.stall.note(planned.plan, result.duration_s)
+            self.costs.note(planned.plan, result.duration_s, self._clock())
         self.stats.num_computed_tokens += planned.plan.num_tokens
+        row_tokens = self.costs.row_tokens
         for row, request, outcome in zip(
             planned.plan.rows, planned.requests, result.rows, strict=True
         ):
             if outcome.error is None:
                 request.num_computed_tokens += len(row.input_ids)
+                self._charge(request, len(row.input_ids), row_tokens)
         self._fail_rows(planned, [outcome.error for outcome in result.rows])
         for request, outcome in zip(planned.requests, result.rows):
             if not request.is_finished:
                 self._take(request, outcome)
+
+    def _charge(self, request: Request, num_tokens: int, row_tokens: float) -> None:
+        """What a row has cost is service that its program and its tenant have had."""
+        service = num_tokens if num_tokens > 1 else row_tokens
+        if request.program is not None:
+            request.program.service += service
+        self.shares.charge(request, service)
 
     def fail(self, error: str) -> None:
         """The plan in flight could not be executed: its requests end, its inserts are undone."""
@@ -542,6 +629,8 @@ class Scheduler:
             self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
         self.kv_cache.forget_fetched(request)
+        if not request.is_admitted:
+            self._num_waiting_tokens -= request.num_prompt_tokens
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
         self._compiling.pop(request, None)
@@ -550,6 +639,9 @@ class Scheduler:
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
         self.stats.num_finished += 1
+        self.shares.leave(request)
+        self.deadlines.note_finish(request)
+        self.working_set.note_finish(request, self._clock())
         request.listener.on_finish(request)
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
@@ -590,13 +682,3 @@ def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
         and request.token_ids[:end] == other.token_ids[:end]
         for other, end in cut
     )
-
-
-def _targets(
-    request: Request, scoring: Scoring, start: int, end: int
-) -> tuple[tuple[int, ...], int]:
-    """Which scored positions fall into the inputs [start, end), and where the first one is."""
-    first = max(start, scoring.start + len(request.scores))  # a preempted one has some already
-    last = min(end, scoring.start + len(scoring.targets))
-    wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]
-    return (tuple(wanted), first - start) if last > first else ((), 0)

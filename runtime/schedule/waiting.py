@@ -1,191 +1,155 @@
 """The waiting requests, and in which order they are offered for admission.
 
-    preempted, the last one first   ->   those that are due (aging)   ->   by the policy's key
+    preempted, the last one first   ->   tenant by tenant (fairness.py)   ->   the tenant's line
 
-Cost: add and remove O(1); a request offered O(log n); a round `num_refreshed` keys and at most as
-many checks, however many wait. SGLang matches all waiting requests before each batch and therefore
-falls back to first come, first served past 128; here a key is computed when the request arrives, a
-few of the oldest keys are refreshed each round, and the best one is checked again before it is
-offered, since what it matched may have been evicted.
+Under a policy that is not fair all requests stand in one line (`line.py`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator, Sequence
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Generator, Hashable, Iterator
+from heapq import heappop, heappush
 
 from ..request import Request
-from .policy import Policy, Surroundings
+from .fairness import TenantShares, tenant_of
+from .line import Line
+from .policy import Key, Policy, Surroundings
 
-MAX_OVERTAKES = 128  # of a request that found an empty queue; see docs/scheduler.md for the price
+MAX_OVERTAKES = 128  # of a request that found an empty line; see docs/scheduler.md for the price
 
-_Item = tuple[float, int, Request]  # key, arrival number (so requests are never compared)
-
-
-class _Arrival(NamedTuple):
-    """When a request came, and how many must have left the queue until nobody may overtake it."""
-
-    number: int
-    due_at: int
+_Head = tuple[int, Key, int, Hashable, Request]  # of a line: tenant's place, key, line's number
 
 
 class WaitingQueue:
     """Owns the order of the requests that wait.
 
-    Invariant (aging): under a policy with aging, at most `max_overtakes + n` requests that
-    arrived later are admitted for the first time before a waiting one, whatever arrives; n is the
-    longest queue that it or anyone before it has found. So where first come, first served lets it
-    wait for n admissions, it waits for 2 n + `max_overtakes` at most. A request is due when as many
-    have left the queue as arrived before it, and its overtakes more; due ones go in order of
-    arrival, at most one becomes due for each that leaves, and nobody overtakes them.
+    Invariant: a preempted request comes before all that never ran; within a tenant the bound on
+    overtakes is Line's; between tenants it is TenantShares'.
     """
 
     def __init__(
-        self, policy: Policy, around: Surroundings, max_overtakes: int | None = MAX_OVERTAKES
+        self,
+        policy: Policy,
+        around: Surroundings,
+        max_overtakes: int | None = MAX_OVERTAKES,
+        shares: TenantShares | None = None,
     ) -> None:
         """`max_overtakes` None: no aging."""
         self._around = around
         self._max_overtakes = max_overtakes
         self._policy = policy
-        self._preempted: deque[Request] = deque()
-        self._arrivals: OrderedDict[Request, _Arrival] = OrderedDict()  # all others
-        self._unranked: deque[Request] = deque()  # and some that have left
-        self._to_refresh: deque[Request] = deque()  # the ranked, and some that have left
-        self._items: dict[Request, _Item] = {}  # of the ranked: its valid entry in the heap
-        self._heap: list[_Item] = []
-        self._num_arrived = 0
-        self._num_left = 0
-        self._last_due_at = 0
+        self._shares = shares or TenantShares()
+        self._preempted: OrderedDict[Request, None] = OrderedDict()  # the last one last
+        self._lines: dict[Hashable, Line] = {}
+        self._is_gate_closed = False  # in this round
 
     def __len__(self) -> int:
-        return len(self._preempted) + len(self._arrivals)
+        return len(self._preempted) + sum(map(len, self._lines.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._preempted or self._lines)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._arrivals or request in self._preempted
+        return request in self._preempted or request in self._lines.get(self._tenant(request), ())
 
     def __iter__(self) -> Iterator[Request]:
-        """The preempted, then the others in order of arrival."""
-        yield from self._preempted
-        yield from self._arrivals
+        """The preempted, then the others, of each tenant in order of arrival."""
+        yield from reversed(self._preempted)
+        for line in self._lines.values():
+            yield from line
 
     @property
     def policy(self) -> Policy:
-        """How the waiting are ranked; setting it ranks them anew."""
+        """How the waiting are ranked; setting it ranks them anew, as if they had just come."""
         return self._policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
+        waiting = sorted(
+            (request for line in self._lines.values() for request in line), key=lambda r: r.id
+        )
         self._policy = policy
-        self._heap.clear()
-        self._items.clear()
-        self._to_refresh.clear()
-        self._unranked = deque(self._arrivals)
+        self._lines.clear()
+        for request in waiting:
+            self.add(request)
 
     def add(self, request: Request) -> None:
         """A request has arrived."""
-        allowed = (self._max_overtakes or 0) + len(self._arrivals)
-        due_at = max(self._num_arrived + allowed, self._last_due_at + 1)
-        self._arrivals[request] = _Arrival(self._num_arrived, due_at)
-        self._num_arrived += 1
-        self._last_due_at = due_at
-        self._unranked.append(request)
+        tenant = self._tenant(request)
+        if tenant not in self._lines:
+            self._lines[tenant] = Line(self._policy, self._around, self._max_overtakes)
+        self._lines[tenant].add(request)
 
     def put_back(self, request: Request) -> None:
         """A request was preempted: it is the first to run again."""
-        self._preempted.appendleft(request)
+        self._preempted[request] = None
 
     def remove(self, request: Request) -> None:
         """A request is admitted or has ended."""
-        if self._arrivals.pop(request, None) is None:
-            self._preempted.remove(request)
+        if request in self._preempted:
+            del self._preempted[request]
             return
-        self._items.pop(request, None)
-        self._num_left += 1
+        tenant = self._tenant(request)
+        self._lines[tenant].remove(request)
+        if not len(self._lines[tenant]):
+            del self._lines[tenant]
 
     def is_due(self, request: Request) -> bool:
         """Whether aging lets nobody overtake this request any more."""
-        if self._max_overtakes is None or not self._policy.has_aging:
-            return False
-        arrival = self._arrivals.get(request)
-        return arrival is not None and self._num_left >= arrival.due_at
+        line = self._lines.get(self._tenant(request))
+        return line is not None and line.is_due(request)
+
+    def park(self, request: Request) -> None:
+        """The working set has no room for an offered request, and so none for others that are
+        parked: none of them is offered again in this round."""
+        self._lines[self._tenant(request)].park(request)
+        self._is_gate_closed = True
 
     def candidates(self) -> Generator[Request, None, None]:
         """One round: requests to admit, best first.
 
         The caller removes what it admits before it asks for the next; the others keep their places.
-        A due request that is passed over ends the round.
+        A due request that is passed over ends the round of its tenant.
         """
-        yield from tuple(self._preempted)
-        self._refresh()
-        offered: list[_Item] = []
+        self._is_gate_closed = False
+        yield from tuple(reversed(self._preempted))
+        lines = dict(self._lines)
+        num_refreshed = -(-self._policy.num_refreshed // max(1, len(lines)))
+        for line in lines.values():
+            line.begin_round(num_refreshed)
         try:
-            while (request := self._due() or self._best(offered)) is not None:
-                yield request
-                if self.is_due(request):
-                    return
+            yield from self._by_share(lines)
         finally:
-            for item in offered:
-                if self._items.get(item[2]) is item:
-                    heappush(self._heap, item)
+            for line in lines.values():
+                line.end_round()
 
-    def _due(self) -> Request | None:
-        """The oldest request, if it is due."""
-        oldest = next(iter(self._arrivals), None)
-        return oldest if oldest is not None and self.is_due(oldest) else None
-
-    def _best(self, offered: list[_Item]) -> Request | None:
-        """The request with the smallest key that was not offered in this round."""
-        num_checks = self._policy.num_refreshed
-        while self._heap or self._rank_window():
-            item = heappop(self._heap)
-            if self._items.get(item[2]) is not item:
-                continue
-            if num_checks:
-                num_checks -= 1
-                (key,) = self._policy.rank((item[2],), self._around)
-                if key > item[0]:
-                    self._set_key(item[2], key)
+    def _by_share(self, lines: dict[Hashable, Line]) -> Iterator[Request]:
+        """Each tenant's best, that of the tenant with the least service first, until all lines are
+        through."""
+        heads: list[_Head] = []
+        given: dict[Hashable, int] = dict.fromkeys(lines, 0)  # tokens, in this round
+        for number, tenant in enumerate(lines):
+            self._push_head(heads, number, tenant, lines[tenant], 0)
+        while heads:
+            _, _, number, tenant, request = heappop(heads)
+            line = lines[tenant]
+            is_due = line.is_due(request)
+            if is_due or not (self._is_gate_closed and line.is_parked(request)):
+                yield request
+                if request not in line:
+                    given[tenant] += request.num_tokens
+                elif is_due:
                     continue
-            offered.append(item)
-            return item[2]
-        return None
+            self._push_head(heads, number, tenant, line, given[tenant])
 
-    def _rank_window(self) -> bool:
-        """Rank the next window of requests; whether there were any."""
-        requests: list[Request] = []
-        while self._unranked and len(requests) != self._policy.window:
-            request = self._unranked.popleft()
-            if request in self._arrivals:
-                requests.append(request)
-        self._rank(requests)
-        if self._policy.num_refreshed:
-            self._to_refresh.extend(requests)
-        return bool(requests)
+    def _push_head(
+        self, heads: list[_Head], number: int, tenant: Hashable, line: Line, num_given: int
+    ) -> None:
+        best = line.best(also_parked=not self._is_gate_closed)
+        if best is not None:
+            share = self._shares.place(tenant, num_given)
+            heappush(heads, (share, best[0], number, tenant, best[1]))
 
-    def _refresh(self) -> None:
-        """Rank what has arrived, and again those whose keys are oldest."""
-        if self._policy.window is None:
-            self._rank_window()
-        requests: list[Request] = []
-        while self._to_refresh and len(requests) < self._policy.num_refreshed:
-            request = self._to_refresh.popleft()
-            if request in self._arrivals:
-                requests.append(request)
-        self._rank(requests)
-        self._to_refresh.extend(requests)
-        if len(self._heap) > 2 * len(self._items) + 64:  # most entries are no longer valid
-            self._heap = list(self._items.values())
-            heapify(self._heap)
-
-    def _rank(self, requests: Sequence[Request]) -> None:
-        for request, key in zip(requests, self._policy.rank(requests, self._around)):
-            item = self._items.get(request)
-            if item is None or item[0] != key:
-                self._set_key(request, key)
-
-    def _set_key(self, request: Request, key: float) -> None:
-        item = (key, self._arrivals[request].number, request)
-        self._items[request] = item
-        heappush(self._heap, item)
+    def _tenant(self, request: Request) -> Hashable:
+        return tenant_of(request) if self._policy.is_fair else None

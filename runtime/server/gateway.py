@@ -8,6 +8,7 @@ message gets an error reply and nothing else happens; a program's error is an ev
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
-from ..schedule.hints import KVHints
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients
 from .listener import Listener, ServerKeys
 
@@ -61,7 +61,7 @@ class Gateway:
         self._engine = loaded.engine
         self._stop_fd = stop_fd
         self._grace_s = grace_s
-        self._clients = Clients(KVHints(self._engine.scheduler.kv_cache))
+        self._clients = Clients(self._engine.hints)
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
         self._calls: dict[str, Callable[..., Any]] = {
@@ -106,7 +106,7 @@ class Gateway:
             self._engine.grammars.start()
         try:
             while not self._should_stop:
-                self._receive(0 if self._engine.has_work else IDLE_POLL_MS)
+                self._receive(self._patience_ms())
                 if time.monotonic() > next_sweep:  # all that was sent during a long step is read
                     self._dismiss_silent_clients()
                     next_sweep = time.monotonic() + 1.0
@@ -121,6 +121,16 @@ class Gateway:
                 self._engine.grammars.close()
             if self._engine.kv_store is not None:
                 self._engine.kv_store.close()
+
+    def _patience_ms(self) -> int:
+        """How long to wait for messages: until the engine may have work again."""
+        if self._engine.has_work:
+            return 0
+        wake_s = self._engine.next_wake_s
+        if wake_s is None:
+            return IDLE_POLL_MS
+        left_ms = math.ceil(1000 * (wake_s - time.perf_counter()))
+        return min(IDLE_POLL_MS, max(0, left_ms))
 
     # --- in -----------------------------------------------------------------------------------
 

@@ -74,6 +74,17 @@ def reorder(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
     tree.use_order.put(oldest)
 
 
+def lose_lease(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
+    tree.lease(locked)
+    assert locked.parent is not None
+    locked.parent.lease_ref = 0
+
+
+def miscount_pins(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
+    tree.lease(locked, is_pin=True)
+    tree.pinned_pages = 0
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -87,6 +98,8 @@ def reorder(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
         (forget_use, "is evictable but not in the use order"),
         (offer_locked, "in the use order but held"),
         (reorder, "used earlier"),
+        (lose_lease, "has lease_ref below its children's sum, 1"),
+        (miscount_pins, "pinned_pages is 0, not 4"),
     ],
 )
 def test_check_names_the_damage(
@@ -110,3 +123,13 @@ def test_check_counts_what_requests_hold() -> None:
     check(tree, allocator, held=[own])
     with pytest.raises(CheckFailed, match=r"belongs to <Node .* and request 1"):
         check(tree, allocator, held=[own, locked.pages])
+
+
+def test_check_compares_leases_with_those_that_are_held() -> None:
+    tree, allocator, locked = build()
+    tree.lease(locked)
+    tree.lease(locked, is_pin=True)
+    check(tree, allocator, leases=[(locked, False), (locked, True)])
+    for leases in ([(locked, False)], [(locked, False)] * 2, [(locked, True)] * 2):
+        with pytest.raises(CheckFailed, match=r"should have (lease|pin)_ref"):
+            check(tree, allocator, leases=leases)

@@ -150,7 +150,7 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
     ):
         with pytest.raises(InvalidRequest, match=r"schedule_policy='lifo'.*fcfs.*dfs-weight.*sjf"):
             make()
-    assert house.engine.scheduler.policy == "lpm"
+    assert house.engine.scheduler.policy == "program"
 
 
 def test_a_policy_can_be_switched_while_requests_wait() -> None:
@@ -202,9 +202,15 @@ def test_what_has_left_the_queue_is_forgotten() -> None:
     for index in range(2000):
         line.add([1, index])
         line.admit()
-    queue = line.queue
-    sizes = (queue._heap, queue._to_refresh, queue._unranked, queue._items, queue._arrivals)
-    assert len(queue) == 1 and all(len(kept) < 200 for kept in sizes)
+    (kept_line,) = line.queue._lines.values()
+    sizes = (
+        kept_line._heap,
+        kept_line._to_refresh,
+        kept_line._unranked,
+        kept_line._items,
+        kept_line._arrivals,
+    )
+    assert len(line.queue) == 1 and all(len(kept) < 200 for kept in sizes)
 
 
 # --- aging ----------------------------------------------------------------------------------------
@@ -212,7 +218,7 @@ def test_what_has_left_the_queue_is_forgotten() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(["fcfs", "lpm", "dfs-weight", "sjf"]),
+    st.sampled_from(["fcfs", "lpm", "dfs-weight", "sjf", "program"]),
     st.integers(0, 5),
     st.lists(
         st.one_of(

@@ -11,6 +11,7 @@ from house import House, assert_right
 
 from stemma.runtime.request import Request
 from stemma.runtime.schedule.stall import StallLimit
+from stemma.runtime.schedule.step_costs import StepCosts
 from stemma.runtime.step import Row, StepPlan, StepResult
 
 FIXED_S, PROMPT_TOKEN_S = 0.010, 0.001
@@ -58,20 +59,25 @@ def chunks_of(house: House, request: Request) -> list[int]:
 
 
 def test_nothing_is_limited_before_both_costs_are_known() -> None:
-    limit = StallLimit()
+    costs = StepCosts()
+    limit = StallLimit(costs)
     assert limit.max_chunk() is None
-    limit.note(plan_of(4, 0), 0.010)
+    costs.note(plan_of(4, 0), 0.010, 0.0)
     assert limit.max_chunk() is None
-    assert StallLimit(0.0).max_chunk() is None
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    assert limit.max_chunk() is not None
+    assert StallLimit(costs, 0.0).max_chunk() is None
 
 
 def test_a_chunk_is_what_fits_the_slowdown() -> None:
-    limit = StallLimit(slowdown=1.5)
-    limit.note(plan_of(0, 100), 0.100)
-    limit.note(plan_of(4, 0), 0.040)
+    costs = StepCosts()
+    limit = StallLimit(costs, slowdown=1.5)
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    costs.note(plan_of(4, 0), 0.040, 0.0)
     assert limit.max_chunk() == 20  # half of 40 ms at 1 ms a token
+    assert limit.max_chunk(2.0) == 40
     for _ in range(100):
-        limit.note(plan_of(4, 20), 0.080)  # tokens turn out to cost 2 ms here
+        costs.note(plan_of(4, 20), 0.080, 0.0)  # tokens turn out to cost 2 ms here
     assert limit.max_chunk() == 10
 
 

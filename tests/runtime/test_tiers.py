@@ -194,6 +194,22 @@ def test_what_is_due_is_loaded_before_its_use() -> None:
     assert_nothing_held(farm)
 
 
+def test_what_only_the_host_has_can_be_leased_and_is_loaded_when_due() -> None:
+    farm = Farm(num_pages=64, token_budget=64, kv_cache=with_host())
+    farm.serve(prompt(1, 40))
+    farm.serve(prompt(9, 60))
+    lease = farm.retain(prompt(1, 40), due_s=10.0)
+    assert lease is not None and lease.num_kept_tokens < 20 and lease.num_tokens == 40
+    farm.cache.update_lease(lease, due_s=5.0, ttl_s=9.0)
+    farm.clock.now_s = 5.0
+    farm.serve([1, 2, 3], max_tokens=1)
+    assert lease.num_kept_tokens == 40
+    farm.clock.now_s = 9.0
+    farm.serve([1, 2, 3], max_tokens=1)
+    assert not lease.is_active and not len(farm.cache.leases)
+    assert_nothing_held(farm)
+
+
 def test_what_is_due_earlier_does_not_give_way_to_a_prefetch() -> None:
     farm = Farm(num_pages=64, token_budget=64, kv_cache=with_host())
     farm.serve(prompt(1, 40))

@@ -1,0 +1,68 @@
+"""A request's share of a step as a row of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...constrained.matcher import Mask
+from ..request import Request, Scoring
+from ..step import PageUpdate, Row
+from .grammar import Follower
+
+
+def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
+    """The next `num_tokens` tokens; one more of `masked` if the row samples under a grammar."""
+    token_ids, pages = request.token_ids, request.pages
+    start = request.num_computed_tokens
+    end = start + num_tokens
+    update = None
+    first = request.num_sent_pages
+    if first < len(pages):
+        update = PageUpdate(first, tuple(pages[first:]))
+        request.num_sent_pages = len(pages)
+    if request.scoring is None:
+        sampling = request.sampling if end == len(token_ids) else None
+        targets: tuple[int, ...] = ()
+        target_start = 0
+    else:
+        sampling = None
+        targets, target_start = _targets(request, request.scoring, start, end)
+    mask = None
+    if sampling is not None and request.follower is not None:
+        mask = len(masked)
+        masked.append(request.follower)
+    return Row(
+        request.id,
+        request.table_row,
+        start,
+        tuple(token_ids[start:end]),
+        update,
+        None,
+        sampling,
+        None if sampling is None else request.adjustment,
+        targets,
+        target_start,
+        mask,
+    )
+
+
+def masks_of(followers: Sequence[Follower], num_words: int) -> Mask | None:
+    """A row of `num_words` words for each of them."""
+    if not followers:
+        return None
+    masks = np.zeros((len(followers), num_words), dtype=np.uint32)
+    for follower, mask in zip(followers, masks):
+        follower.mask(mask)
+    return masks
+
+
+def _targets(
+    request: Request, scoring: Scoring, start: int, end: int
+) -> tuple[tuple[int, ...], int]:
+    """Which scored positions fall into the inputs [start, end), and where the first one is."""
+    first = max(start, scoring.start + len(request.scores))  # a preempted one has some already
+    last = min(end, scoring.start + len(scoring.targets))
+    wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]
+    return (tuple(wanted), first - start) if last > first else ((), 0)
