@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from typing import Any
 
 from ..frontend.backend import Backend, Runtime
 from ..radix.render import render
@@ -46,5 +47,21 @@ def draw(backend: Backend, *, max_depth: int = 8, max_children: int = 8) -> str:
         max_depth=max_depth,
         max_children=max_children,
     )
-    used = f"{tree['cached_tokens']:,} of {tree['total_tokens']:,} tokens cached"
-    return f"{picture}\n{used}, {tree['evictable_tokens']:,} evictable"
+    return f"{picture}\n{_summary(tree)}"
+
+
+def _summary(tree: dict[str, Any]) -> str:
+    """How full each tier is."""
+    lines = [
+        f"{tree['cached_tokens']:,} of {tree['total_tokens']:,} tokens cached, "
+        f"{tree['evictable_tokens']:,} evictable"
+    ]
+    leases, host = tree["leases"], tree["host"]
+    if leases["num_leases"]:
+        lines.append(
+            f"{leases['num_leases']:,} leases: {leases['leased_tokens']:,} tokens kept, "
+            f"{leases['pinned_tokens']:,} of {leases['max_pinned_tokens']:,} pinned"
+        )
+    if host is not None:
+        lines.append(f"host: {host['cached_tokens']:,} of {host['total_tokens']:,} tokens cached")
+    return "\n".join(lines)

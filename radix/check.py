@@ -24,13 +24,14 @@ def check(
     allocator: PageAllocator,
     held: Iterable[Sequence[int]] = (),
     locks: Iterable[Node] | None = None,
+    leases: Iterable[tuple[Node, bool]] | None = None,
 ) -> None:
     """Raises CheckFailed unless free + cached + held = all pages, each with one owner, and the
     tree's locks, leases, counts, edges and use order are consistent.
 
     `held`: for each request the pages that it owns itself, not those that it reads from the tree.
     `locks`: the nodes that are locked now, once a lock; without it lock_ref is checked against the
-    children's only.
+    children's only. `leases`: likewise the nodes that are leased, each with whether by a pin.
     """
     nodes = _reachable(tree)
     for node in nodes:
@@ -39,7 +40,11 @@ def check(
     _check_counts(tree, nodes)
     _check_use_order(tree, nodes)
     if locks is not None:
-        _check_locks(nodes, locks)
+        _check_refs(nodes, "lock_ref", locks)
+    if leases is not None:
+        leased = list(leases)
+        _check_refs(nodes, "lease_ref", [node for node, _ in leased])
+        _check_refs(nodes, "pin_ref", [node for node, is_pin in leased if is_pin])
     _check_owners(nodes, allocator, held)
 
 
@@ -127,17 +132,18 @@ def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
         _require(older.last_use <= newer.last_use, f"{older} stands before {newer}, used earlier")
 
 
-def _check_locks(nodes: list[Node], locks: Iterable[Node]) -> None:
+def _check_refs(nodes: list[Node], name: str, held: Iterable[Node]) -> None:
+    """Each node counts the holds on it and below it, no more and no fewer."""
     expected = {id(node): 0 for node in nodes}
-    for lock in locks:
-        step: Node | None = lock
+    for handle in held:
+        step: Node | None = handle
         while step is not None:
-            _require(id(step) in expected, f"{lock} is locked but {step} is not in the tree")
+            _require(id(step) in expected, f"{handle} is held but {step} is not in the tree")
             expected[id(step)] += 1
             step = step.parent
     for node in nodes:
         count = expected[id(node)]
-        _require(node.lock_ref == count, f"{node} should have lock_ref {count}")
+        _require(getattr(node, name) == count, f"{node} should have {name} {count}")
 
 
 def _check_owners(

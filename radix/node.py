@@ -33,6 +33,7 @@ class Node:
         "namespace",
         "newer",
         "older",
+        "owner",
         "pages",
         "parent",
         "pin_ref",
@@ -47,6 +48,7 @@ class Node:
         key: bytes,
         token_ids: array[int],
         pages: Pages,
+        owner: Hashable = None,
     ) -> None:
         self.id = id
         self.namespace = namespace
@@ -59,8 +61,9 @@ class Node:
         self.lock_ref = 0  # locks on this node or below it
         self.lease_ref = 0  # leases on this node or below it (leases.py)
         self.pin_ref = 0  # those of them that are pins
+        self.owner = owner  # who alone has used it; None: nobody in particular, or several
         self.hits = 0  # matches that went through the whole of this node
-        self.last_use = 0  # the tree's clock
+        self.last_use = 0  # the tree's clock; 0 when it was aged
         self.is_attached = True
         self.older: Node | None = None  # neighbours in UseOrder; None when not in it
         self.newer: Node | None = None
@@ -80,23 +83,32 @@ class Node:
 
 
 class UseOrder:
-    """The free nodes (neither locked nor leased) from least to most recently used: an intrusive
-    doubly linked ring.
+    """The free nodes (neither locked nor leased) from least to most recently used: two intrusive
+    doubly linked rings, that of the aged nodes before that of all others.
 
     Invariant: a child comes before its parent. A use of a node is a use of its ancestors and puts
-    them behind it, so the oldest node is always a leaf: a parent whose last child was evicted
-    already stands where it belongs, and nothing is ever searched or sorted. O(1) each.
+    them behind it, and a node is aged after its children, so the oldest node is always a leaf: a
+    parent whose last child was evicted already stands where it belongs, and nothing is ever
+    searched or sorted. O(1) each.
     """
 
     def __init__(self) -> None:
-        self._ring = Node(-1, None, None, b"", array("i"), array("i"))
-        self._ring.older = self._ring.newer = self._ring
+        self._aged = _empty_ring()
+        self._ring = _empty_ring()
 
     @property
     def oldest(self) -> Node | None:
         """The leaf to evict next."""
+        node = self._aged.newer
+        if node is not self._aged:
+            return node
         node = self._ring.newer
         return None if node is self._ring else node
+
+    def age(self, node: Node) -> None:
+        """Puts a node of the order, whose children were all aged, behind the aged ones."""
+        self.drop(node)
+        self.put(node, self._aged)
 
     def put(self, node: Node, before: Node | None = None) -> None:
         """Puts a node that is not in the order just before `before`, or last."""
@@ -132,7 +144,14 @@ class UseOrder:
 
     def __iter__(self) -> Iterator[Node]:
         """From least to most recently used."""
-        node = self._ring.newer
-        while node is not None and node is not self._ring:
-            yield node
-            node = node.newer
+        for ring in (self._aged, self._ring):
+            node = ring.newer
+            while node is not None and node is not ring:
+                yield node
+                node = node.newer
+
+
+def _empty_ring() -> Node:
+    ring = Node(-1, None, None, b"", array("i"), array("i"))
+    ring.older = ring.newer = ring
+    return ring

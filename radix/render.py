@@ -15,6 +15,7 @@ from .tree import NodeSnapshot
 __all__ = ["render"]
 
 _COLUMNS = f"{'tokens':>9} {'locks':>5} {'hits':>6}"
+_KEPT, _HOST = f" {'kept':>5}", f" {'host':>9}"  # where anything is leased, or on the host
 
 
 def render(
@@ -25,19 +26,25 @@ def render(
     max_depth: int = 8,
     max_children: int = 8,
 ) -> str:
-    """Draws the tree: a line a node with its text, number of tokens, lock_ref and hits.
+    """Draws the tree: a line a node with its text, number of tokens, lock_ref and hits; where there
+    is any of it, what keeps it (a pin, a lease), and how many of its first tokens the host has.
 
-    At most `width` cells a line (never under 39), `max_depth` levels and `max_children` children a
-    node, the biggest subtrees first; what is left out is counted. No line break at the end.
+    At most `width` cells a line (never under 39, or 54 with all columns), `max_depth` levels and
+    `max_children` children a node, the biggest subtrees first; what is left out is counted. No line
+    break at the end.
     """
-    picture = _Picture(decode, max(width - len(_COLUMNS) - 1, 16), max_depth, max_children)
     roots = _subtrees(snapshot)
     if not roots:
         return "(empty)"
-    lines = [f"{'':{picture.text_width}} {_COLUMNS}"]
+    has_leases = any(row["lease_ref"] for row in snapshot)
+    has_host = any(row["host_tokens"] for row in snapshot)
+    columns = _COLUMNS + _KEPT * has_leases + _HOST * has_host
+    text_width = max(width - len(columns) - 1, 16)
+    picture = _Picture(decode, text_width, max_depth, max_children, has_leases, has_host)
+    lines = [f"{'':{picture.text_width}} {columns}"]
     for root in roots:
         name = root.row["namespace"] or "(default)"
-        lines.append(picture.line(name, root.total_tokens, root.row["lock_ref"], None))
+        lines.append(picture.line(name, root.total_tokens, root.row, is_root=True))
         lines.extend(picture.below(root))
     return "\n".join(line.rstrip() for line in lines)
 
@@ -71,6 +78,8 @@ class _Picture:
     text_width: int
     max_depth: int
     max_children: int
+    has_leases: bool
+    has_host: bool
 
     def below(self, top: _Subtree) -> list[str]:
         """The lines of everything under `top`, depth first; a long chain costs no recursion."""
@@ -85,7 +94,7 @@ class _Picture:
             row = subtree.row
             room = self.text_width - _cells(indent + joint)
             label = indent + joint + self._text(row, room)
-            lines.append(self.line(label, row["num_tokens"], row["lock_ref"], row["hits"]))
+            lines.append(self.line(label, row["num_tokens"], row))
             deeper = indent + ("   " if is_last else "│  ")
             branches = self._branches(subtree, depth + 1)
             stack.extend((item, deeper, depth + 1) for item in reversed(branches))
@@ -116,10 +125,17 @@ class _Picture:
             return f'"{text}"'
         return f'"{_cut(text, room - 3)}…"'
 
-    def line(self, label: str, num_tokens: int, num_locks: int, hits: int | None) -> str:
-        locks = f"{num_locks:,}" if num_locks else "·"
-        shown_hits = "" if hits is None else f"{hits:,}"
-        return f"{_fit(label, self.text_width)} {num_tokens:>9,} {locks:>5} {shown_hits:>6}"
+    def line(self, label: str, num_tokens: int, row: NodeSnapshot, *, is_root: bool = False) -> str:
+        locks = f"{row['lock_ref']:,}" if row["lock_ref"] else "·"
+        hits = "" if is_root else f"{row['hits']:,}"
+        line = f"{_fit(label, self.text_width)} {num_tokens:>9,} {locks:>5} {hits:>6}"
+        if self.has_leases:
+            kept = "pin" if row["pin_ref"] else "lease" if row["lease_ref"] else "·"
+            line += f" {'' if is_root else kept:>5}"
+        if self.has_host:
+            on_host = f"{row['host_tokens']:,}" if row["host_tokens"] else "·"
+            line += f" {'' if is_root else on_host:>9}"
+        return line
 
 
 def _one_line(text: str) -> str:

@@ -17,7 +17,7 @@ matched before you do anything else.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypedDict
 
 from .node import Node, UseOrder
@@ -57,6 +57,7 @@ class NodeSnapshot(TypedDict):
     lock_ref: int
     lease_ref: int
     pin_ref: int
+    host_tokens: int  # of num_tokens, the first ones that the host tier has too
     hits: int
     last_use: int
 
@@ -113,26 +114,39 @@ class RadixTree:
         return 0 if root is None else self._descend(root, self._pack(token_ids, limit))[1]
 
     def insert(
-        self, namespace: Hashable, token_ids: Sequence[int], pages: Sequence[int]
+        self,
+        namespace: Hashable,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        *,
+        owner: Hashable = None,
     ) -> Inserted:
         """Caches a run from the root; `pages[i]` holds the i-th page of its tokens.
 
         Only whole pages enter: tokens past the last one, and their page, stay the caller's. Where
         the tree already has the tokens it keeps its own pages; the rest of `pages` becomes the
-        tree's. Nothing is locked.
+        tree's. Nothing is locked. What is new belongs to `owner`, see `age`.
         """
-        return self._add(self._root(namespace), token_ids, pages, owns_lock=False)
+        return self._add(self._root(namespace), token_ids, pages, owner, owns_lock=False)
 
-    def extend(self, node: Node, token_ids: Sequence[int], pages: Sequence[int]) -> Inserted:
+    def extend(
+        self,
+        node: Node,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        *,
+        owner: Hashable = None,
+    ) -> Inserted:
         """insert() of a run below `node`, which the caller has locked, without walking to it.
 
-        A leaf that only the caller locks grows in place (the returned node is then `node` and its
-        lock covers the new tokens); otherwise a child is made, unlocked. In both cases
+        A leaf of this owner that only the caller locks grows in place (the returned node is then
+        `node` and its lock covers the new tokens); otherwise a child is made, unlocked. In both
+        cases
         `move_lock(node, inserted.node)` is what a caller who goes on from there does next.
         """
         assert node.is_attached, f"{node} was extended after it had left the tree"
         assert node.lock_ref > 0, f"{node} was extended without being locked"
-        return self._add(node, token_ids, pages, owns_lock=True)
+        return self._add(node, token_ids, pages, owner, owns_lock=True)
 
     def lock(self, node: Node) -> None:
         """Keeps the whole path to `node` from eviction until unlock()."""
@@ -151,7 +165,7 @@ class RadixTree:
             assert step.lock_ref > 0, f"{step} was unlocked more often than locked"
             self.num_visits += 1
             step.lock_ref -= 1
-            if step.lock_ref == 0 and not step.is_root:
+            if step.lock_ref == 0 and step.parent is not None:
                 step.last_use = self.clock
                 self._set_free(step)
             top, step = step, step.parent
@@ -197,18 +211,82 @@ class RadixTree:
             assert below.parent is not None, f"a lock on {node} cannot move to another path"
             below = below.parent
 
-    def evict(self, num_pages: int) -> Pages:
+    def evict(self, num_pages: int, on_evict: Callable[[Node, int], None] | None = None) -> Pages:
         """Frees `num_pages` pages, or all evictable ones when they are fewer.
 
         Least recently used leaves first, whole, and a parent joins once it is a leaf; of the last
         one only the tail that is still needed. Locked and leased nodes stay. The pages become the
-        caller's.
+        caller's. `on_evict` hears of each leaf before it is cut to so many pages; it must not
+        change this tree.
         """
         freed = array("i")
         while (missing := num_pages - len(freed)) > 0 and (leaf := self.use_order.oldest):
             num_kept = len(leaf.pages) - missing
+            if on_evict is not None:
+                on_evict(leaf, max(num_kept, 0))
             freed.extend(self._truncate(leaf, num_kept) if num_kept > 0 else self._detach(leaf))
         return freed
+
+    def note_user(self, node: Node, owner: Hashable) -> None:
+        """`owner` uses the path to `node`: what belonged to another belongs to nobody from now."""
+        step: Node | None = node
+        while step is not None:
+            if step.owner is not owner:
+                step.owner = None
+            step = step.parent
+
+    def age(self, node: Node) -> None:
+        """The owner of `node` has used it for the last time: what is his alone there, below it and
+        above it, is evicted before all else, but for what is in use.
+
+        Cost: O(nodes below, nodes on the path that are his, and their children).
+        """
+        owner = node.owner
+        if owner is None:
+            return
+        nodes = [node]
+        for step in nodes:  # it grows meanwhile
+            nodes.extend(step.children.values())
+        for step in reversed(nodes):
+            if step.owner is owner:
+                self._age_one(step)
+        above = node.parent
+        while above is not None and above.owner is owner and self._age_one(above):
+            above = above.parent
+
+    def age_path(self, node: Node) -> None:
+        """Whosever it is, the path to `node` is evicted before all else, with what alone continues
+        it, up to where it is in use or branches."""
+        while len(node.children) == 1:
+            (node,) = node.children.values()
+        step: Node | None = node
+        while step is not None and self._age_one(step):
+            step = step.parent
+
+    def _age_one(self, node: Node) -> bool:
+        """False where it is in use, or something below it is younger."""
+        if node.older is None or not _are_aged(node.children):
+            return False
+        self.use_order.age(node)
+        node.last_use = 0
+        return True
+
+    def path(self, node: Node) -> tuple[array[int], Pages]:
+        """The tokens and pages from the root to the end of `node`."""
+        nodes = [node]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        token_ids, pages = array("i"), array("i")
+        for step in reversed(nodes):
+            token_ids.extend(step.token_ids)
+            pages.extend(step.pages)
+        return token_ids, pages
+
+    def split(self, node: Node, end: int) -> Node:
+        """Cuts a node at a page edge inside it; returns its upper part, a new node that ends at
+        `end` and is locked and leased like `node`."""
+        assert end % self.page_size == 0, f"{node} cannot split at {end}: no page edge"
+        return self._split(node, end)
 
     def remove(self, node: Node, num_kept: int | None = None) -> Pages:
         """Unpublishes what a failed step inserted: cuts `node`'s path to `num_kept` tokens.
@@ -253,13 +331,20 @@ class RadixTree:
             self._drop_root_if_empty(root)
         return freed
 
-    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
-        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
-        rows: list[NodeSnapshot] = []
+    def nodes(self) -> list[Node]:
+        """All nodes, roots included, parents first and depth first."""
+        nodes: list[Node] = []
         stack = list(reversed(self.roots.values()))
         while stack:
             node = stack.pop()
             stack.extend(reversed(node.children.values()))
+            nodes.append(node)
+        return nodes
+
+    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
+        """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
+        rows: list[NodeSnapshot] = []
+        for node in self.nodes():
             name = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
             rows.append(
                 NodeSnapshot(
@@ -271,6 +356,7 @@ class RadixTree:
                     lock_ref=node.lock_ref,
                     lease_ref=node.lease_ref,
                     pin_ref=node.pin_ref,
+                    host_tokens=0,
                     hits=node.hits,
                     last_use=node.last_use,
                 )
@@ -291,9 +377,10 @@ class RadixTree:
         key: bytes,
         token_ids: array[int],
         pages: Pages,
+        owner: Hashable = None,
     ) -> Node:
         self._next_id += 1
-        node = Node(self._next_id, namespace, parent, key, token_ids, pages)
+        node = Node(self._next_id, namespace, parent, key, token_ids, pages, owner)
         node.last_use = self.clock
         return node
 
@@ -349,7 +436,7 @@ class RadixTree:
         cut = end - node.start
         num_pages = cut // self.page_size
         run, pages = node.token_ids[:cut], node.pages[:num_pages]
-        upper = self._make(node.namespace, parent, node.key, run, pages)
+        upper = self._make(node.namespace, parent, node.key, run, pages, node.owner)
         upper.lock_ref, upper.hits, upper.last_use = node.lock_ref, node.hits, node.last_use
         upper.lease_ref, upper.pin_ref = node.lease_ref, node.pin_ref
         parent.children[node.key] = upper
@@ -371,7 +458,13 @@ class RadixTree:
         self.use_order.renew(path)
 
     def _add(
-        self, node: Node, token_ids: Sequence[int], pages: Sequence[int], *, owns_lock: bool
+        self,
+        node: Node,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        owner: Hashable,
+        *,
+        owns_lock: bool,
     ) -> Inserted:
         ids, own = as_ids(token_ids), as_ids(pages)
         query = self._pack(ids)
@@ -390,16 +483,23 @@ class RadixTree:
         if num_existing < num_tokens:
             new_pages = own[len(adopted) : num_pages]
             owned_locks = 1 if owns_lock and last is node else 0
-            last = self._append(last, ids[num_existing:num_tokens], new_pages, owned_locks)
+            last = self._append(last, ids[num_existing:num_tokens], new_pages, owner, owned_locks)
         duplicates = _differing(own[: len(adopted)], adopted)
         return Inserted(last, num_existing, added_from, duplicates, adopted)
 
-    def _append(self, node: Node, token_ids: array[int], pages: Pages, owned_locks: int) -> Node:
-        """Adds a run below `node`: in place if it is a leaf with no lock but the caller's own and
-        no lease."""
+    def _append(
+        self, node: Node, token_ids: array[int], pages: Pages, owner: Hashable, owned_locks: int
+    ) -> Node:
+        """Adds a run below `node`: in place if it is a leaf of this owner with no lock but the
+        caller's own and no lease."""
         self.num_pages += len(pages)
-        is_own = node.lock_ref <= owned_locks and not node.lease_ref
-        if is_own and not node.children and not node.is_root:
+        if (
+            not node.children
+            and node.parent is not None
+            and node.lock_ref <= owned_locks
+            and not node.lease_ref
+            and node.owner is owner
+        ):
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
@@ -407,7 +507,7 @@ class RadixTree:
             self.evictable_pages += 0 if node.lock_ref else len(pages)
             return node
         key = token_ids[: self.page_size].tobytes()
-        child = self._make(node.namespace, node, key, token_ids, pages)
+        child = self._make(node.namespace, node, key, token_ids, pages, owner)
         node.children[key] = child
         self.num_nodes += 1
         self.evictable_pages += len(pages)
@@ -425,7 +525,7 @@ class RadixTree:
     def _lock_one(self, node: Node) -> None:
         self.num_visits += 1
         node.lock_ref += 1
-        if node.lock_ref == 1 and not node.is_root:
+        if node.lock_ref == 1 and node.parent is not None:
             if node.lease_ref:
                 self.leased_pages -= len(node.pages)
             else:
@@ -475,6 +575,11 @@ class RadixTree:
         ):
             node.is_attached = False
             del self.roots[node.namespace]
+
+
+def _are_aged(children: dict[bytes, Node]) -> bool:
+    """The youngest child is asked first: children usually end in their order."""
+    return all(child.last_use == 0 for child in reversed(children.values()))
 
 
 def _common_length(query: bytes, at: int, run: array[int], page_size: int) -> int:

@@ -13,6 +13,7 @@ from .sampling_params import SamplingParams
 from .step import Adjustment, RowResult
 
 if TYPE_CHECKING:
+    from ..radix.leases import Lease
     from ..radix.tree import Node
     from .schedule.grammar import Follower, PendingGrammar
     from .schedule.program_record import ProgramRecord
@@ -89,6 +90,9 @@ class Request:
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
+    num_host_tokens: int = 0  # tokens that were loaded from the host tier
+    num_disk_tokens: int = 0  # tokens that were fetched from the store on disk
+    evicted: dict[str, int] = field(default_factory=dict)  # tokens displaced for it, by owner
     is_admitted: bool = False  # was running at least once
 
     # Owned by KVCacheManager while running.
@@ -97,6 +101,7 @@ class Request:
     num_published: int = 0
     num_sent_pages: int = 0  # entries of `pages` that the executor's table already has
     table_row: int = -1
+    lease: Lease | None = None  # keeps its KV while it is preempted
 
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output
     scores: list[float] = field(default_factory=list)

@@ -288,6 +288,7 @@ class SelectCall:
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
@@ -302,6 +303,7 @@ def meta_of(request: Request) -> dict[str, Any]:
         "id": request.id,
         "prompt_tokens": request.num_prompt_tokens,
         "cached_tokens": request.num_cached_tokens,
+        "disk_tokens": request.num_disk_tokens,  # of these, from the KV store
         "completion_tokens": request.num_output_tokens,
         "queue_s": (request.admitted_s or request.finished_s) - request.created_s,
         "time_to_first_token_s": first - request.created_s,

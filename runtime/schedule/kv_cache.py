@@ -8,112 +8,90 @@ read it; generated tokens enter when the request ends or is preempted. Where the
 run by then, the request's own pages for it are freed. A failed step's inserts are taken out again.
 An entry of a page table never changes once it was sent, so a step in flight reads what was planned.
 
-What programs know of their prefixes are leases (radix/leases.py): they decide what is evicted,
-never what is computed, and give way to any request that needs the pages.
+What is cached and nobody reads, on this tier and the colder ones, is prefix_cache.py's; what that
+keeps for programs gives way to any request that needs the pages.
 """
 
 from __future__ import annotations
 
-import time
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from ...radix.check import check
-from ...radix.leases import Lease, Leases
-from ...radix.pages import PageAllocator
-from ...radix.tree import Node, NodeSnapshot, RadixTree
 from ..request import Request
+from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
+from .tiers import Publication, withdraw
 
-DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
+__all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "Publication"]
 
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """What a plan put into the tree: the path to `node` from token `added_from` on."""
-
-    node: Node
-    added_from: int
+PREEMPTED_TTL_S = 600.0  # a preempted request's KV is leased so long (guess)
+PREEMPTED_PRIORITY = 1_000_000  # above all that programs may ask for
 
 
-class KVCacheManager:
-    """Owns the tree, the leases on it and the pool's page ids.
+class KVCacheManager(PrefixCache):
+    """The cached prefixes, and what requests hold.
 
     Invariant, after every step: free + cached + held by requests = `num_pages`.
     """
-
-    def __init__(
-        self,
-        num_pages: int,
-        page_size: int,
-        *,
-        pin_share: float = DEFAULT_PIN_SHARE,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`clock` returns seconds; leases end and are due by it."""
-        self.num_pages = num_pages
-        self.page_size = page_size
-        self.clock = clock
-        self.tree = RadixTree(page_size)
-        self.allocator = PageAllocator(num_pages)
-        self.leases = Leases(self.tree, int(num_pages * pin_share))
-
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that can be had without breaking a lease or preempting anybody."""
-        return self.allocator.num_free + self.tree.evictable_pages
-
-    @property
-    def num_available_pages(self) -> int:
-        """Pages that can be had without preempting anybody or breaking a pin; perhaps a few more,
-        since pins of what is locked anyhow are counted too."""
-        num_unpinned = max(0, self.tree.leased_pages - self.tree.pinned_pages)
-        return self.num_free_pages + num_unpinned
-
-    def begin_step(self) -> None:
-        """A step is about to be planned: end the leases that have expired."""
-        self.leases.expire(self.clock())
-
-    # --- leases -----------------------------------------------------------------------------------
-
-    def retain(
-        self,
-        namespace: Hashable,
-        token_ids: Sequence[int],
-        *,
-        due_s: float,
-        ttl_s: float,
-        priority: int = 0,
-    ) -> Lease | None:
-        """Lease what is cached of a prefix that will be used again `due_s` from now; None where
-        nothing is. It ends `ttl_s` from now at the latest."""
-        node = self.tree.match(namespace, token_ids).node
-        if node.is_root:
-            return None
-        now_s = self.clock()
-        return self.leases.retain(
-            node, due_s=now_s + due_s, expires_s=now_s + ttl_s, priority=priority
-        )
-
-    def pin(self, namespace: Hashable, token_ids: Sequence[int], *, ttl_s: float) -> Lease | None:
-        """Pin what is cached of a prefix, as far as the budget allows; None where nothing is."""
-        node = self.tree.match(namespace, token_ids).node
-        return None if node.is_root else self.leases.pin(node, expires_s=self.clock() + ttl_s)
-
-    def release_lease(self, lease: Lease) -> None:
-        """End a lease; nothing happens if it has ended."""
-        self.leases.release(lease)
-
-    # --- requests' pages --------------------------------------------------------------------------
 
     def attach(self, request: Request) -> None:
         """Match the request's tokens and lock what was found; it owns no pages yet."""
         match = self.tree.match(request.namespace, request.token_ids, request.match_limit)
         self.tree.lock(match.node)
+        self.tree.note_user(match.node, request.program)
         request.node = match.node
         request.pages = array("i", match.pages)
         request.num_published = request.num_computed_tokens = match.num_tokens
         request.num_sent_pages = 0
+
+    def load(self, request: Request) -> None:
+        """Fetch what the host has of an attached request's tokens and the device has not, where
+        that pays; the step that is being planned may read it."""
+        if self.host is None or request.num_published != request.num_computed_tokens:
+            return
+        done = request.num_computed_tokens
+        match = self.host.match(request.namespace, request.token_ids, request.match_limit)
+        if match is None or not self.costs.can_pay(match.num_tokens - done):
+            return
+        assert request.node is not None
+        self._beneficiary = request
+        node, pages = self._load_below(request.node, match.node, request.program)
+        self._beneficiary = None
+        if pages:
+            num_tokens = len(pages) * self.page_size
+            self.tree.move_lock(request.node, node)
+            request.node = node
+            request.pages.extend(pages)
+            request.num_published += num_tokens
+            request.num_computed_tokens += num_tokens
+            request.num_host_tokens += num_tokens
+
+    def restore(self, request: Request) -> None:
+        """Put what was fetched of an attached request's tokens into its pages, as far as there are
+        any; the step that is being planned may read it."""
+        if self.stored is None or request.num_published != request.num_computed_tokens:
+            return
+        start = request.num_computed_tokens
+        num_pages = (self.stored.restorable_end(request, start) - start) // self.page_size
+        if num_pages <= 0:
+            return
+        self._beneficiary = request
+        self._make_room(min(num_pages, self.num_available_pages))
+        self._beneficiary = None
+        pages = self.allocator.allocate(min(num_pages, self.allocator.num_free))
+        if pages:
+            end = start + len(pages) * self.page_size
+            assert request.node is not None
+            run = request.token_ids[start:end]
+            inserted = self.tree.extend(request.node, run, pages, owner=request.program)
+            assert not inserted.num_existing, "the device had what was fetched"
+            self._loads.append(Publication(inserted.node, inserted.added_from))
+            self.tree.move_lock(request.node, inserted.node)
+            request.node = inserted.node
+            request.pages.extend(pages)
+            request.num_published = request.num_computed_tokens = end
+            request.num_disk_tokens += end - start
+            self._copies.extend(self.stored.restore(request, start, end))
 
     def catch_up(self, request: Request) -> None:
         """Adopt what others have published of the request's tokens since it was attached."""
@@ -127,6 +105,7 @@ class KVCacheManager:
         match = self.tree.match_below(request.node, rest, request.match_limit - done)
         if match.num_tokens:
             self.tree.move_lock(request.node, match.node)
+            self.tree.note_user(match.node, request.program)
             request.node = match.node
             request.pages.extend(match.pages)
             request.num_published += match.num_tokens
@@ -141,18 +120,10 @@ class KVCacheManager:
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return
+        self._beneficiary = request
         self._make_room(missing)
+        self._beneficiary = None
         request.pages.extend(self.allocator.allocate(missing))
-
-    def _make_room(self, num_pages: int, *, also_pins: bool = False) -> None:
-        """Evict until `num_pages` are free, if that can be."""
-        short = num_pages - self.allocator.num_free
-        if short <= 0:
-            return
-        if short > self.tree.evictable_pages:
-            self.leases.give_up(short, also_pins=also_pins)
-        if short <= self.tree.evictable_pages:
-            self.allocator.free(self.tree.evict(short))
 
     def break_pins(self, num_tokens: int) -> bool:
         """Free room for `num_tokens` tokens more, from pins too, as a live request would starve;
@@ -169,7 +140,7 @@ class KVCacheManager:
         if not run or self.tree.match_length_below(request.node, run):
             return None
         page_run = request.pages[start // self.page_size : end // self.page_size]
-        inserted = self.tree.extend(request.node, run, page_run)
+        inserted = self.tree.extend(request.node, run, page_run, owner=request.program)
         self.tree.move_lock(request.node, inserted.node)
         request.node = inserted.node
         request.num_published = end
@@ -181,10 +152,15 @@ class KVCacheManager:
             return
         start = request.num_published // self.page_size
         own = request.pages[start:]
+        if keep and self.stored is not None and request.is_admitted:
+            done = request.token_ids[: request.num_computed_tokens]
+            self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
         if keep:
             num_whole = request.num_computed_tokens // self.page_size - start
             tokens = request.token_ids[request.num_published :][: num_whole * self.page_size]
-            inserted = self.tree.extend(request.node, tokens, own[:num_whole])
+            inserted = self.tree.extend(
+                request.node, tokens, own[:num_whole], owner=request.program
+            )
             self.allocator.free(inserted.duplicate_pages)
             own = own[num_whole:]
         self.allocator.free(own)
@@ -203,24 +179,59 @@ class KVCacheManager:
                 if node.parent.lock_ref:
                     kept = node.start
                 node = node.parent
-            if node.lease_ref or publication.node.lease_ref:  # rare, so all leases go
-                self.leases.release_all()
-            self.allocator.free(self.tree.remove(publication.node, kept))
+            self.allocator.free(
+                withdraw(self.tree, self.leases, Publication(publication.node, kept))
+            )
 
-    def flush(self) -> int:
-        """Drop all that no request uses, leased or not; the number of tokens dropped."""
-        self.leases.release_all()
-        freed = self.tree.clear()
-        self.allocator.free(freed)
-        return len(freed) * self.page_size
+    # --- Requests that wait -----------------------------------------------------------------------
 
-    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
-        """The tree as plain data."""
-        return self.tree.snapshot(max_token_ids)
+    def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
+        """A request was preempted: what it had computed is kept before all other content, until it
+        is admitted again or ends."""
+        request.lease = self.retain(
+            request.namespace, token_ids, due_s=0.0, ttl_s=PREEMPTED_TTL_S,
+            priority=PREEMPTED_PRIORITY,
+        )  # fmt: skip
+
+    def forget_preempted(self, request: Request) -> None:
+        """It runs again, or has ended."""
+        if request.lease is not None:
+            self.release_lease(request.lease)
+            request.lease = None
+
+    def look_up(self, request: Request) -> bool:
+        """Begin to fetch what only the store on disk has of a new request's tokens; whether the
+        request is to be held back until `take_fetched` returns it."""
+        if self.stored is None:
+            return False
+        namespace, token_ids, limit = request.namespace, request.token_ids, request.match_limit
+        num_cached = 0
+        if namespace in self.tree.roots:
+            num_cached = self.tree.match_length(namespace, token_ids[:limit])
+        on_host = None if self.host is None else self.host.match(namespace, token_ids, limit)
+        if on_host is not None:
+            num_cached = max(num_cached, on_host.num_tokens)
+        return self.stored.look_up(request, num_cached)
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether `take_fetched` would return any."""
+        return self.stored is not None and self.stored.has_ready
+
+    def take_fetched(self) -> list[Request]:
+        """Requests that need wait no longer for what is fetched, in order of arrival."""
+        return [] if self.stored is None else self.stored.take_ready()
+
+    def forget_fetched(self, request: Request) -> None:
+        """The request was admitted, or has ended."""
+        if self.stored is not None:
+            self.stored.forget(request)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
         running = [request for request in requests if request.node is not None]
         held = [r.pages[r.num_published // self.page_size :] for r in running]
         locks = [r.node for r in running if r.node is not None]
-        check(self.tree, self.allocator, held, locks)
+        check(self.tree, self.allocator, held, locks, self.leases.nodes())
+        if self.host is not None:
+            self.host.check()

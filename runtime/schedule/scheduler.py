@@ -28,12 +28,13 @@ from .deadlines import Deadlines, expiry, refusal
 from .fairness import TenantShares
 from .gate import WorkingSet
 from .grammar import Follower
-from .kv_cache import KVCacheManager, Publication
+from .kv_cache import KVCacheManager
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, level_of, policy_of
 from .program_record import ProgramRecord
 from .rows import masks_of, row_of
 from .stall import DEFAULT_SLOWDOWN, LEVEL_SLOWDOWN, StallLimit
 from .step_costs import StepCosts
+from .tiers import Publication
 from .tree_order import depth_first, shared_segments
 from .waiting import MAX_OVERTAKES, WaitingQueue
 
@@ -125,8 +126,16 @@ class Scheduler:
         self._num_free_pages = 0  # when the last plan was empty
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that do not run, those among them whose KV is being fetched."""
+        stored = self.kv_cache.stored
+        return len(self.waiting) + (0 if stored is None else stored.num_held)
+
+    @property
     def has_work(self) -> bool:
-        """Whether a plan would have rows, or a request is to be ended."""
+        """Whether a plan would have rows or copies between tiers, or a request is to be ended."""
+        if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
+            return True
         if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
             return True
         if self._is_stalled:
@@ -171,7 +180,8 @@ class Scheduler:
             request.program.number = request.id
         self.deadlines.add(request)
         self.shares.enter(request)
-        self.waiting.add(request)
+        if not self.kv_cache.look_up(request):
+            self.waiting.add(request)
         self._num_waiting_tokens += request.num_prompt_tokens
         if request.grammar is not None:
             self._compiling[request] = None
@@ -192,6 +202,8 @@ class Scheduler:
         """The next step, or None if nothing can run; its pages are reserved, prompts published."""
         assert self._in_flight is None, "the previous plan was neither applied nor failed"
         self.kv_cache.begin_step()
+        for request in self.kv_cache.take_fetched():
+            self.waiting.add(request)
         self._take_grammars()
         for request in self.deadlines.passed(self._clock()):
             self._miss(request, expiry(request, self._clock()))
@@ -209,6 +221,8 @@ class Scheduler:
         self._is_stalled = False
         if not rows:
             self._sleep()
+        transfers = self.kv_cache.take_transfers()
+        if not rows and not transfers:
             return None
         self._step_id += 1
         order, paths = depth_first(requests)
@@ -217,7 +231,8 @@ class Scheduler:
             paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
         )
         self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
-        plan = StepPlan(self._step_id, tuple(rows), segments, masks_of(masked, self._mask_words))
+        masks = masks_of(masked, self._mask_words)
+        plan = StepPlan(self._step_id, tuple(rows), segments, masks, transfers)
         self._in_flight = _Planned(
             plan,
             tuple(requests[index] for index in order),
@@ -284,6 +299,8 @@ class Scheduler:
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
+        if self.waiting.policy.has_gate:  # levels change while requests run
+            self.running.sort(key=self.waiting.policy.keep)
         in_order = self._decoding_first()
         is_decoding = bool(in_order) and in_order[0].num_ready == 1
         self._long_budget = self.stall.max_chunk() if is_decoding else None
@@ -422,7 +439,6 @@ class Scheduler:
             self.kv_cache.release(request)
             self._park(request)
             return 0
-        num_tokens = self._chunk(request, budget)
         if (
             not self.running
             and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
@@ -430,10 +446,15 @@ class Scheduler:
             self.kv_cache.break_pins(request.num_missing)
         try:
             self._require_room(request, cut)
+            self.kv_cache.load(request)
+            self.kv_cache.restore(request)
+            num_tokens = self._chunk(request, budget)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)
             return None
+        self.kv_cache.forget_preempted(request)
+        self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
         insort(self.running, request, key=self.waiting.policy.keep)
         self._num_new_tokens += request.num_new_tokens
@@ -487,7 +508,9 @@ class Scheduler:
     def _preempt(self, victim: Request) -> None:
         self.stats.num_preemptions += 1
         self.new_tokens.note_preemption()
+        kept = victim.token_ids[: victim.num_computed_tokens]
         self._leave(victim)
+        self.kv_cache.keep_preempted(victim, kept)
         self.waiting.put_back(victim)
 
     # --- results --------------------------------------------------------------------------------
@@ -496,6 +519,9 @@ class Scheduler:
         """Take in what the executor made of the plan in flight; finished requests leave."""
         planned, self._in_flight = self._in_flight, None
         assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
+        self.kv_cache.settle(planned.plan, result)
+        if not planned.requests:
+            return
         self.stats.num_steps += 1
         self.new_tokens.note_step()
         if result.duration_s is not None:
@@ -524,10 +550,15 @@ class Scheduler:
         """The plan in flight could not be executed: its requests end, its inserts are undone."""
         planned, self._in_flight = self._in_flight, None
         assert planned is not None, "no plan is in flight"
-        self._fail_rows(planned, [error] * len(planned.requests))
+        for request in [r for r in self.running if r not in planned.requests]:
+            self._leave(request, keep=False)  # it may read what the plan was to write
+            self.waiting.put_back(request)
+        self._fail_rows(planned, [error] * len(planned.requests), are_all=True)
 
-    def _fail_rows(self, planned: _Planned, errors: Sequence[str | None]) -> None:
-        """End the rows that have an error.
+    def _fail_rows(
+        self, planned: _Planned, errors: Sequence[str | None], *, are_all: bool = False
+    ) -> None:
+        """End the rows that have an error; `are_all`: the plan's copies have failed too.
 
         NOTE: all pages are settled before the first listener hears of it: it may abort others.
         """
@@ -536,6 +567,8 @@ class Scheduler:
             self._leave(planned.requests[index], keep=False)
         publications = (planned.publications[index] for index in failed)
         self.kv_cache.unpublish(p for p in publications if p is not None)
+        if are_all:
+            self.kv_cache.undo_transfers(planned.plan)
         for index in failed:
             request = planned.requests[index]
             if not request.is_finished:
@@ -593,9 +626,11 @@ class Scheduler:
         if request.state is RequestState.RUNNING:
             self._leave(request)
         elif request in self.waiting:
+            self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
         if not request.is_admitted:
             self._num_waiting_tokens -= request.num_prompt_tokens
+        self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
         self._compiling.pop(request, None)

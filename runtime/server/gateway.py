@@ -92,6 +92,8 @@ class Gateway:
         self._poller.register(self._router, zmq.POLLIN)
         if self._engine.grammars is not None:  # wakes the loop when one is there
             self._poller.register(self._engine.grammars, zmq.POLLIN)
+        if self._engine.kv_store is not None:  # wakes it when blocks have been fetched
+            self._poller.register(self._engine.kv_store, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -119,6 +121,8 @@ class Gateway:
             self._router.close(linger=200)
             if self._engine.grammars is not None:
                 self._engine.grammars.close()
+            if self._engine.kv_store is not None:
+                self._engine.kv_store.close()
 
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""
@@ -136,6 +140,8 @@ class Gateway:
         ready = dict(self._poller.poll(timeout_ms))
         if self._stop_fd is not None and self._stop_fd in ready:
             self._should_stop = True
+        if self._engine.kv_store is not None and self._engine.kv_store in ready:
+            self._engine.kv_store.collect()
         if self._router not in ready:
             return
         for _ in range(MAX_MESSAGES_A_STEP):

@@ -51,6 +51,28 @@ def test_render_draws_the_tree(tree: RadixTree) -> None:
     assert render(tree.snapshot(), text, width=64) == GOLDEN
 
 
+MARKED = """\
+                                             tokens locks   hits  kept      host
+(default)                                       152     1
+└─ "You are a helpful assistant.\\n"              29     1      3   pin        29
+   ├─ "Sing: 漢字漢字漢字漢字漢字漢字漢…"        66     ·      0     ·         ·
+   └─ "Answer in one word. Q: capital o…"        34     1      1 lease         7
+      ├─ "Spain? A: Madrid"                      16     1      0 lease         ·
+      └─ "France?"                                7     ·      0     ·         ·"""
+
+
+def test_render_marks_what_is_leased_and_what_the_host_has_too(tree: RadixTree) -> None:
+    rows = tree.snapshot()
+    spain = next(row for row in rows if row["num_tokens"] == 16)
+    node = next(node for node in tree.nodes() if node.id == spain["id"])
+    tree.lease(node)
+    tree.lease(tree.match("", [ord(c) for c in "You are a helpful assistant.\n"]).node, is_pin=True)
+    rows = tree.snapshot()
+    rows[1]["host_tokens"], rows[2]["host_tokens"] = 29, 0
+    next(row for row in rows if row["num_tokens"] == 34)["host_tokens"] = 7
+    assert render(rows[:-2], text, width=80) == MARKED
+
+
 def test_render_counts_what_it_leaves_out(tree: RadixTree) -> None:
     assert "└─ … 4 more nodes, 123 tokens" in render(tree.snapshot(), text, max_depth=1)
     picture = render(tree.snapshot(), text, max_children=1)
@@ -92,6 +114,7 @@ def test_snapshot_is_plain_data_with_a_prefix_of_each_run(tree: RadixTree) -> No
         "lock_ref": 1,
         "lease_ref": 0,
         "pin_ref": 0,
+        "host_tokens": 0,
         "hits": 2,
         "last_use": rows[1]["last_use"],
     }
