@@ -305,9 +305,7 @@ class PrefixCache:
         if request is not None:
             label = _UNOWNED if leaf.owner is None else getattr(leaf.owner, "label", _UNOWNED)
             num_tokens = (len(leaf.pages) - num_kept_pages) * self.page_size
-            for counts in (request.evicted, getattr(request.program, "evicted", None)):
-                if counts is not None:
-                    counts[label] = counts.get(label, 0) + num_tokens
+            request.evicted[label] = request.evicted.get(label, 0) + num_tokens
         if self.host is not None and leaf.last_use:
             self.host.store(leaf.namespace, *self.tree.path(leaf), leaf.owner)
 

@@ -299,6 +299,8 @@ class Scheduler:
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
+        if self.waiting.policy.has_gate:  # levels change while requests run
+            self.running.sort(key=self.waiting.policy.keep)
         in_order = self._decoding_first()
         is_decoding = bool(in_order) and in_order[0].num_ready == 1
         self._long_budget = self.stall.max_chunk() if is_decoding else None
