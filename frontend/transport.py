@@ -89,7 +89,7 @@ class Transport:
             self._poller.register(self._monitor, zmq.POLLIN)
         self._reopen_at = None
         dealer.connect(self._endpoint)
-        session = {} if self._session is None else {"session": self._session}
+        session: dict[str, Any] = {} if self._session is None else {"session": self._session}
         self._send(wire.encode("hello", client="stemma", ack=self.link.told(), **session))
 
     def _shut(self, linger_ms: int) -> None:
@@ -137,7 +137,7 @@ class Transport:
         return messages
 
     def _receive(self) -> list[wire.Message]:
-        messages = []
+        messages: list[wire.Message] = []
         while True:
             try:
                 parts = self._dealer.recv_multipart(zmq.NOBLOCK)
@@ -210,7 +210,8 @@ class Transport:
             return False
         has_sent = False
         while (parts := self.link.unsent()) is not None:
-            self._send(parts)
+            if not self._send(parts):
+                break
             self.link.sent()
             has_sent = True
         if self.link.owes_ack:
@@ -219,6 +220,12 @@ class Transport:
             self._send(wire.encode("ping", ack=self.link.told()))
         return has_sent
 
-    def _send(self, parts: list[bytes]) -> None:
-        self._dealer.send_multipart(parts, copy=False)
+    def _send(self, parts: list[bytes]) -> bool:
+        """False where the socket has no connection to send on: one that was refused, as its monitor
+        will say."""
+        try:
+            self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
         self._last_sent_s = time.monotonic()
+        return True

@@ -18,7 +18,7 @@ from stemma.bench.tcp_proxy import TcpProxy
 from stemma.cli.parser import run_command
 
 LATENCY_S = 0.05  # added to a round trip, half of it each way
-REPEATS = 6
+REPEATS = 12  # of which the fastest counts: the machine may be busy
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -53,13 +53,15 @@ def port(keys: Path) -> Iterator[int]:
     process.wait(20)
 
 
-def least_s(program: Callable[..., Any], backend: st.Runtime) -> float:
-    times = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        program(backend=backend)
-        times.append(time.perf_counter() - start)
-    return min(times)
+def added_s(program: Callable[..., Any], near: st.Runtime, far: st.Runtime) -> float:
+    """How much longer the program's fastest run takes far away; in turns, for equal luck."""
+    times: dict[st.Runtime, list[float]] = {near: [], far: []}
+    for _ in range(REPEATS):
+        for backend in times:
+            start = time.perf_counter()
+            program(backend=backend)
+            times[backend].append(time.perf_counter() - start)
+    return min(times[far]) - min(times[near])
 
 
 def test_a_chain_that_never_looks_costs_one_round_trip_and_one_that_reads_costs_ten(
@@ -71,7 +73,7 @@ def test_a_chain_that_never_looks_costs_one_round_trip_and_one_that_reads_costs_
         st.Runtime(f"tcp://127.0.0.1:{proxy.port}", **options) as far,
     ):
         chains = programs().values()
-        captured, reading = ((least_s(c, far) - least_s(c, near)) / LATENCY_S for c in chains)
+        captured, reading = (added_s(chain, near, far) / LATENCY_S for chain in chains)
     assert captured < 1.5
     assert reading > NUM_CALLS - 1.0
 
