@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from .frontend.openai.backend import OpenAI
+    from .frontend.openai.backend import OpenAI, RuntimeEndpoint
     from .frontend.state import ProgramState
     from .frontend.tool import Tool, tool
 
@@ -116,7 +116,7 @@ _ROOMS = {
         "token_length_normalized",
         "unconditional_likelihood_normalized",
     ),
-    "frontend.openai.backend": ("OpenAI",),
+    "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
     "frontend.state": ("ProgramState",),
     "frontend.tool": ("Tool", "tool"),
 }
@@ -138,6 +138,7 @@ __all__ = [
     "PromptTooLong",
     "ProtocolError",
     "Runtime",
+    "RuntimeEndpoint",
     "StemmaError",
     "Tool",
     "UnsupportedSchema",

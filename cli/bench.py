@@ -10,9 +10,11 @@ from ..bench import (
     conformance,
     dsl,
     grammar_load,
+    latency,
     limits,
     masks,
     model,
+    programs,
     radix,
     schedule,
     serving,
@@ -27,8 +29,8 @@ from ..bench.report import add_report_flags
 from .connect import Commands
 
 BENCHMARKS = (
-    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads, dsl,
-    limits,
+    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
+    dsl, latency, programs, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

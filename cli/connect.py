@@ -26,13 +26,18 @@ def add_backend_flags(parser: argparse.ArgumentParser) -> None:
         help="use the runtime at this address, ZeroMQ or http:// (as `stemma serve` prints them), "
         "instead of starting an engine",
     )
+    add_key_flags(parser)
+    add_engine_flags(parser)
+
+
+def add_key_flags(parser: argparse.ArgumentParser) -> None:
+    """The keys for an endpoint that needs them."""
     parser.add_argument(
         "--server-key", metavar="FILE", help="with --endpoint tcp://...: the runtime's public key"
     )
     parser.add_argument(
         "--client-key", metavar="FILE", help="with --endpoint tcp://...: this client's secret key"
     )
-    add_engine_flags(parser)
 
 
 def open_backend(args: argparse.Namespace) -> Backend:

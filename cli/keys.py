@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
         write_pair(folder, folder, SERVER)
     _, secret = write_pair(folder, folder / CLIENTS, args.client)
     print(f"written to {folder} (secret keys are readable by you alone)")
-    print(f"  runtime   stemma serve --endpoint tcp://0.0.0.0:5555 "
-          f"--server-key {folder / SERVER}.key_secret --client-keys {folder / CLIENTS}")  # fmt: skip
-    print(f'  client    stemma.Runtime("tcp://HOST:5555", server_key="{folder / SERVER}.key", '
-          f'client_key="{secret}")')  # fmt: skip
+    server, clients = folder / f"{SERVER}.key", folder / CLIENTS
+    flags = f"--server-key {server}_secret --client-keys {clients}"
+    print(f"  runtime   stemma serve --endpoint tcp://0.0.0.0:5555 {flags}")
+    keys = f'server_key="{server}", client_key="{secret}"'
+    print(f'  client    stemma.Runtime("tcp://HOST:5555", {keys})')
     return 0

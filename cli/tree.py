@@ -8,7 +8,7 @@ import shutil
 
 from ..frontend.backend import Backend, Runtime
 from ..radix.render import render
-from .connect import DEFAULT_PORT, Commands, default_endpoint
+from .connect import DEFAULT_PORT, Commands, add_key_flags, default_endpoint
 
 
 def add_parser(commands: Commands) -> None:
@@ -18,6 +18,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="or its HTTP port (default: %(default)s)"
     )
+    add_key_flags(parser)
     parser.add_argument("--max-depth", type=int, default=12, metavar="N", help="levels to show")
     parser.add_argument("--max-children", type=int, default=12, metavar="N", help="a node's")
     parser.add_argument("--json", action="store_true", help="print the tree as data")
@@ -26,7 +27,9 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the picture, or the data."""
-    with Runtime(args.endpoint or default_endpoint(args.port)) as backend:
+    endpoint = args.endpoint or default_endpoint(args.port)
+    keys = {"server_key": args.server_key, "client_key": args.client_key}
+    with Runtime(endpoint, **keys) as backend:
         if args.json:
             print(json.dumps(backend.tree()))
         else:

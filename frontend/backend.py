@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import EngineError, InvalidRequest
-from .channel import Channel
+from .channel import OwnedChannel
 from .client import Connection
 from .keys import client_keys
 
@@ -35,7 +35,7 @@ LOG_TAIL_LINES = 15
 class Backend:
     """What programs can run on; owns the channel that carries them out."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: OwnedChannel) -> None:
         self.channel = channel
 
     @property
@@ -116,7 +116,7 @@ class Runtime(Backend):
 _SCHEMES = ("ipc://", "tcp://", "http://", "https://")
 
 
-def _http_channel(url: str, timeout_s: float) -> Channel:
+def _http_channel(url: str, timeout_s: float) -> OwnedChannel:
     """Raises EngineError where no `stemma serve` answers."""
     from .openai.channel import OpenAIChannel, models_of  # httpx is slow to import
     from .openai.flavors import FLAVORS

@@ -47,5 +47,9 @@ class Channel(Protocol):
     def close_program(self, program: int) -> None:
         """Forget a program; if it has not ended, what is left of it is cancelled."""
 
+
+class OwnedChannel(Channel, Protocol):
+    """A channel that lives until it is closed: what a backend owns."""
+
     def close(self) -> None:
         """End everything; programs still open are cancelled."""

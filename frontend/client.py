@@ -5,8 +5,8 @@ or `FLUSH_AFTER_S` after the first of them, whichever comes first. So everything
 first wait normally travels as one message (its capture). Events come back on the I/O thread, which
 hands each to its program; programs wait on conditions of their own. Nothing here knows of models.
 
-The I/O thread is woken for what somebody waits for. While many programs are sent it wakes by itself
-once a millisecond, because each wake costs the author's thread the interpreter lock for a while.
+The I/O thread is woken for what somebody waits for. While it is busy it looks again by itself after
+a millisecond, because each wake costs the author's thread the interpreter lock for a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 import zmq
 
-from ..errors import EngineError, ProtocolError
+from ..errors import EngineError
 from . import wire
 from .channel import EventSink
 from .interning import MIN_CHARS, SentTexts
@@ -33,10 +33,17 @@ from .outbox import Outbox
 from .transport import Transport
 
 FLUSH_AFTER_S = 0.002
-COALESCE_S = 0.001  # ended programs that follow each other closer than this share a message
+BUSY_S = 0.010  # after a message the I/O thread expects more for so long (guess)
+NAP_S = 0.001  # meanwhile it looks this often; what ends without being waited for shares a message
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
 HEARTBEAT_POLL_S = wire.HEARTBEAT_S / 4
+
+# How deep the I/O thread sleeps, that is, who has to wake it.
+_AWAKE = 0
+_NAPPING = 1  # it looks again within NAP_S: only who waits for an answer wakes it
+_DOZING = 2  # it looks again within FLUSH_AFTER_S: the end of a program wakes it too
+_ASLEEP = 3  # anything does
 
 
 class Connection:
@@ -69,8 +76,8 @@ class Connection:
         self._ids = itertools.count(1)
         self._error: EngineError | None = None
         self._closing = False
-        self._is_asleep = False  # the I/O thread polls, and not just for a moment
-        self._is_polling = False
+        self._sleep = _AWAKE
+        self._is_woken = False
         self._is_urgent = False  # somebody waits for what is queued
         self._last_sent_s = 0.0
         self._wake_r, self._wake_w = socket.socketpair()
@@ -122,7 +129,7 @@ class Connection:
                 self._await_credit()
             if not self._outbox.add(program, self._encoded(op)):
                 raise EngineError("the program was cancelled or has ended")
-        if self._is_asleep:  # it looks again when the op is due
+        if self._sleep == _ASLEEP:  # it looks again when the op is due
             self._wake()
 
     def flush(self, program: int, *, end: bool = False) -> None:
@@ -131,9 +138,10 @@ class Connection:
             if self._error and not self._closing:
                 return
             self._outbox.flush(program, end=end)
-            if not end:
-                self._is_urgent = self._outbox.has_queued
-        if self._is_asleep or (self._is_polling and self._has_to_leave_now()):
+            if not self._outbox.has_queued:
+                return
+            self._is_urgent = self._is_urgent or not end
+        if self._sleep >= (_NAPPING if self._is_urgent else _DOZING):
             self._wake()
 
     def close_program(self, program: int) -> None:
@@ -176,7 +184,7 @@ class Connection:
     def _queue(self, op: str, **header: object) -> None:
         self._outbox.queue(op, header)
         self._is_urgent = True
-        if self._is_polling:
+        if self._sleep:
             self._wake()
 
     def _encoded(self, op: Op) -> bytes:
@@ -212,13 +220,10 @@ class Connection:
         while self._outbox.held_bytes > self._credit_bytes:
             self._outbox.flush_all()
             self._is_urgent = True
-            if self._is_polling:
+            if self._sleep:
                 self._wake()
             self._has_credit.wait()
             self._require_open()
-
-    def _has_to_leave_now(self) -> bool:
-        return self._is_urgent or time.monotonic() - self._last_sent_s >= COALESCE_S
 
     # --- the I/O thread -----------------------------------------------------------------------
 
@@ -244,11 +249,11 @@ class Connection:
     def _loop(self, transport: Transport) -> None:
         flush_at: float | None = None
         while not self._closing and self._error is None:
-            self._is_polling = self._is_asleep = True  # before looking at what there is to do
-            timeout_s = self._timeout_s(flush_at)
-            messages = transport.poll(timeout_s)
-            self._is_polling = self._is_asleep = False
-            self._drain_wake()
+            self._sleep = _ASLEEP  # before looking at what there is to do: no wake is missed
+            messages = transport.poll(self._timeout_s(flush_at))
+            self._sleep = _AWAKE
+            if self._is_woken:
+                self._drain_wake()
             if self._welcome is None and transport.welcome is not None:
                 self._be_welcomed(transport.welcome)
             for message in messages:
@@ -258,12 +263,15 @@ class Connection:
         self._send(transport)
 
     def _timeout_s(self, flush_at: float | None) -> float:
-        """How long to poll, as things are now; also settles who may wake this thread."""
-        if self._outbox.has_queued:
-            self._is_asleep = False
-            return 0.0 if self._has_to_leave_now() else COALESCE_S
+        """How long to poll, as things are now; also settles how deep the sleep is."""
+        is_busy = time.monotonic() - self._last_sent_s < BUSY_S
+        if self._outbox.has_queued and (self._is_urgent or not is_busy):
+            return 0.0
+        if is_busy:
+            self._sleep = _NAPPING
+            return NAP_S
         if flush_at is not None or self._outbox.dirty:
-            self._is_asleep = False
+            self._sleep = _DOZING
             return FLUSH_AFTER_S
         return HEARTBEAT_POLL_S
 
@@ -338,11 +346,13 @@ class Connection:
             raise EngineError(str(self._error))
 
     def _wake(self) -> None:
-        self._is_asleep = self._is_polling = False  # one wake is enough
+        self._sleep = _AWAKE  # one wake is enough
+        self._is_woken = True
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_w.send(b"x")
 
     def _drain_wake(self) -> None:
+        self._is_woken = False
         with contextlib.suppress(BlockingIOError):
             while self._wake_r.recv(4096):
                 pass

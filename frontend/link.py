@@ -39,7 +39,7 @@ class Link:
         self._kept: deque[_Kept] = deque()
         self._taken_bytes = 0  # since the other side was last told
 
-    # --- out ----------------------------------------------------------------------------------------
+    # --- out ------------------------------------------------------------------------------------
 
     def put(self, op: str, **header: object) -> None:
         """Number a message and keep it for `unsent`. Raises ProtocolError if it is too large."""
@@ -80,7 +80,7 @@ class Link:
             self.num_acked += 1
         self.num_sent = max(self.num_sent, self.num_acked)
 
-    # --- in -----------------------------------------------------------------------------------------
+    # --- in -------------------------------------------------------------------------------------
 
     def take(self, message: wire.Message) -> bool:
         """Whether this message is to be carried out: not if it has been. Raises ProtocolError where

@@ -98,7 +98,7 @@ class Program:
         self.started_s = time.perf_counter()
         self.started_ns = time.time_ns()
         self.ended_s: float | None = None  # by time.perf_counter()
-        self.is_watched = False  # whether observers were told of it, and want to know its end
+        self.is_watched = False  # observers were told of it, and not yet of its end
         self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
@@ -374,11 +374,9 @@ class Program:
 
     def _note_end(self) -> None:
         if self.ended_s is None:
-            with self.waiters.lock:
-                is_first = self.ended_s is None
-                self.ended_s = self.ended_s or time.perf_counter()
-            if is_first and self.is_watched:
-                observer.program_ended(self)
+            self.ended_s = time.perf_counter()
+        if self.is_watched:
+            observer.program_ended(self)
         self.waiters.wake()
 
 

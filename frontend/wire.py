@@ -14,6 +14,7 @@ a session outlives its connection (see `link`); the others are not. An event is
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_CREATE_BYTES = 1024 * 1024  # what a program begins with, e.g. its tools
 MAX_OP_BYTES = MAX_FRAME_BYTES - 2 * MAX_CREATE_BYTES  # so that both fit a message
 MAX_BUFFERS = 16
+MAX_BRACKETS = 1_500_000  # "[" and "{" in a header: so many objects at most are made of it
+MAX_OP_BRACKETS = 1_000_000  # the same of one op; more than all that share a message can have
+LARGE_BYTES = 256 * 1024
 
 # Flow control: numbered bytes that may be on their way and not acknowledged (guesses: several times
 # what a connection of 1 Gbit/s and 50 ms holds). One message larger than that travels alone.
@@ -93,6 +97,8 @@ def encode_op(op: Sequence[object]) -> bytes:
         raise InvalidProgram(f"{op[0]}: cannot be sent: {error}") from error
     if len(encoded) > MAX_OP_BYTES:
         raise InvalidProgram(f"{op[0]}: {len(encoded)} bytes; at most {MAX_OP_BYTES} can be sent")
+    if len(encoded) > LARGE_BYTES and _num_brackets(encoded) > MAX_OP_BRACKETS:
+        raise InvalidProgram(f"{op[0]}: more than {MAX_OP_BRACKETS} brackets cannot be sent")
     return encoded
 
 
@@ -122,8 +128,11 @@ def decode(parts: Sequence[bytes], known_ops: frozenset[str]) -> Message:
     if not parts:
         raise ProtocolError("an empty message")
     _check_size(parts)
+    num_brackets = _num_brackets(parts[0])
+    if num_brackets > MAX_BRACKETS:
+        raise ProtocolError(f"a header with {num_brackets} brackets; at most {MAX_BRACKETS}")
     try:
-        header = orjson.loads(parts[0])
+        header = _loads(parts[0])
     except orjson.JSONDecodeError as error:
         raise ProtocolError(f"the header is not JSON: {error}") from error
     if not isinstance(header, dict):
@@ -134,6 +143,21 @@ def decode(parts: Sequence[bytes], known_ops: frozenset[str]) -> Message:
     if not isinstance(op, str) or op not in known_ops:
         raise ProtocolError(f"unknown op {op!r}; known: {sorted(known_ops)}")
     return Message(op, header, tuple(parts[1:]), sum(len(part) for part in parts))
+
+
+def _num_brackets(encoded: bytes) -> int:
+    return encoded.count(b"[") + encoded.count(b"{")
+
+
+def _loads(encoded: bytes) -> Any:
+    """Without collections of garbage on the way: each would walk all that was made so far."""
+    if len(encoded) < LARGE_BYTES or not gc.isenabled():
+        return orjson.loads(encoded)
+    gc.disable()
+    try:
+        return orjson.loads(encoded)
+    finally:
+        gc.enable()
 
 
 def _check_size(parts: Sequence[bytes]) -> None:

@@ -24,13 +24,14 @@ def check(
     allocator: PageAllocator,
     held: Iterable[Sequence[int]] = (),
     locks: Iterable[Node] | None = None,
+    leases: Iterable[tuple[Node, bool]] | None = None,
 ) -> None:
     """Raises CheckFailed unless free + cached + held = all pages, each with one owner, and the
-    tree's locks, counts, edges and use order are consistent.
+    tree's locks, leases, counts, edges and use order are consistent.
 
     `held`: for each request the pages that it owns itself, not those that it reads from the tree.
     `locks`: the nodes that are locked now, once a lock; without it lock_ref is checked against the
-    children's only.
+    children's only. `leases`: likewise the nodes that are leased, each with whether by a pin.
     """
     nodes = _reachable(tree)
     for node in nodes:
@@ -39,7 +40,11 @@ def check(
     _check_counts(tree, nodes)
     _check_use_order(tree, nodes)
     if locks is not None:
-        _check_locks(nodes, locks)
+        _check_refs(nodes, "lock_ref", locks)
+    if leases is not None:
+        leased = list(leases)
+        _check_refs(nodes, "lease_ref", [node for node, _ in leased])
+        _check_refs(nodes, "pin_ref", [node for node, is_pin in leased if is_pin])
     _check_owners(nodes, allocator, held)
 
 
@@ -83,8 +88,11 @@ def _check_children(tree: RadixTree, node: Node) -> None:
         _require(key == child.key, f"{child} is filed in {node} under another key than its own")
         _require(child.parent is node, f"{child} lies under {node} but names another parent")
         _require(child.namespace == node.namespace, f"{child} is in another namespace than {node}")
-    below = sum(child.lock_ref for child in node.children.values())
-    _require(node.lock_ref >= below, f"{node} has lock_ref below its children's sum, {below}")
+    for name in ("lock_ref", "lease_ref", "pin_ref"):
+        below = sum(getattr(child, name) for child in node.children.values())
+        holds = getattr(node, name) >= below
+        _require(holds, f"{node} has {name} below its children's sum, {below}")
+    _require(node.pin_ref <= node.lease_ref, f"{node} has more pins than leases")
 
 
 def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
@@ -92,21 +100,27 @@ def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
     expected = {
         "num_nodes": len(inner),
         "num_pages": sum(len(node.pages) for node in inner),
-        "evictable_pages": sum(len(node.pages) for node in inner if node.lock_ref == 0),
+        "evictable_pages": sum(len(node.pages) for node in inner if _is_free(node)),
+        "leased_pages": sum(len(n.pages) for n in inner if n.lease_ref and not n.lock_ref),
+        "pinned_pages": sum(len(node.pages) for node in inner if node.pin_ref),
     }
     for name, value in expected.items():
         _require(getattr(tree, name) == value, f"{name} is {getattr(tree, name)}, not {value}")
 
 
+def _is_free(node: Node) -> bool:
+    return node.lock_ref == 0 and node.lease_ref == 0
+
+
 def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
     ordered = list(tree.use_order)
     place = {id(node): index for index, node in enumerate(ordered)}
-    unlocked = {id(node) for node in nodes if node.lock_ref == 0 and not node.is_root}
+    free = {id(node) for node in nodes if _is_free(node) and not node.is_root}
     _require(len(place) == len(ordered), "a node stands in the use order twice")
     for node in ordered:
-        _require(id(node) in unlocked, f"{node} is in the use order but locked or not in the tree")
+        _require(id(node) in free, f"{node} is in the use order but held or not in the tree")
     for node in nodes:
-        if id(node) not in unlocked:
+        if id(node) not in free:
             continue
         _require(id(node) in place, f"{node} is evictable but not in the use order")
         parent = node.parent
@@ -118,17 +132,18 @@ def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
         _require(older.last_use <= newer.last_use, f"{older} stands before {newer}, used earlier")
 
 
-def _check_locks(nodes: list[Node], locks: Iterable[Node]) -> None:
+def _check_refs(nodes: list[Node], name: str, held: Iterable[Node]) -> None:
+    """Each node counts the holds on it and below it, no more and no fewer."""
     expected = {id(node): 0 for node in nodes}
-    for lock in locks:
-        step: Node | None = lock
+    for handle in held:
+        step: Node | None = handle
         while step is not None:
-            _require(id(step) in expected, f"{lock} is locked but {step} is not in the tree")
+            _require(id(step) in expected, f"{handle} is held but {step} is not in the tree")
             expected[id(step)] += 1
             step = step.parent
     for node in nodes:
         count = expected[id(node)]
-        _require(node.lock_ref == count, f"{node} should have lock_ref {count}")
+        _require(getattr(node, name) == count, f"{node} should have {name} {count}")
 
 
 def _check_owners(

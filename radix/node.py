@@ -1,4 +1,4 @@
-"""A node of the radix tree, and the order in which unlocked nodes were last used."""
+"""A node of the radix tree, and the order in which free nodes were last used."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ class Node:
         "is_attached",
         "key",
         "last_use",
+        "lease_ref",
         "lock_ref",
         "namespace",
         "newer",
         "older",
+        "owner",
         "pages",
         "parent",
+        "pin_ref",
         "token_ids",
     )
 
@@ -45,6 +48,7 @@ class Node:
         key: bytes,
         token_ids: array[int],
         pages: Pages,
+        owner: Hashable = None,
     ) -> None:
         self.id = id
         self.namespace = namespace
@@ -55,8 +59,11 @@ class Node:
         self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
         self.children: dict[bytes, Node] = {}  # by their keys
         self.lock_ref = 0  # locks on this node or below it
+        self.lease_ref = 0  # leases on this node or below it (leases.py)
+        self.pin_ref = 0  # those of them that are pins
+        self.owner = owner  # who alone has used it; None: nobody in particular, or several
         self.hits = 0  # matches that went through the whole of this node
-        self.last_use = 0  # the tree's clock
+        self.last_use = 0  # the tree's clock; 0 when it was aged
         self.is_attached = True
         self.older: Node | None = None  # neighbours in UseOrder; None when not in it
         self.newer: Node | None = None
@@ -76,22 +83,32 @@ class Node:
 
 
 class UseOrder:
-    """The unlocked nodes from least to most recently used: an intrusive doubly linked ring.
+    """The free nodes (neither locked nor leased) from least to most recently used: two intrusive
+    doubly linked rings, that of the aged nodes before that of all others.
 
     Invariant: a child comes before its parent. A use of a node is a use of its ancestors and puts
-    them behind it, so the oldest node is always a leaf: a parent whose last child was evicted
-    already stands where it belongs, and nothing is ever searched or sorted. O(1) each.
+    them behind it, and a node is aged after its children, so the oldest node is always a leaf: a
+    parent whose last child was evicted already stands where it belongs, and nothing is ever
+    searched or sorted. O(1) each.
     """
 
     def __init__(self) -> None:
-        self._ring = Node(-1, None, None, b"", array("i"), array("i"))
-        self._ring.older = self._ring.newer = self._ring
+        self._aged = _empty_ring()
+        self._ring = _empty_ring()
 
     @property
     def oldest(self) -> Node | None:
         """The leaf to evict next."""
+        node = self._aged.newer
+        if node is not self._aged:
+            return node
         node = self._ring.newer
         return None if node is self._ring else node
+
+    def age(self, node: Node) -> None:
+        """Puts a node of the order, whose children were all aged, behind the aged ones."""
+        self.drop(node)
+        self.put(node, self._aged)
 
     def put(self, node: Node, before: Node | None = None) -> None:
         """Puts a node that is not in the order just before `before`, or last."""
@@ -113,13 +130,12 @@ class UseOrder:
         node.older = node.newer = None
 
     def renew(self, path: Iterable[Node]) -> None:
-        """Puts the unlocked nodes of a path, given from the top, behind all others."""
+        """Puts the free nodes of a path, given from the top, behind all others."""
         newer = self._ring
         for node in path:
-            if node.lock_ref:
-                continue
             before, after = node.older, node.newer
-            assert before is not None and after is not None, f"{node} is not in the order"
+            if before is None or after is None:
+                continue  # locked or leased
             before.newer, after.older = after, before
             before = newer.older
             assert before is not None, f"{newer} is not in the order"
@@ -128,7 +144,14 @@ class UseOrder:
 
     def __iter__(self) -> Iterator[Node]:
         """From least to most recently used."""
-        node = self._ring.newer
-        while node is not None and node is not self._ring:
-            yield node
-            node = node.newer
+        for ring in (self._aged, self._ring):
+            node = ring.newer
+            while node is not None and node is not ring:
+                yield node
+                node = node.newer
+
+
+def _empty_ring() -> Node:
+    ring = Node(-1, None, None, b"", array("i"), array("i"))
+    ring.older = ring.newer = ring
+    return ring

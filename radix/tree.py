@@ -17,7 +17,7 @@ matched before you do anything else.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypedDict
 
 from .node import Node, UseOrder
@@ -55,6 +55,8 @@ class NodeSnapshot(TypedDict):
     num_tokens: int
     token_ids: list[int]  # the first of them
     lock_ref: int
+    lease_ref: int
+    pin_ref: int
     hits: int
     last_use: int
 
@@ -62,8 +64,9 @@ class NodeSnapshot(TypedDict):
 class RadixTree:
     """Owns the cached pages: every page in it belongs to exactly one node.
 
-    Invariant: `0 <= evictable_pages <= num_pages`; a node's lock_ref is at least the sum of its
-    children's, so what is unlocked has only unlocked nodes below it and all of it can be evicted.
+    Invariant: `0 <= evictable_pages + leased_pages <= num_pages`; a node's lock_ref is at least the
+    sum of its children's, so what is unlocked has only unlocked nodes below it, and likewise for
+    leases: all that is neither locked nor leased can be evicted.
     """
 
     def __init__(self, page_size: int = 1) -> None:
@@ -73,7 +76,9 @@ class RadixTree:
         self.use_order = UseOrder()
         self.num_nodes = 0  # without the roots
         self.num_pages = 0  # pages owned by the tree
-        self.evictable_pages = 0  # those in nodes that nobody locks
+        self.evictable_pages = 0  # those in nodes that nobody locks or leases
+        self.leased_pages = 0  # those in nodes that nobody locks, but somebody leases
+        self.pinned_pages = 0  # those in nodes that somebody pins, locked or not
         self.clock = 0  # uses so far
         self.num_visits = 0  # nodes that any call has looked at: what a cost claim is tested by
         self._next_id = 0
@@ -108,26 +113,39 @@ class RadixTree:
         return 0 if root is None else self._descend(root, self._pack(token_ids, limit))[1]
 
     def insert(
-        self, namespace: Hashable, token_ids: Sequence[int], pages: Sequence[int]
+        self,
+        namespace: Hashable,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        *,
+        owner: Hashable = None,
     ) -> Inserted:
         """Caches a run from the root; `pages[i]` holds the i-th page of its tokens.
 
         Only whole pages enter: tokens past the last one, and their page, stay the caller's. Where
         the tree already has the tokens it keeps its own pages; the rest of `pages` becomes the
-        tree's. Nothing is locked.
+        tree's. Nothing is locked. What is new belongs to `owner`, see `age`.
         """
-        return self._add(self._root(namespace), token_ids, pages, owns_lock=False)
+        return self._add(self._root(namespace), token_ids, pages, owner, owns_lock=False)
 
-    def extend(self, node: Node, token_ids: Sequence[int], pages: Sequence[int]) -> Inserted:
+    def extend(
+        self,
+        node: Node,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        *,
+        owner: Hashable = None,
+    ) -> Inserted:
         """insert() of a run below `node`, which the caller has locked, without walking to it.
 
-        A leaf that only the caller locks grows in place (the returned node is then `node` and its
-        lock covers the new tokens); otherwise a child is made, unlocked. In both cases
+        A leaf of this owner that only the caller locks grows in place (the returned node is then
+        `node` and its lock covers the new tokens); otherwise a child is made, unlocked. In both
+        cases
         `move_lock(node, inserted.node)` is what a caller who goes on from there does next.
         """
         assert node.is_attached, f"{node} was extended after it had left the tree"
         assert node.lock_ref > 0, f"{node} was extended without being locked"
-        return self._add(node, token_ids, pages, owns_lock=True)
+        return self._add(node, token_ids, pages, owner, owns_lock=True)
 
     def lock(self, node: Node) -> None:
         """Keeps the whole path to `node` from eviction until unlock()."""
@@ -146,10 +164,42 @@ class RadixTree:
             assert step.lock_ref > 0, f"{step} was unlocked more often than locked"
             self.num_visits += 1
             step.lock_ref -= 1
-            if step.lock_ref == 0 and not step.is_root:
+            if step.lock_ref == 0 and step.parent is not None:
                 step.last_use = self.clock
-                self.evictable_pages += len(step.pages)
-                self.use_order.put(step)
+                self._set_free(step)
+            top, step = step, step.parent
+        self._drop_root_if_empty(top)
+
+    def lease(self, node: Node, *, is_pin: bool = False) -> None:
+        """Takes the path to `node` out of what evict() may free, until unlease(); see leases.py."""
+        assert node.is_attached, f"{node} was leased after it had left the tree"
+        step: Node | None = node
+        while step is not None:
+            step.lease_ref += 1
+            if step.lease_ref == 1 and not step.lock_ref and not step.is_root:
+                self.evictable_pages -= len(step.pages)
+                self.leased_pages += len(step.pages)
+                self.use_order.drop(step)
+            step.pin_ref += is_pin
+            if is_pin and step.pin_ref == 1:
+                self.pinned_pages += len(step.pages)
+            step = step.parent
+
+    def unlease(self, node: Node, *, up_to: Node | None = None, is_pin: bool = False) -> None:
+        """Takes back one lease(), or of its path only what lies below `up_to`."""
+        self.clock += 1
+        step: Node | None = node
+        top = node
+        while step is not None and step is not up_to:
+            assert step.lease_ref > 0, f"{step} was unleased more often than leased"
+            step.lease_ref -= 1
+            if step.lease_ref == 0 and not step.lock_ref and not step.is_root:
+                step.last_use = self.clock
+                self.leased_pages -= len(step.pages)
+                self._set_free(step)
+            step.pin_ref -= is_pin
+            if is_pin and step.pin_ref == 0:
+                self.pinned_pages -= len(step.pages)
             top, step = step, step.parent
         self._drop_root_if_empty(top)
 
@@ -160,17 +210,82 @@ class RadixTree:
             assert below.parent is not None, f"a lock on {node} cannot move to another path"
             below = below.parent
 
-    def evict(self, num_pages: int) -> Pages:
+    def evict(self, num_pages: int, on_evict: Callable[[Node, int], None] | None = None) -> Pages:
         """Frees `num_pages` pages, or all evictable ones when they are fewer.
 
         Least recently used leaves first, whole, and a parent joins once it is a leaf; of the last
-        one only the tail that is still needed. Locked nodes stay. The pages become the caller's.
+        one only the tail that is still needed. Locked and leased nodes stay. The pages become the
+        caller's. `on_evict` hears of each leaf before it is cut to so many pages; it must not
+        change this tree.
         """
         freed = array("i")
         while (missing := num_pages - len(freed)) > 0 and (leaf := self.use_order.oldest):
             num_kept = len(leaf.pages) - missing
+            if on_evict is not None:
+                on_evict(leaf, max(num_kept, 0))
             freed.extend(self._truncate(leaf, num_kept) if num_kept > 0 else self._detach(leaf))
         return freed
+
+    def note_user(self, node: Node, owner: Hashable) -> None:
+        """`owner` uses the path to `node`: what belonged to another belongs to nobody from now."""
+        step: Node | None = node
+        while step is not None:
+            if step.owner is not owner:
+                step.owner = None
+            step = step.parent
+
+    def age(self, node: Node) -> None:
+        """The owner of `node` has used it for the last time: what is his alone there, below it and
+        above it, is evicted before all else, but for what is in use.
+
+        Cost: O(nodes below, nodes on the path that are his, and their children).
+        """
+        owner = node.owner
+        if owner is None:
+            return
+        nodes = [node]
+        for step in nodes:  # it grows meanwhile
+            nodes.extend(step.children.values())
+        for step in reversed(nodes):
+            if step.owner is owner:
+                self._age_one(step)
+        above = node.parent
+        while above is not None and above.owner is owner and self._age_one(above):
+            above = above.parent
+
+    def age_path(self, node: Node) -> None:
+        """Whosever it is, the path to `node` is evicted before all else, with what alone continues
+        it, up to where it is in use or branches."""
+        while len(node.children) == 1:
+            (node,) = node.children.values()
+        step: Node | None = node
+        while step is not None and self._age_one(step):
+            step = step.parent
+
+    def _age_one(self, node: Node) -> bool:
+        """False where it is in use, or something below it is younger."""
+        if node.older is None or not _are_aged(node.children):
+            return False
+        self.use_order.age(node)
+        node.last_use = 0
+        return True
+
+    def path(self, node: Node) -> tuple[array[int], Pages]:
+        """The tokens and pages from the root to the end of `node`."""
+        nodes = [node]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        token_ids, pages = array("i"), array("i")
+        for step in reversed(nodes):
+            token_ids.extend(step.token_ids)
+            pages.extend(step.pages)
+        return token_ids, pages
+
+    def split(self, node: Node, end: int) -> Node:
+        """Cuts a node at a page edge inside it; returns its upper part, a new node that ends at
+        `end` and is locked and leased like `node`."""
+        assert end % self.page_size == 0, f"{node} cannot split at {end}: no page edge"
+        return self._split(node, end)
 
     def remove(self, node: Node, num_kept: int | None = None) -> Pages:
         """Unpublishes what a failed step inserted: cuts `node`'s path to `num_kept` tokens.
@@ -188,7 +303,7 @@ class RadixTree:
             node = node.parent
         if not node.is_attached or node.end <= kept:
             return array("i")
-        assert node.lock_ref == 0, f"{node} was removed while locked"
+        assert node.lock_ref == node.lease_ref == 0, f"{node} was removed while locked or leased"
         if node.start == kept:
             return self._detach(node)
         freed = array("i")
@@ -198,7 +313,7 @@ class RadixTree:
         return freed
 
     def clear(self, namespace: Hashable | None = None) -> Pages:
-        """Drops all that is unlocked, in one namespace or (None) in all.
+        """Drops all that is neither locked nor leased, in one namespace or (None) in all.
 
         The pages become the caller's.
         """
@@ -207,7 +322,7 @@ class RadixTree:
         stack = roots[:]
         while stack:
             for child in list(stack.pop().children.values()):
-                if child.lock_ref:
+                if child.lock_ref or child.lease_ref:
                     stack.append(child)
                 else:
                     freed.extend(self._detach(child))
@@ -231,6 +346,8 @@ class RadixTree:
                     num_tokens=len(node.token_ids),
                     token_ids=node.token_ids[:max_token_ids].tolist(),
                     lock_ref=node.lock_ref,
+                    lease_ref=node.lease_ref,
+                    pin_ref=node.pin_ref,
                     hits=node.hits,
                     last_use=node.last_use,
                 )
@@ -251,9 +368,10 @@ class RadixTree:
         key: bytes,
         token_ids: array[int],
         pages: Pages,
+        owner: Hashable = None,
     ) -> Node:
         self._next_id += 1
-        node = Node(self._next_id, namespace, parent, key, token_ids, pages)
+        node = Node(self._next_id, namespace, parent, key, token_ids, pages, owner)
         node.last_use = self.clock
         return node
 
@@ -309,8 +427,9 @@ class RadixTree:
         cut = end - node.start
         num_pages = cut // self.page_size
         run, pages = node.token_ids[:cut], node.pages[:num_pages]
-        upper = self._make(node.namespace, parent, node.key, run, pages)
+        upper = self._make(node.namespace, parent, node.key, run, pages, node.owner)
         upper.lock_ref, upper.hits, upper.last_use = node.lock_ref, node.hits, node.last_use
+        upper.lease_ref, upper.pin_ref = node.lease_ref, node.pin_ref
         parent.children[node.key] = upper
         del node.token_ids[:cut]
         del node.pages[:num_pages]
@@ -318,7 +437,7 @@ class RadixTree:
         node.key = node.token_ids[: self.page_size].tobytes()
         upper.children[node.key] = node
         self.num_nodes += 1
-        if not node.lock_ref:
+        if node.older is not None:
             self.use_order.put_after(upper, node)
         return upper
 
@@ -330,7 +449,13 @@ class RadixTree:
         self.use_order.renew(path)
 
     def _add(
-        self, node: Node, token_ids: Sequence[int], pages: Sequence[int], *, owns_lock: bool
+        self,
+        node: Node,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        owner: Hashable,
+        *,
+        owns_lock: bool,
     ) -> Inserted:
         ids, own = as_ids(token_ids), as_ids(pages)
         query = self._pack(ids)
@@ -349,14 +474,23 @@ class RadixTree:
         if num_existing < num_tokens:
             new_pages = own[len(adopted) : num_pages]
             owned_locks = 1 if owns_lock and last is node else 0
-            last = self._append(last, ids[num_existing:num_tokens], new_pages, owned_locks)
+            last = self._append(last, ids[num_existing:num_tokens], new_pages, owner, owned_locks)
         duplicates = _differing(own[: len(adopted)], adopted)
         return Inserted(last, num_existing, added_from, duplicates, adopted)
 
-    def _append(self, node: Node, token_ids: array[int], pages: Pages, owned_locks: int) -> Node:
-        """Adds a run below `node`: in place if it is a leaf with no lock but the caller's own."""
+    def _append(
+        self, node: Node, token_ids: array[int], pages: Pages, owner: Hashable, owned_locks: int
+    ) -> Node:
+        """Adds a run below `node`: in place if it is a leaf of this owner with no lock but the
+        caller's own and no lease."""
         self.num_pages += len(pages)
-        if not node.children and node.lock_ref <= owned_locks and not node.is_root:
+        if (
+            not node.children
+            and node.parent is not None
+            and node.lock_ref <= owned_locks
+            and not node.lease_ref
+            and node.owner is owner
+        ):
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
@@ -364,20 +498,30 @@ class RadixTree:
             self.evictable_pages += 0 if node.lock_ref else len(pages)
             return node
         key = token_ids[: self.page_size].tobytes()
-        child = self._make(node.namespace, node, key, token_ids, pages)
+        child = self._make(node.namespace, node, key, token_ids, pages, owner)
         node.children[key] = child
         self.num_nodes += 1
         self.evictable_pages += len(pages)
-        is_ordered = node.lock_ref == 0 and not node.is_root
-        self.use_order.put(child, node if is_ordered else None)
+        self.use_order.put(child, node if node.older is not None else None)
         return child
+
+    def _set_free(self, node: Node) -> None:
+        """The last lock or lease on a node is gone: it may be evicted, unless the other is left."""
+        if node.lease_ref:
+            self.leased_pages += len(node.pages)
+        else:
+            self.evictable_pages += len(node.pages)
+            self.use_order.put(node)
 
     def _lock_one(self, node: Node) -> None:
         self.num_visits += 1
         node.lock_ref += 1
-        if node.lock_ref == 1 and not node.is_root:
-            self.evictable_pages -= len(node.pages)
-            self.use_order.drop(node)
+        if node.lock_ref == 1 and node.parent is not None:
+            if node.lease_ref:
+                self.leased_pages -= len(node.pages)
+            else:
+                self.evictable_pages -= len(node.pages)
+                self.use_order.drop(node)
 
     def _truncate(self, leaf: Node, num_pages: int) -> Pages:
         """Keeps the first `num_pages` pages of an unlocked leaf; returns the others."""
@@ -394,7 +538,8 @@ class RadixTree:
     def _detach(self, top: Node) -> Pages:
         """Takes an unlocked node and all below it out of the tree; returns their pages."""
         parent = top.parent
-        assert parent is not None and top.lock_ref == 0, f"{top} cannot leave the tree"
+        is_free = top.lock_ref == top.lease_ref == 0
+        assert parent is not None and is_free, f"{top} cannot leave the tree"
         del parent.children[top.key]
         nodes = [top]
         freed = array("i")
@@ -414,9 +559,18 @@ class RadixTree:
         return freed
 
     def _drop_root_if_empty(self, node: Node) -> None:
-        if node.is_root and node.is_attached and not node.children and not node.lock_ref:
+        if (
+            node.is_root
+            and node.is_attached
+            and not (node.children or node.lock_ref or node.lease_ref)
+        ):
             node.is_attached = False
             del self.roots[node.namespace]
+
+
+def _are_aged(children: dict[bytes, Node]) -> bool:
+    """The youngest child is asked first: children usually end in their order."""
+    return all(child.last_use == 0 for child in reversed(children.values()))
 
 
 def _common_length(query: bytes, at: int, run: array[int], page_size: int) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidRequest
+from .memory.block_key import BLOCK_TOKENS
+from .schedule.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 from .schedule.stall import DEFAULT_SLOWDOWN
 
@@ -33,6 +35,11 @@ class EngineConfig:
     max_running_requests: int = 128
     schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
     decode_slowdown: float = DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/stall.py
+    disable_leases: bool = False  # neither derive what programs will use again, nor be told
+    pin_share: float = DEFAULT_PIN_SHARE  # of the KV pool that pins may take
+    host_kv_tokens: int = 0  # tokens of KV in host memory, behind the device's; 0: none
+    kv_store: Path | None = None  # folder that keeps prefixes over restarts
+    kv_store_gb: float = 4.0  # at most, in 10^9 bytes
     disable_jump_forward: bool = False  # compute what a grammar forces token by token
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S  # seconds that compiling one may take
     num_threads: int | None = None  # None: all cores, one for a small model
@@ -51,6 +58,15 @@ class EngineConfig:
         _require_range("max_total_tokens", self.max_total_tokens, 2, 1 << 31)
         _require_range("num_threads", self.num_threads, 1, 1024)
         _require_range("spin_us", self.spin_us, 0, 10_000_000)
+        _require_range("host_kv_tokens", self.host_kv_tokens, 0, 1 << 31)
+        fits = self.host_kv_tokens == 0 or self.host_kv_tokens >= self.page_size
+        _require("host_kv_tokens", self.host_kv_tokens, fits, "0 or >= page_size")
+        if self.kv_store is not None:
+            fits = BLOCK_TOKENS % self.page_size == 0
+            _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: kv_store")
+        share, size = self.pin_share, self.kv_store_gb
+        _require("pin_share", share, 0.0 <= share <= 1.0, "a number in [0, 1]")
+        _require("kv_store_gb", size, 0.001 <= size <= 1e6, "a number in [0.001, 1000000]")
         slowdown = self.decode_slowdown
         fits = slowdown == 0 or 1.0 <= slowdown <= 1000.0
         _require("decode_slowdown", slowdown, fits, "0 or a number in [1, 1000]")
@@ -130,6 +146,38 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=POLICY_NAMES,
         default=DEFAULT_POLICY,
         help="which waiting request is admitted next (default: %(default)s)",
+    )
+    add(
+        "--disable-leases",
+        action="store_true",
+        help="keep cached KV by last use only, whatever programs know or say",
+    )
+    add(
+        "--pin-share",
+        type=float,
+        default=DEFAULT_PIN_SHARE,
+        metavar="F",
+        help="share of the KV pool that pins may take (default: %(default)s)",
+    )
+    add(
+        "--host-kv-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of KV to keep in host memory when the pool is full (default: none)",
+    )
+    add(
+        "--kv-store",
+        type=Path,
+        metavar="DIR",
+        help="folder that keeps the KV of prefixes, also over a restart",
+    )
+    add(
+        "--kv-store-gb",
+        type=float,
+        default=4.0,
+        metavar="GB",
+        help="largest size of that folder (default: %(default)s)",
     )
     add(
         "--disable-jump-forward",

@@ -1,4 +1,5 @@
-"""Token ids to text as they come: never half a character, never part of a stop string.
+"""Token ids to text as they come: never half a character, never part of a stop string or of what
+a stop pattern matches.
 
     output tokens   t0      t1     t2         t3
     text            |Hel    |lo    |, wor     |ld          `ends[i]`: characters that are final
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
+from .stop_patterns import PatternHit, StopPatterns
 from .tokenizer import REPLACEMENT, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class StopHit:
-    """Where a stop string cut the output: tokens kept, and the surviving text after them."""
+    """Where a stop string or a pattern's match cut the output: tokens kept, and the surviving text
+    after them."""
 
     num_tokens: int
     tail: str
@@ -28,13 +32,19 @@ class StopHit:
 
 
 class Detokenizer:
-    """The text of one growing output. No stop string is seen that ends within the first
+    """The text of one growing output. No stop string or pattern is seen that ends within the first
     `min_tokens` tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        stop_regex: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
+        self._patterns = StopPatterns(stop_regex) if stop_regex else None
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
         self._longest_stop = max((len(text) for text in self._stop), default=0)
@@ -64,8 +74,13 @@ class Detokenizer:
         self._extend(fresh)
         self._ends.append(self._length)
         self._clean.append(self._read == len(self._ids))
-        can_stop = bool(fresh and self._stop) and len(self._ids) > self._min_tokens
-        return self._find_stop(len(fresh)) if can_stop else None
+        can_stop = bool(fresh) and len(self._ids) > self._min_tokens
+        string = self._find_stop(len(fresh)) if can_stop and self._stop else None
+        match = None
+        if self._patterns is not None:
+            match = self._patterns.feed(fresh, can_stop=can_stop)
+        found = [place for place in (string, match) if place is not None]
+        return self._hit(min(found, key=attrgetter("start"))) if found else None
 
     def flush(self) -> None:
         """The output has ended: bytes that are no whole character become U+FFFD."""
@@ -109,28 +124,31 @@ class Detokenizer:
         self._window, self._read = self._read, len(self._ids)
         return whole[len(before) :]
 
-    def _find_stop(self, num_fresh: int) -> StopHit | None:
+    def _find_stop(self, num_fresh: int) -> PatternHit | None:
         """The earliest stop string that ends in the fresh characters."""
-        best: tuple[int, str] | None = None
+        best: PatternHit | None = None
         for stop in self._stop:
             region = num_fresh + len(stop) - 1
             at = self._tail.find(stop, max(0, len(self._tail) - region))
-            if at >= 0 and (best is None or at < best[0]):
-                best = (at, stop)
-        if best is None:
-            return None
-        start = self._length - len(self._tail) + best[0]
-        return self._hit(start, best[1])
+            start = self._length - len(self._tail) + at
+            if at >= 0 and (best is None or start < best.start):
+                best = PatternHit(start, start + len(stop))
+        return best
 
-    def _hit(self, start: int, matched: str) -> StopHit:
+    def _hit(self, place: PatternHit) -> StopHit:
+        start = place.start
         first = next(i for i, end in enumerate(self._ends) if end > start)
         while first > 0 and not self._clean[first - 1]:
             first -= 1  # its first bytes are in the token before: that one goes too
         begin = self._ends[first - 1] if first else 0
-        return StopHit(first, self.text[begin:start], matched)
+        return StopHit(first, self.text[begin:start], self.text[start : place.end])
 
     def _held_back(self) -> int:
-        """Length of the longest suffix that is a proper prefix of a stop string."""
+        """Length of the longest suffix that may become a stop string or a pattern's match."""
+        by_pattern = 0 if self._patterns is None else self._patterns.num_held_back
+        return max(by_pattern, self._held_back_for_strings())
+
+    def _held_back_for_strings(self) -> int:
         for size in range(min(self._longest_stop - 1, len(self._tail)), 0, -1):
             suffix = self._tail[-size:]
             if any(len(stop) > size and stop.startswith(suffix) for stop in self._stop):

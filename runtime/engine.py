@@ -16,18 +16,23 @@ from ..errors import PromptTooLong
 from .chat_template import ChatTemplate
 from .config import EngineConfig
 from .grammar_compiler import GrammarCompiler
+from .memory.block_key import KVLayout
+from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
-from .schedule.kv_cache import KVCacheManager
+from .schedule.hints import KVHints
+from .schedule.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.policy import DEFAULT_POLICY
 from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
+from .schedule.stored_prefixes import StoredPrefixes
 from .schedule.waiting import MAX_OVERTAKES
 from .step import StepPlan, StepResult
 from .token_bytes import token_bytes
 from .tokenizer import Tokenizer
+from .weights.revision import model_revision
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +66,7 @@ class Engine:
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         max_overtakes: int | None = MAX_OVERTAKES,
         vocab_size: int = 0,
+        kv_cache: KVCacheOptions | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them."""
@@ -68,7 +74,7 @@ class Engine:
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
-            KVCacheManager(num_pages, page_size),
+            KVCacheManager(num_pages, page_size, kv_cache),
             token_budget=token_budget,
             max_running_requests=max_running_requests,
             policy=schedule_policy,
@@ -77,6 +83,7 @@ class Engine:
             segment_cost_tokens=executor.segment_cost_tokens,
             vocab_size=vocab_size,
         )
+        self.hints = KVHints(self.scheduler.kv_cache)
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
 
@@ -85,6 +92,13 @@ class Engine:
         """Whether `step` would do something."""
         has_grammars = self.grammars is not None and self.grammars.is_ready
         return has_grammars or self.scheduler.has_work
+
+    @property
+    def kv_store(self) -> DiskStore | None:
+        """Where prefixes are kept over a restart; whoever runs the engine waits for its fetches
+        too, and closes it."""
+        stored = self.scheduler.kv_cache.stored
+        return None if stored is None else stored.store
 
     def next_request_id(self) -> int:
         """Ids are unique within the process."""
@@ -144,9 +158,12 @@ class Engine:
             "free_tokens": kv_cache.allocator.num_free * page_size,
             "cached_tokens": kv_cache.tree.num_pages * page_size,
             "evictable_tokens": kv_cache.tree.evictable_pages * page_size,
+            "leases": kv_cache.describe_leases(),
+            "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,
-            "num_waiting": len(self.scheduler.waiting),
+            "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running),
+            "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),
             "uptime_s": time.monotonic() - self.started_s,
             "grammars": {} if self.grammars is None else self.grammars.describe(),
             "stats": {name: getattr(stats, name) for name in stats.__slots__},
@@ -172,6 +189,7 @@ class LoadedModel:
             max_total_tokens=config.max_total_tokens,
             mem_fraction=config.mem_fraction,
             page_size=config.page_size,
+            num_host_pages=config.host_kv_tokens // config.page_size,
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
             kernels=config.kernels,
@@ -187,8 +205,31 @@ class LoadedModel:
             schedule_policy=config.schedule_policy,
             decode_slowdown=config.decode_slowdown,
             vocab_size=self.model_config.vocab_size,
+            kv_cache=KVCacheOptions(
+                has_leases=not config.disable_leases,
+                pin_share=config.pin_share,
+                num_host_pages=config.host_kv_tokens // config.page_size,
+                stored=self._stored_prefixes(),
+            ),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
+
+    def _stored_prefixes(self) -> StoredPrefixes | None:
+        """What an earlier process has left, and where this one leaves its own."""
+        config, model = self.config, self.model_config
+        if config.kv_store is None:
+            return None
+        dtype = self.runner.dtype
+        layout = KVLayout(
+            model_revision(config.model, model, self.runner.max_model_len),
+            str(dtype).removeprefix("torch."),
+            dtype.itemsize,
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+        )
+        store = DiskStore(config.kv_store, layout, max_bytes=int(config.kv_store_gb * 1e9))
+        return StoredPrefixes(store, config.page_size)
 
     def _vocabulary(self) -> Vocabulary:
         written = token_bytes(self.config.model, self.tokenizer)

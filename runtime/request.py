@@ -13,8 +13,10 @@ from .sampling_params import SamplingParams
 from .step import Adjustment, RowResult
 
 if TYPE_CHECKING:
+    from ..radix.leases import Lease
     from ..radix.tree import Node
     from .schedule.grammar import Follower, PendingGrammar
+    from .schedule.program_record import ProgramRecord
 
 
 MAX_PRIORITY = 1000
@@ -72,6 +74,8 @@ class Request:
     namespace: Hashable = ""
     client: Hashable = ""  # whose habits tell what it will generate (schedule/policy.py)
     priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
+    program: ProgramRecord | None = None  # whose call it is, where that is known
+    deadline_s: float | None = None  # by time.perf_counter(): when its output must be there
     scoring: Scoring | None = None
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # what the output must be
@@ -87,6 +91,12 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
     is_admitted: bool = False  # was running at least once
+    num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
+    num_disk_tokens: int = 0  # of the cached ones: loaded from the disk tier
+    num_forced_tokens: int = 0  # of the output: forced by its grammar, not sampled
+    num_preemptions: int = 0
+    num_calls_after: int = 0  # of its program: known to follow this one, one after the other
+    evicted: dict[str, int] = field(default_factory=dict)  # tokens it displaced, by whose they were
 
     # Owned by KVCacheManager while running.
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -94,6 +104,7 @@ class Request:
     num_published: int = 0
     num_sent_pages: int = 0  # entries of `pages` that the executor's table already has
     table_row: int = -1
+    lease: Lease | None = None  # keeps its KV while it is preempted
 
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output
     scores: list[float] = field(default_factory=list)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import InvalidRequest
+from .stop_patterns import MAX_STOP_PATTERNS, stop_automaton
 
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 64
@@ -36,6 +37,7 @@ class SamplingParams:
     min_tokens: int = 0  # [0, max_tokens]; no stop token before these, no stop string within
     seed: int = 0  # [0, 2**63)
     stop: tuple[str, ...] = ()  # the output is cut before the first of these
+    stop_regex: tuple[str, ...] = ()  # and before the first match of these
     stop_token_ids: tuple[int, ...] = ()  # end the output, not part of it
     ignore_eos: bool = False  # go on past the model's end-of-sequence tokens
     logprobs: int | None = None  # None: off; n: the chosen token's and the n best tokens'
@@ -60,6 +62,7 @@ class SamplingParams:
         _require_bias(self.logit_bias)
         _require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _require_stop(self.stop)
+        _require_stop_regex(self.stop_regex)
         _require_stop_ids(self.stop_token_ids)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest.of("ignore_eos", self.ignore_eos, "true or false")
@@ -131,3 +134,11 @@ def _require_stop(stop: tuple[str, ...]) -> None:
     for text in stop:
         if not isinstance(text, str) or not text:
             raise InvalidRequest.of("stop", text, "non-empty strings")
+
+
+def _require_stop_regex(patterns: tuple[str, ...]) -> None:
+    if not isinstance(patterns, tuple) or len(patterns) > MAX_STOP_PATTERNS:
+        allowed = f"at most {MAX_STOP_PATTERNS} regular expressions"
+        raise InvalidRequest.of("stop_regex", patterns, allowed)
+    for pattern in patterns:
+        stop_automaton(pattern)

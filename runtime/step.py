@@ -18,12 +18,41 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .memory.block_file import Payload
+from .memory.block_key import Block
 from .sampling_params import SamplingParams
+
+
+class Transfer(NamedTuple):
+    """A copy of whole pages between device and host: `device_pages[i]` and `host_pages[i]` belong
+    together. No two entries of one transfer write the same page."""
+
+    kind: Literal["store", "load"]  # device to host, host to device
+    device_pages: array[int]  # 'i'
+    host_pages: array[int]  # 'i'
+
+
+class BlockSave(NamedTuple):
+    """A copy of a block out of the device's pages; the result carries its payload."""
+
+    block: Block
+    pages: array[int]  # 'i', BLOCK_TOKENS / page_size
+
+
+class BlockRestore(NamedTuple):
+    """A copy of a block's tokens from `first_token` on into the device's pages."""
+
+    payload: Payload
+    first_token: int
+    pages: array[int]  # 'i', at most (BLOCK_TOKENS - first_token) / page_size
+
+
+TierCopy = Transfer | BlockSave | BlockRestore
 
 
 class PageUpdate(NamedTuple):
@@ -93,6 +122,8 @@ class SharedSegment:
 class StepPlan:
     """One step: rows in depth-first order of the radix tree, and the segments that they share.
 
+    A plan may have transfers and no rows.
+
     Segments may be nested; the outermost come first, and those of a row follow each other from
     token 0 on without a gap.
     """
@@ -103,6 +134,8 @@ class StepPlan:
     # [num_masked_rows, ceil(vocab_size / 32)] uint32: bit i % 32 of word i // 32 allows token i.
     # NOTE: a mask needs the token before it, so a masked row never has `from_previous`.
     masks: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
+    # NOTE: to be made in their order, before the rows are computed.
+    transfers: tuple[TierCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -136,4 +169,6 @@ class StepResult:
 
     step_id: int
     rows: tuple[RowResult, ...]
-    duration_s: float | None = None  # how long the step took on the device, where that is known
+    duration_s: float | None = None  # of computing, where that is known
+    transfer_s: float | None = None  # of the transfers before
+    payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in their order

@@ -16,9 +16,19 @@ from typing import Any
 import numpy as np
 
 from stemma.constrained.matcher import Mask
+from stemma.runtime.memory.block_file import Payload
+from stemma.runtime.memory.block_key import BLOCK_TOKENS
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.sampling_params import SamplingParams
-from stemma.runtime.step import Row, RowResult, StepPlan, StepResult
+from stemma.runtime.step import (
+    BlockRestore,
+    BlockSave,
+    Row,
+    RowResult,
+    StepPlan,
+    StepResult,
+    Transfer,
+)
 
 VOCAB_SIZE = 8
 STOP_ID = 0
@@ -166,6 +176,7 @@ class ScriptedExecutor:
         self.requests: dict[int, Request] = {}  # the truth about each request's tokens
         self.tables: dict[int, dict[int, int]] = {}  # table row -> index -> page
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (token id, chain up to it)
+        self.host_kv: dict[int, tuple[int, int]] = {}  # the same on the host
         self.fail_steps: set[int] = set()
         self.row_errors: set[int] = set()
         self.plans: list[StepPlan] = []
@@ -178,6 +189,15 @@ class ScriptedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """All rows store first, then each reads its whole prefix back."""
         self.plans.append(plan)
+        will_fail = len(self.plans) in self.fail_steps
+        payloads = []
+        for copy in plan.transfers:
+            if isinstance(copy, Transfer):
+                self._transfer(copy, spoils=will_fail)
+            elif isinstance(copy, BlockRestore):
+                self._restore(copy, spoils=will_fail)
+            else:
+                payloads.append(self._payload(copy))
         rows_in_use = [row.table_row for row in plan.rows]
         assert len(set(rows_in_use)) == len(rows_in_use), "a table row is in a plan twice"
         for row in plan.rows:
@@ -186,12 +206,45 @@ class ScriptedExecutor:
         # A row may start on KV that another row of this plan stores, in whatever order.
         for row in sorted(plan.rows, key=lambda row: row.start):
             self._store(row)
-        if len(self.plans) in self.fail_steps:
+        if will_fail:
             self._poison([slot for row in plan.rows for slot in self._fresh_slots(row)])
             raise StepFailed(f"step {len(self.plans)} was told to fail")
         results = tuple(self._answer(row, plan) for row in plan.rows)
         self._poison_failed_rows(plan)
-        return StepResult(plan.step_id, results)
+        return StepResult(plan.step_id, results, payloads=tuple(payloads))
+
+    def _slots_of(self, pages: Sequence[int]) -> list[int]:
+        return [page * self.page_size + i for page in pages for i in range(self.page_size)]
+
+    def _payload(self, save: BlockSave) -> Payload:
+        """8 bytes a token: what the slot holds; the block must be what its name says."""
+        kv = [self.kv[slot] for slot in self._slots_of(save.pages)]
+        assert len(kv) == BLOCK_TOKENS and _POISON not in kv, "worthless KV is saved"
+        ids = np.array([token_id for token_id, _ in kv], dtype="<i4")
+        assert ids.tobytes() == save.block.token_ids, "a block is saved under a wrong name"
+        return np.array(kv, dtype="<u4").view(np.uint8).ravel()
+
+    def _restore(self, restore: BlockRestore, *, spoils: bool) -> None:
+        slots = self._slots_of(restore.pages)
+        kv = restore.payload.view("<u4").reshape(BLOCK_TOKENS, 2)[restore.first_token :]
+        assert len(slots) <= len(kv)
+        for slot, (token_id, chain) in zip(slots, kv.tolist()):
+            self.kv[slot] = _POISON if spoils else (token_id, chain)
+
+    def _transfer(self, transfer: Transfer, *, spoils: bool) -> None:
+        """Only KV that was computed is ever stored; `spoils`: the copy goes wrong."""
+        pairs = list(zip(transfer.device_pages, transfer.host_pages, strict=True))
+        targets = [host if transfer.kind == "store" else device for device, host in pairs]
+        assert len(set(targets)) == len(targets), "a transfer writes a page twice"
+        for device, host in pairs:
+            for offset in range(self.page_size):
+                slot, host_slot = (page * self.page_size + offset for page in (device, host))
+                if transfer.kind == "store":
+                    assert self.kv[slot] != _POISON, "worthless KV is stored"
+                    self.host_kv[host_slot] = _POISON if spoils else self.kv[slot]
+                else:
+                    assert self.host_kv[host_slot] != _POISON, "worthless KV is loaded"
+                    self.kv[slot] = _POISON if spoils else self.host_kv[host_slot]
 
     def _update_table(self, row: Row) -> None:
         table = self.tables.setdefault(row.table_row, {})

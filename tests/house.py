@@ -19,6 +19,7 @@ from fakes import (
 from stemma.runtime.engine import Engine
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.schedule.admission import MIN_RATIO
+from stemma.runtime.schedule.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.policy import DEFAULT_POLICY
 
 _RANDOM = random.Random(7)
@@ -35,6 +36,7 @@ class House:
     max_running: int = 8
     max_model_len: int = 4096
     policy: str = DEFAULT_POLICY
+    kv_cache: KVCacheOptions | None = None
     is_hopeful: bool = False  # admits as if hardly anything was generated: many preemptions
     requests: list[Request] = field(default_factory=list)
 
@@ -49,6 +51,7 @@ class House:
             max_running_requests=self.max_running,
             schedule_policy=self.policy,
             vocab_size=VOCAB_SIZE,
+            kv_cache=self.kv_cache,
         )
         if self.is_hopeful:
             hope(self.engine)
@@ -67,7 +70,8 @@ class House:
         self.engine.step()
         self.engine.scheduler.check()
         for plan in self.executor.plans[num_before:]:
-            assert 0 < plan.num_tokens <= self.token_budget
+            assert plan.rows or plan.transfers
+            assert len(plan.rows) <= plan.num_tokens <= self.token_budget
             assert len(plan.rows) <= self.max_running
 
     def run(self, max_steps: int = 5000) -> None:

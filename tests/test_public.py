@@ -7,7 +7,8 @@ import stemma as st
 NAMES = """
     function gen gen_int gen_string select tokens system user assistant system_begin system_end
     user_begin user_end assistant_begin assistant_end set_default_backend Engine Runtime OpenAI
-    flush_cache get_server_info Function Forks ProgramState StemmaError InvalidRequest
+    RuntimeEndpoint flush_cache get_server_info Function Forks ProgramState StemmaError
+    InvalidRequest
     InvalidProgram InvalidGrammar UnsupportedSchema PromptTooLong ModelLoadError ProtocolError
     EngineError ProgramError BatchError __version__ tool Tool first image video separate_reasoning
     token_length_normalized greedy_token_selection unconditional_likelihood_normalized

@@ -1,4 +1,4 @@
-"""`OpenAI`: a backend on any endpoint that speaks OpenAI's API."""
+"""Backends on endpoints that speak OpenAI's API: any, or a server known by its address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InvalidRequest
+from ...errors import EngineError, InvalidRequest
 from ..backend import Backend
 from .calls import TokenUsage
 from .channel import OpenAIChannel, models_of
@@ -77,7 +77,7 @@ class OpenAI(Backend):
         if is_azure:
             url, headers, query = _azure(model_name, azure_endpoint, api_key, api_version)
         else:
-            url, headers, query = _openai(base_url, api_key), {}, {}
+            url, headers, query = _openai(base_url), {}, {}
             headers |= _authorization(url, api_key)
             headers |= _account(organization, project)
         endpoint = Endpoint(
@@ -104,7 +104,43 @@ class OpenAI(Backend):
         return {**self.channel.info, "base_url": self.channel.base_url}
 
 
-def _openai(base_url: str | None, api_key: str | None) -> str:
+class RuntimeEndpoint(Backend):
+    """SGLang's name for a server at an HTTP address: `stemma serve`, or an SGLang or vLLM server,
+    whichever says of its one model that it owns it.
+
+    Args:
+        base_url: "http://HOST:PORT".
+        api_key: sent with each call.
+        chat_template_name: None; the server applies the model's own (an argument of SGLang's).
+
+    Raises EngineError where none of them answers.
+    """
+
+    channel: OpenAIChannel
+
+    def __init__(
+        self, base_url: str, api_key: str | None = None, chat_template_name: None = None
+    ) -> None:
+        if chat_template_name is not None:
+            allowed = "None; the server applies the model's own"
+            raise InvalidRequest.of("chat_template_name", chat_template_name, allowed)
+        url = f"{_openai(base_url).removesuffix('/v1')}/v1"
+        endpoint = Endpoint(url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
+        models = [
+            m for m in models_of(endpoint) if m.get("owned_by") in FLAVORS.keys() - {"openai"}
+        ]
+        if len(models) != 1:
+            raise EngineError(f"{base_url} serves no one model of its own; see st.OpenAI")
+        flavor = FLAVORS[models[0]["owned_by"]]
+        name = models[0]["id"]
+        super().__init__(OpenAIChannel(endpoint, name, flavor, has_text=True, has_chat=True))
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Model and address."""
+        return {**self.channel.info, "base_url": self.channel.base_url}
+
+
+def _openai(base_url: str | None) -> str:
     url = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise InvalidRequest.of("base_url", url, 'an address "http://..." or "https://..."')

@@ -97,13 +97,13 @@ def constraint_fields(flavor: Flavor, constraint: Constraint, *, is_chat: bool) 
 
 def _refuse_unknown(flavor: Flavor, params: GenParams) -> None:
     for name, instead in _INSTEAD.items():
-        if getattr(params, name):
+        if getattr(params, name) is not None:
             raise InvalidProgram(f"{name}: {instead}", name)
     for name, neutral in _NEUTRAL.items():
         value = getattr(params, name)
         if value is not None and value != neutral and name not in flavor.extras:
             raise _unknown(flavor, name)
-    if params.top_k is not None and "top_k" not in flavor.extras:
+    if params.top_k not in (None, -1) and "top_k" not in flavor.extras:  # -1: all
         raise _unknown(flavor, "top_k")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import EngineError, InvalidProgram, StemmaError
 from ..choices import ChoiceScore, decide
 from ..constraint import Constraint, schema_text
-from ..ir import GenParams, Select
+from ..ir import GenParams, Hint, Select
 from .bodies import gen_body
 from .echo import choice_logprobs
 from .flavors import Flavor
@@ -137,6 +137,26 @@ class Caller:
             f"{MAX_TRIES} answers did not have the text between this message's gens; the last one: "
             f"{draft.text[:200]!r}. Show the format in the prompt, or raise num_api_spec_tokens"
         )
+
+    async def hint(self, target: dict[str, str] | None, op: Hint) -> dict[str, Any]:
+        """The outcome of an action on the KV of `target`, as the server's /kv_hints says it; never
+        an error. `target` None: there is none yet."""
+        action_id = f"{op.branch}.{op.seq}"
+        if not self.flavor.takes_hints:
+            reason = "an endpoint over HTTP has no KV that a program could act on"
+            return _hint_outcome(action_id, "rejected", reason)
+        if target is None:
+            reason = "the branch has nothing yet that the server could know"
+            return _hint_outcome(action_id, "missing", reason)
+        given = {"ttl_ms": op.ttl_ms, "priority": op.priority, "tier": op.tier}
+        payload = {"target": target, **{k: v for k, v in given.items() if v is not None}}
+        action = {"action_id": action_id, "action_type": op.action, "payload": payload}
+        answers: list[dict[str, Any]] = []
+        try:
+            await self._client.post("/kv_hints", {"actions": [action]}, _kept_by(answers))
+            return dict(answers[0]["outcomes"][0])
+        except (StemmaError, LookupError, TypeError, ValueError) as error:
+            return _hint_outcome(action_id, "rejected", f"{type(error).__name__}: {error}")
 
     async def _post(
         self, prompt: Prompt, body: dict[str, Any], take: Callable[[dict[str, Any]], bool]
@@ -293,6 +313,18 @@ def _within(logprobs: list[dict[str, Any]], num_chars: int) -> list[dict[str, An
             break
         kept.append(entry)
     return kept
+
+
+def _hint_outcome(action_id: str, outcome: str, reason: str) -> dict[str, Any]:
+    return {"action_id": action_id, "outcome": outcome, "reason": reason, "num_tokens": 0}
+
+
+def _kept_by(answers: list[dict[str, Any]]) -> Callable[[dict[str, Any]], bool]:
+    def keep(payload: dict[str, Any]) -> bool:
+        answers.append(payload)
+        return True
+
+    return keep
 
 
 def _choice_schema(choices: Sequence[str]) -> dict[str, Any]:

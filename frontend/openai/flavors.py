@@ -30,6 +30,7 @@ class Flavor:
     max_stops: int | None = None  # stop strings a call; None: any number
     can_score: bool = True  # whether completions give log probabilities of their prompt (`echo`)
     streams_logprobs: bool = True
+    takes_hints: bool = False  # whether it has /kv_hints, see docs/leases.md
 
 
 FLAVORS = {
@@ -44,6 +45,7 @@ FLAVORS = {
             has_both=True,
             can_score=False,
             streams_logprobs=False,
+            takes_hints=True,
         ),
         Flavor("vllm", frozenset(_SAMPLING), frozenset(_ALL_KINDS), _CONTINUE, has_both=True),
         Flavor("sglang", frozenset(_SAMPLING), frozenset(_ALL_KINDS), _CONTINUE, has_both=True),

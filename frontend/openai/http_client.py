@@ -111,6 +111,8 @@ class HttpClient:
             raise _Retryable(f"{type(error).__name__}: {error}") from error
 
     def _url(self, path: str) -> str:
+        if path.startswith("/"):  # beside OpenAI's API, not within it
+            return self._endpoint.base_url.removesuffix("/v1") + path
         return f"{self._endpoint.base_url}/{path}"
 
 

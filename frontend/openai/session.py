@@ -2,12 +2,15 @@
 
 The semantics are the runtime's (`runtime/programs/session.py`): a branch stops at a gen or select
 until the call has ended, at a `Var` until the value is there, at a `Join` until the children have
-ended. There is no KV here: a `Pause` passes, a `Hint` is rejected. One asyncio loop owns it.
+ended. There is no KV here: a `Pause` passes, a `Hint` is the server's to answer. One asyncio loop
+owns it.
 
 With `num_spec_tokens` one answer may serve several gens (`speculation`). Where the endpoint goes on
 from any text, what an answer has beyond a gen's stop is kept for as long as the program appends
 just that. Where a call can only begin a message, the gens of an assistant message are put off until
 it ends, or until the program waits, and are then read from one answer.
+
+One long class, as all ops work on the same tables: branches, values, who waits for what.
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from ...errors import InvalidProgram, StemmaError
 from .. import ir, wire
+from .branch import Branch, Pattern, abort, hint_target, is_whole_message, transcript_of
 from .calls import Filling, OnDelta, Outcome
+from .shared_answer import is_plain, no_call, outcome_of, sampling_of
 from .speculation import Draft, Filled, Slot, matched
 from .transcript import Prompt, Transcript
 
+Work = Callable[[], Awaitable[Any]]  # not begun: a branch may be stopped before it is
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
 MAX_ERROR_CHARS = 4096  # joins of failed joins quote each other
 
@@ -41,6 +48,8 @@ class Asks(Protocol):
 
     async def select(self, prompt: Prompt, op: ir.Select) -> Outcome: ...
 
+    async def hint(self, target: dict[str, str] | None, op: ir.Hint) -> dict[str, Any]: ...
+
     async def draft(
         self, prompt: Prompt, params: ir.GenParams, seed: int, num_tokens: int
     ) -> tuple[Draft, dict[str, Any]]: ...
@@ -53,46 +62,6 @@ class Asks(Protocol):
         seed: int,
         num_tokens: int,
     ) -> Filling: ...
-
-
-@dataclass(slots=True, eq=False)
-class Pattern:
-    """Text and gens of an assistant message whose gens have no values yet."""
-
-    prompt: Prompt  # up to where the message begins
-    terms: list[str | Slot] = field(default_factory=list)
-    gens: list[ir.Gen] = field(default_factory=list)  # of the slots, in order
-    draft: Draft | None = None  # the answer that served the message's earlier gens
-
-
-@dataclass(slots=True, eq=False)
-class Branch:
-    """One branch: its log from the current op on, and its transcript once it has begun."""
-
-    number: int
-    path: tuple[tuple[int, int], ...] = ()  # (seq of the fork, index) from the root down
-    log: deque[ir.Op] = field(default_factory=deque)
-    num_received: int = 0
-    transcript: Transcript | None = None  # None: not forked yet
-    fork_length: int = 0  # pieces of the transcript when it began
-    call: asyncio.Task[None] | None = None
-    draft: Draft | None = None
-    pattern: Pattern | None = None
-    is_flushed: bool = False  # whether the program waits for what it has sent
-    is_waiting: bool = False
-    is_ended: bool = False
-    is_stopped: bool = False  # dropped, or not among the first of a join
-    error: str | None = None
-
-    @property
-    def has_open_gens(self) -> bool:
-        """Whether gens are put off."""
-        return self.pattern is not None and bool(self.pattern.gens)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is left to do with what has arrived."""
-        return self.error is not None or (not self.log and not self.has_open_gens)
 
 
 class Session:
@@ -163,7 +132,7 @@ class Session:
         self.is_done = True
         self._ready.clear()
         for branch in self._branches.values():
-            _abort(branch)
+            abort(branch)
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -198,7 +167,7 @@ class Session:
         """Do one op; False when it has to wait (it stays at the head of the log)."""
         if branch.is_ended:
             raise InvalidProgram(f"an op follows the End of branch {branch.number}")
-        if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause | ir.Hint):
+        if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause):
             self._resolve(branch)
             return False
         match op:
@@ -218,16 +187,17 @@ class Session:
                 return self._append_var(branch, op)
             case ir.RoleBegin():
                 branch.draft = branch.pattern = None
-                self._mark(branch, op, _transcript(branch).begin_role(op.role))
+                self._mark(branch, op, transcript_of(branch).begin_role(op.role))
             case ir.RoleEnd():
                 branch.draft = branch.pattern = None
-                self._mark(branch, op, _transcript(branch).end_role())
+                self._mark(branch, op, transcript_of(branch).end_role())
             case ir.Fork():
                 self._fork(branch, op)
             case ir.Join():
                 return self._join(branch, op)
             case ir.Hint():
-                self._emit(branch.number, op.seq, wire.VALUE, _rejected(op))
+                self._hint(branch, op)
+                return False
             case ir.Pause():
                 pass
             case ir.Drop():
@@ -247,7 +217,7 @@ class Session:
             assert branch.pattern is not None
             branch.pattern.terms.append(text)
             return
-        _transcript(branch).append_text(text)
+        transcript_of(branch).append_text(text)
         if branch.pattern is not None:
             branch.pattern.terms.append(text)
         if branch.draft is not None:
@@ -263,27 +233,28 @@ class Session:
         if self._must_put_off(branch):
             self._put_off(branch, op)
             return True
-        prompt = _transcript(branch).prompt()
-        if not _is_plain(op.params):
+        prompt = transcript_of(branch).prompt()
+        if not is_plain(op.params):
             branch.draft = None
             self._start(branch, op, self._ordinary_gen(branch, op))
             return False
-        draft = branch.draft if branch.draft and branch.draft.sampling == _sampling(op) else None
+        draft = branch.draft if branch.draft and branch.draft.sampling == sampling_of(op) else None
         found = draft.take(op.params.stop or ()) if draft is not None else None
         if found is None:
-            self._start(branch, op, self._drafted_gen(branch, op, prompt))
+            self._start(branch, op, partial(self._drafted_gen, branch, op, prompt))
             return False
         assert draft is not None
-        self._finish(branch, op, _served(found, self._started))
+        self._finish(branch, op, outcome_of(found, no_call(), is_whole=True))
         branch.draft = draft.after(found.text)
         return True
 
-    def _ordinary_gen(self, branch: Branch, op: ir.Gen) -> Coroutine[Any, Any, Outcome]:
+    def _ordinary_gen(self, branch: Branch, op: ir.Gen) -> Work:
         def on_delta(text: str) -> None:
             self._emit(branch.number, op.seq, wire.DELTA, text)
 
-        prompt, seed = _transcript(branch).prompt(), self._derive_seed(branch, op)
-        return self._caller.gen(prompt, op.params, seed, on_delta if self._is_streaming else None)
+        prompt, seed = transcript_of(branch).prompt(), self._derive_seed(branch, op)
+        stream_to = on_delta if self._is_streaming else None
+        return partial(self._caller.gen, prompt, op.params, seed, stream_to)
 
     async def _drafted_gen(self, branch: Branch, op: ir.Gen, prompt: Prompt) -> Outcome:
         """Ask beyond the gen's stop, and keep what is behind it."""
@@ -291,15 +262,23 @@ class Session:
         draft, meta = await self._caller.draft(prompt, op.params, seed, num)
         found = draft.take(op.params.stop or ()) or Filled(draft.text)
         rest = draft.after(found.text)
-        branch.draft = rest and replace(rest, sampling=_sampling(op))
-        return _outcome_of(found, meta, is_whole=draft.is_whole)
+        branch.draft = rest and replace(rest, sampling=sampling_of(op))
+        return outcome_of(found, meta, is_whole=draft.is_whole)
 
     def _select(self, branch: Branch, op: ir.Select) -> None:
         branch.draft = branch.pattern = None
-        prompt = _transcript(branch).prompt()
-        self._start(branch, op, self._caller.select(prompt, op))
+        prompt = transcript_of(branch).prompt()
+        self._start(branch, op, partial(self._caller.select, prompt, op))
 
-    def _start(self, branch: Branch, op: ir.Op, work: Coroutine[Any, Any, Outcome]) -> None:
+    def _hint(self, branch: Branch, op: ir.Hint) -> None:
+        def done(outcome: dict[str, Any]) -> None:
+            branch.log.popleft()
+            self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
+
+        work = partial(self._caller.hint, hint_target(branch), op)
+        branch.call = asyncio.create_task(self._run(branch, op, work, done))
+
+    def _start(self, branch: Branch, op: ir.Op, work: Work) -> None:
         """Run a call; its op stays at the head of the log."""
 
         def done(outcome: Outcome) -> None:
@@ -309,14 +288,10 @@ class Session:
         branch.call = asyncio.create_task(self._run(branch, op, work, done))
 
     async def _run(
-        self,
-        branch: Branch,
-        op: ir.Op,
-        work: Coroutine[Any, Any, Any],
-        done: Callable[[Any], None],
+        self, branch: Branch, op: ir.Op, work: Work, done: Callable[[Any], None]
     ) -> None:
         try:
-            result = await work
+            result = await work()
         except Exception as error:  # also a defect of ours ends the branch, and not in silence
             branch.call = None
             self._fail(branch, op, error)
@@ -328,13 +303,14 @@ class Session:
 
     def _finish(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
         """A value is there: append it and say so."""
-        _transcript(branch).append_text(outcome.text)
+        transcript_of(branch).append_text(outcome.text)
         self._tell(branch, op, outcome)
 
     def _tell(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
         self._set_value(branch, op, outcome.text)
         metas = outcome.meta if isinstance(outcome.meta, list) else [outcome.meta]
         for meta in metas:
+            branch.last_reply_id = meta.get("id") or branch.last_reply_id
             meta["start_s"] = time.monotonic() - self._started - meta.get("latency_s", 0.0)
         payload = {"value": outcome.value, "text": outcome.text, "meta": outcome.meta}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
@@ -353,17 +329,17 @@ class Session:
         this gen."""
         if branch.has_open_gens:
             return True
-        prompt = _transcript(branch).prompt()
+        prompt = transcript_of(branch).prompt()
         return not self._caller.can_continue(prompt)
 
     def _put_off(self, branch: Branch, op: ir.Gen) -> None:
         if branch.pattern is None:
-            prompt = _transcript(branch).prompt()
+            prompt = transcript_of(branch).prompt()
             begun = [prompt.answer] if prompt.answer else []
             branch.pattern = Pattern(replace(prompt, answer=""), [*begun])
         pattern = branch.pattern
         first = pattern.gens[0] if pattern.gens else op
-        if _sampling(first) != _sampling(op):
+        if sampling_of(first) != sampling_of(op):
             raise InvalidProgram(
                 "the gens of one assistant message share one answer under num_api_spec_tokens: "
                 "give them the same temperature, top_p, penalties and seed"
@@ -376,29 +352,31 @@ class Session:
         pattern = branch.pattern
         assert pattern is not None
         first = pattern.gens[0]
-        work: Coroutine[Any, Any, Any]
-        if _is_whole_message(branch, pattern):
+        work: Work
+        done: Callable[[Branch, Pattern, Any], None]
+        if is_whole_message(branch, pattern):
             num = first.params.max_tokens or self._num_spec_tokens
             params = replace(first.params, max_tokens=num)
-            work = self._caller.gen(pattern.prompt, params, self._derive_seed(branch, first))
+            seed = self._derive_seed(branch, first)
+            work = partial(self._caller.gen, pattern.prompt, params, seed)
             done = self._done_alone
         else:
-            work, done = self._fill(branch, pattern), self._done_filling
+            work, done = partial(self._fill, branch, pattern), self._done_filling
         run = self._run(branch, first, work, lambda result: done(branch, pattern, result))
         branch.call = asyncio.create_task(run)
 
     async def _fill(self, branch: Branch, pattern: Pattern) -> Filling:
         for op in pattern.gens:
-            if not _is_plain(op.params):
+            if not is_plain(op.params):
                 raise InvalidProgram(
-                    "n, max_tokens, logprobs, stop_regex, deadline_s and constraints need a call "
-                    "of the gen's own; under num_api_spec_tokens only a gen that is the whole "
-                    "assistant message has one on this endpoint"
+                    "n, max_tokens, min_tokens, logprobs, stop_regex, stop_token_ids, deadline "
+                    "and constraints need a call of the gen's own; under num_api_spec_tokens only "
+                    "a gen that is the whole assistant message has one on this endpoint"
                 )
         if pattern.draft is not None:
             filled = matched(pattern.terms, pattern.draft.text)
             if filled is not None:
-                return Filling(filled, pattern.draft, _no_call())
+                return Filling(filled, pattern.draft, no_call())
         first, num = pattern.gens[0], self._num_spec_tokens or 0
         seed = self._derive_seed(branch, first)
         return await self._caller.fill(pattern.prompt, pattern.terms, first.params, seed, num)
@@ -408,9 +386,9 @@ class Session:
 
     def _done_filling(self, branch: Branch, pattern: Pattern, filling: Filling) -> None:
         is_whole = filling.draft.is_whole
-        metas = [filling.meta, *(_no_call() for _ in filling.filled[1:])]
+        metas = [filling.meta, *(no_call() for _ in filling.filled[1:])]
         found = zip(filling.filled, metas)
-        outcomes = [_outcome_of(filled, meta, is_whole=is_whole) for filled, meta in found]
+        outcomes = [outcome_of(filled, meta, is_whole=is_whole) for filled, meta in found]
         pattern.draft = filling.draft
         self._append_pattern(branch, pattern, outcomes)
 
@@ -420,7 +398,7 @@ class Session:
         begin = next(i for i, term in enumerate(pattern.terms) if isinstance(term, Slot))
         texts = [t if isinstance(t, str) else next(values).text for t in pattern.terms]
         pattern.terms, pattern.gens = list(texts), []
-        _transcript(branch).append_text("".join(texts[begin:]))
+        transcript_of(branch).append_text("".join(texts[begin:]))
         for op, outcome in tell:
             self._tell(branch, op, outcome)
 
@@ -451,9 +429,9 @@ class Session:
             if child.transcript is not None or child is branch:
                 raise InvalidProgram.of("children", number, "branches that were not forked before")
             child.path = (*branch.path, (op.seq, index))
-            child.transcript = _transcript(branch).copy()
+            child.transcript = transcript_of(branch).copy()
             child.fork_length = len(child.transcript.pieces)
-            child.draft = branch.draft
+            child.draft, child.last_reply_id = branch.draft, branch.last_reply_id
             self._ready.append(child)
 
     def _join(self, branch: Branch, op: ir.Join) -> bool:
@@ -494,7 +472,7 @@ class Session:
         return counted
 
     def _append_child(self, branch: Branch, child: Branch) -> str:
-        return _transcript(branch).append(_transcript(child).pieces[child.fork_length :])
+        return transcript_of(branch).append(transcript_of(child).pieces[child.fork_length :])
 
     def _wait_for(self, branch: Branch, key: tuple[int, int]) -> bool:
         self._waiters.setdefault(key, []).append(branch)
@@ -524,7 +502,7 @@ class Session:
         """End a branch that nobody reads: its call is closed, its log forgotten."""
         if branch.is_stopped or branch.error is not None:
             return
-        _abort(branch)
+        abort(branch)
         forks = [op for op in branch.log if isinstance(op, ir.Fork)]
         branch.is_stopped, branch.is_waiting = True, False
         branch.pattern = None
@@ -543,12 +521,15 @@ class Session:
         self._stop(branch, op, message, type(error).__name__ if known else "EngineError")
         self._fail_forks_of(branch.log, branch.error or "")
 
-    def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
+    def _stop(
+        self, branch: Branch, op: ir.Op, message: str, kind: str, *, seq: int | None = None
+    ) -> None:
+        """`seq`: from where on the branch has no values, if not from `op` on."""
         name = getattr(op, "name", "") or op.kind
         message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
-        self._emit(branch.number, op.seq, wire.FAILED, payload)
+        self._emit(branch.number, op.seq if seq is None else seq, wire.FAILED, payload)
         self._wake_all_of(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
@@ -559,7 +540,7 @@ class Session:
             for child in map(self._branch, fork.children):
                 if child.transcript is None and child.error is None:
                     message = f"the branch it forks from failed: {reason}"
-                    self._stop(child, fork, message, "ProgramError")
+                    self._stop(child, fork, message, "ProgramError", seq=0)
                     child.error = reason  # the cause, not a chain of consequences
                     forks += [op for op in child.log if isinstance(op, ir.Fork)]
 
@@ -583,66 +564,3 @@ class Session:
 
 
 _END = -1  # in a waiter's key: the branch's End, where else a seq stands
-_SHARED = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-           "repetition_penalty", "logit_bias", "seed", "min_tokens", "stop_token_ids",
-           "ignore_eos")  # fmt: skip
-
-
-def _sampling(op: ir.Gen) -> object:
-    """What gens must agree on to be read from one answer."""
-    return tuple(getattr(op.params, name) for name in _SHARED)
-
-
-def _is_plain(params: ir.GenParams) -> bool:
-    """Whether a value can be read from an answer that was not asked for it alone: one text that
-    ends at stop strings, or with the answer."""
-    is_single = params.n in (None, 1)
-    others = (params.max_tokens, params.constraint, params.logprobs, params.stop_regex)
-    return is_single and params.deadline_s is None and all(value is None for value in others)
-
-
-def _is_whole_message(branch: Branch, pattern: Pattern) -> bool:
-    """Whether the message is one gen and nothing else."""
-    is_only = len(pattern.gens) == len(pattern.terms) == 1
-    return is_only and bool(branch.log) and isinstance(branch.log[0], ir.RoleEnd)
-
-
-def _transcript(branch: Branch) -> Transcript:
-    assert branch.transcript is not None, "an op ran before its branch was forked"
-    return branch.transcript
-
-
-def _abort(branch: Branch) -> None:
-    call, branch.call = branch.call, None
-    if call is not None:
-        call.cancel()
-
-
-def _no_call() -> dict[str, Any]:
-    """Meta of a value that an earlier call's answer had."""
-    counts = ("prompt_tokens", "cached_tokens", "completion_tokens", "num_api_calls", "num_retries")
-    times = ("queue_s", "time_to_first_token_s", "latency_s")
-    return {"id": "", **dict.fromkeys(counts, 0), **dict.fromkeys(times, 0.0)}
-
-
-def _served(found: Filled, started: float) -> Outcome:
-    return _outcome_of(found, _no_call(), is_whole=True)
-
-
-def _outcome_of(found: Filled, meta: dict[str, Any], *, is_whole: bool) -> Outcome:
-    """`is_whole`: where no stop string ended it, the model did; else a limit on tokens."""
-    reason = "stop" if found.matched_stop is not None or is_whole else "length"
-    meta = {**meta, "finish_reason": reason}
-    if found.matched_stop is not None:
-        meta["matched_stop"] = found.matched_stop
-    return Outcome(found.text, found.text, meta)
-
-
-def _rejected(op: ir.Hint) -> dict[str, Any]:
-    outcome = {
-        "action_id": f"{op.branch}.{op.seq}",
-        "outcome": "rejected",
-        "reason": "an endpoint over HTTP has no KV that a program could act on",
-        "num_tokens": 0,
-    }
-    return {"value": outcome, "text": ""}

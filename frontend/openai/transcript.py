@@ -51,20 +51,20 @@ class Transcript:
         self._has_chat = has_chat
         self.pieces: list[Piece] = []
         self.open_role: str | None = None
-        self._is_chat = False
+        self.is_chat = False
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
         twin = Transcript(has_text=self._has_text, has_chat=self._has_chat)
         twin.pieces = self.pieces[:]
-        twin.open_role, twin._is_chat = self.open_role, self._is_chat
+        twin.open_role, twin.is_chat = self.open_role, self.is_chat
         return twin
 
     def append_text(self, text: str) -> None:
         """Raises InvalidProgram where the endpoint has no place for it."""
         if not text:
             return
-        if self.open_role is None and (self._is_chat or not self._has_text):
+        if self.open_role is None and (self.is_chat or not self._has_text):
             raise InvalidProgram(
                 f"text outside of a message ({text[:40]!r}) cannot be sent to a chat endpoint; "
                 "put it into user(...), or use a completions endpoint (is_chat_model=False)"
@@ -80,9 +80,9 @@ class Transcript:
             )
         if self.open_role is not None:
             raise InvalidProgram(f"{role} message begun inside a {self.open_role} message")
-        if self.pieces and not self._is_chat:
+        if self.pieces and not self.is_chat:
             raise InvalidProgram("text before the first message cannot be sent to a chat endpoint")
-        self._is_chat, self.open_role = True, role
+        self.is_chat, self.open_role = True, role
         return self._append(Piece("begin", role))
 
     def end_role(self) -> str:
@@ -105,7 +105,7 @@ class Transcript:
 
     def prompt(self) -> Prompt:
         """What a call goes on from. Raises InvalidProgram where none can."""
-        if not self._is_chat:
+        if not self.is_chat:
             if not self.pieces:
                 raise InvalidProgram(self._nothing_to_go_on_from())
             return Prompt(text="".join(piece.text for piece in self.pieces))

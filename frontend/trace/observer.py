@@ -60,7 +60,11 @@ def program_started(program: Program) -> None:
 
 
 def program_ended(program: Program) -> None:
-    """To be called once for every program that is watched, when it has ended."""
+    """To be called, perhaps more than once, when a program that is watched has ended."""
+    with _lock:
+        is_first, program.is_watched = program.is_watched, False
+    if not is_first:
+        return
     for observer in _observers:
         observer.program_ended(program)
 

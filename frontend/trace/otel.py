@@ -28,7 +28,8 @@ except ImportError as error:
     raise MissingDependency(package, "otel", "exporting spans") from error
 
 from .. import ir
-from .report import CallRecord, LaneRecord, PauseRecord, ProgramRecord, report_of
+from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
+from .report import report_of
 
 if TYPE_CHECKING:
     from ..program import Program

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .labels import short_source
-from .report import CallRecord, ProgramRecord, Report, Totals
+from .records import CallRecord, ProgramRecord
+from .report import Report, Totals
 
 ABSENT = "-"
 _LEFT = ("branch", "call", "at", "notes")  # columns that are text

@@ -14,36 +14,15 @@ from html import escape
 from pathlib import Path
 
 from .labels import short_source
-from .radix_outline import outline_of
-from .report import CallRecord, LaneRecord, PauseRecord, ProgramRecord, Report, Totals
-from .report_text import ABSENT, count, notes_of, seconds
+from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
+from .report import Report, Totals
+from .report_text import ABSENT, count, seconds
+from .timeline_prefixes import first_indices, percent_of, prefixes_of
+from .timeline_table import table_of
 
 ROW = 36  # pixels, as --row in the style sheet
 _ROOM = 1.02  # the axis goes on a little behind the end
 _CENTRE = 26  # of a lane's line, from the top of its row
-
-_COLUMNS = (
-    "program",
-    "branch",
-    "call",
-    "at",
-    "start",
-    "total",
-    "queue",
-    "prefill",
-    "decode",
-    "prompt",
-    "cached",
-    "host",
-    "disk",
-    "generated",
-    "forced",
-    "evicted",
-    "preempted",
-    "finish",
-    "notes",
-)
-_WORDS = ("program", "branch", "call", "at", "finish", "notes")
 
 
 def page_of(report: Report) -> str:
@@ -63,9 +42,9 @@ def page_of(report: Report) -> str:
         _where_time_went(report),
         '<div class="panes">',
         _timeline(report),
-        _prefixes(report),
+        prefixes_of(report),
         "</div>",
-        _table(report),
+        table_of(report),
         '<div id="tip" role="status" hidden></div>',
         f"<script>{script}</script></body></html>\n",
     ]
@@ -120,7 +99,9 @@ def _where_time_went(report: Report) -> str:
     parts["outside"] = max(0.0, program.duration_s - sum(parts.values()))
     whole = sum(parts.values())
     shown = {name: value for name, value in parts.items() if value > 0}
-    bar = "".join(f'<i class="{k}" style="width:{_at(v, whole)}"></i>' for k, v in shown.items())
+    bar = "".join(
+        f'<i class="{k}" style="width:{percent_of(v, whole)}"></i>' for k, v in shown.items()
+    )
     key = "".join(
         f'<li><i class="{name}"></i>{_MEANINGS[name]} <b>{value / whole:.0%}</b> '
         f"{seconds(value)}</li>"
@@ -166,8 +147,8 @@ class _Rows:
     num: int
 
     def place(self, row: int, start_s: float, end_s: float) -> str:
-        width = _at(max(0.0, end_s - start_s), self.total_s)
-        return f"top:{row * ROW}px;left:{_at(start_s, self.total_s)};width:{width}"
+        width = percent_of(max(0.0, end_s - start_s), self.total_s)
+        return f"top:{row * ROW}px;left:{percent_of(start_s, self.total_s)};width:{width}"
 
 
 def _rows(report: Report) -> _Rows:
@@ -195,7 +176,7 @@ def _timeline(report: Report) -> str:
             track.append(f'<div class="band program" style="top:{top}px"></div>')
         labels += [_label(lane) for lane in program.lanes]
         track += _lanes(index, program, rows)
-    first = _first_indices(report)
+    first = first_indices(report)
     for index, program in enumerate(report.programs):
         track += [_pause(index, pause, rows) for pause in program.pauses]
         ran = ((first[index] + i, call) for i, call in enumerate(program.calls))
@@ -235,9 +216,10 @@ def _lanes(index: int, program: ProgramRecord, rows: _Rows) -> Iterator[str]:
             continue
         above = rows.of_lane[index, lane.parent] * ROW + _CENTRE
         span = f"top:{above}px;height:{row * ROW + _CENTRE - above + 2}px"
-        yield f'<div class="link" style="{span};left:{_at(lane.start_s, rows.total_s)}"></div>'
+        left = percent_of(lane.start_s, rows.total_s)
+        yield f'<div class="link" style="{span};left:{left}"></div>'
         if lane.joins:
-            left = _at(lane.end_s, rows.total_s)
+            left = percent_of(lane.end_s, rows.total_s)
             yield f'<div class="link join" style="{span};left:{left}"></div>'
 
 
@@ -248,7 +230,7 @@ def _bar(number: int, call: CallRecord, rows: _Rows) -> str:
     split = _split(call)
     whole = sum(split.values()) or 1.0
     inside = "".join(
-        f'<i class="{name}" style="width:{_at(part, whole)}"></i>'
+        f'<i class="{name}" style="width:{percent_of(part, whole)}"></i>'
         for name, part in split.items()
         if part > 0.0005 * whole
     )
@@ -273,156 +255,11 @@ def _pause(index: int, pause: PauseRecord, rows: _Rows) -> str:
     )
 
 
-# --- who shared what ------------------------------------------------------------------------------
-
-
-def _prefixes(report: Report) -> str:
-    largest = max((_num_tokens(call) for call in report.calls), default=0) or 1
-    first = _first_indices(report)
-    trees = []
-    for index, program in enumerate(report.programs):
-        if len(report.programs) > 1:
-            trees.append(f"<h3>#{index} {escape(program.name)}</h3>")
-        trees.append(_prefix_tree(program, first[index], largest))
-    key = "".join(f'<li><i class="{name}"></i>{text}</li>' for name, text in _TOKENS.items())
-    radix = "" if report.tree is None else outline_of(report.tree)
-    return (
-        '<section aria-label="prefixes"><h2>What each call reused</h2>'
-        f'<div class="tree">{"".join(trees)}</div><ul class="key">{key}</ul>{radix}</section>'
-    )
-
-
-_TOKENS = {
-    "cached": "cached",
-    "host": "from host",
-    "disk": "from disk",
-    "computed": "computed",
-    "made": "generated",
-}
-
-
-def _prefix_tree(program: ProgramRecord, first: int, largest: int) -> str:
-    """Calls below the call that they go on from; a chain without branching is not indented."""
-    following: dict[int | None, list[int]] = {}
-    for index, call in enumerate(program.calls):
-        following.setdefault(call.follows, []).append(index)
-    parts: list[str] = []
-    todo: list[int | str] = ["</ul>", *reversed(following.get(None, [])), "<ul>"]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            parts.append(item)
-            continue
-        parts.append(f"<li>{_node(program.calls[item], first + item, largest)}</li>")
-        below = following.get(item, [])
-        if len(below) == 1:
-            todo.append(below[0])
-        elif below:
-            todo += ["</ul></li>", *reversed(below), "<li><ul>"]
-    return "".join(parts)
-
-
-def _node(call: CallRecord, number: int, largest: int) -> str:
-    prompt, cached = call.prompt_tokens or 0, call.cached_tokens or 0
-    host, disk = call.host_tokens or 0, call.disk_tokens or 0
-    tokens = {
-        "cached": max(0, cached - host - disk),
-        "host": host,
-        "disk": disk,
-        "computed": max(0, prompt - cached),
-        "made": call.generated_tokens or 0,
-    }
-    whole = _num_tokens(call) or 1
-    bar = "".join(
-        f'<i class="{name}" style="width:{_at(num, whole)}"></i>'
-        for name, num in tokens.items()
-        if num
-    )
-    share = f"{count(call.cached_tokens)} of {count(call.prompt_tokens)}"
-    name, path = escape(call.name or call.kind), escape(call.path)
-    return (
-        f'<a class="node" href="#c{number}" aria-label="{name} on {path}: {share} cached">{name} '
-        f"<code>{path}</code><small>{share}</small>"
-        f'<em style="width:{_at(whole, largest)}">{bar}</em></a>'
-    )
-
-
-def _num_tokens(call: CallRecord) -> int:
-    return (call.prompt_tokens or 0) + (call.generated_tokens or 0)
-
-
-# --- all numbers ----------------------------------------------------------------------------------
-
-
-def _table(report: Report) -> str:
-    """A row a call; columns of which nothing is known are left out."""
-    rows = [_values(call) for call in report.calls]
-    columns = [
-        (name, [row[index] for row in rows])
-        for index, name in enumerate(_COLUMNS)
-        if name in _WORDS or any(row[index] != ABSENT for row in rows)
-    ]
-    head = "".join(f"<th{_word(name)}>{name}</th>" for name, _ in columns)
-    body = "\n".join(
-        f'<tr id="c{number}">'
-        + "".join(f"<td{_word(name)}>{escape(values[number])}</td>" for name, values in columns)
-        + "</tr>"
-        for number in range(len(rows))
-    )
-    return (
-        '<section aria-label="all calls"><h2>All calls</h2><div class="wide"><table id="calls">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
-    )
-
-
-def _values(call: CallRecord) -> tuple[str, ...]:
-    """Of the columns, in their order."""
-    evicted = ", ".join(f"{owner}: {num:,}" for owner, num in call.evicted.items())
-    return (
-        f"#{call.program}",
-        call.path,
-        call.name or call.kind,
-        short_source(call.source),
-        seconds(call.start_s),
-        seconds(None if call.start_s is None else call.duration_s),
-        seconds(call.queue_s),
-        seconds(call.prefill_s),
-        seconds(call.decode_s),
-        count(call.prompt_tokens),
-        count(call.cached_tokens),
-        count(call.host_tokens),
-        count(call.disk_tokens),
-        count(call.generated_tokens),
-        count(call.forced_tokens),
-        evicted or ABSENT,
-        count(call.preemptions),
-        call.finish_reason or ABSENT,
-        notes_of(call),
-    )
-
-
-def _word(column: str) -> str:
-    return ' class="word"' if column in _WORDS else ""
-
-
 # --- small things ---------------------------------------------------------------------------------
-
-
-def _first_indices(report: Report) -> list[int]:
-    """The number of each program's first call among all calls."""
-    firsts, total = [], 0
-    for program in report.programs:
-        firsts.append(total)
-        total += len(program.calls)
-    return firsts
 
 
 def _index(report: Report, program: ProgramRecord) -> int:
     return next(i for i, known in enumerate(report.programs) if known is program)
-
-
-def _at(value: float, whole: float) -> str:
-    return f"{min(100.0, 100.0 * value / whole):.4g}%"
 
 
 def _percent(share: float | None) -> str:

@@ -21,7 +21,9 @@ from ...constrained.matcher import Mask
 from ...errors import InvalidRequest
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ..memory.device_pool import DeviceKVPool
+from ..memory.host_pool import HostKVPool
 from ..memory.sizing import num_pages_for
+from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
@@ -68,6 +70,7 @@ class ModelRunner:
         max_total_tokens: int | None = None,
         mem_fraction: float | None = None,
         page_size: int = 1,
+        num_host_pages: int = 0,
         max_running_requests: int = 64,
         max_model_len: int | None = None,
         kernels: KernelMode | Kernels = "auto",
@@ -109,6 +112,8 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
         )
+        self.host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
+        self._transfer = KVTransfer(self.pool, self.host_pool)
         self._inputs = InputBuilder(
             self.kernels,
             self.pool.layers,
@@ -128,10 +133,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's tokens, store their KV, and sample and score where rows ask for it.
+        """Make the plan's copies between tiers, then compute its tokens, store their KV, and sample
+        and score where rows ask for it.
 
         A row whose logits are not finite gets `error`; the others are not affected.
         """
+        started = time.perf_counter()
+        payloads = self._transfer.run(plan.transfers)
+        transfer_s = time.perf_counter() - started if plan.transfers else None
+        if not plan.rows:
+            return StepResult(plan.step_id, (), None, transfer_s, payloads)
         started = time.perf_counter()
         batch, layout = self._inputs.build(plan, self._previous_tokens)
         wanted = wanted_logits(plan, layout)
@@ -143,7 +154,8 @@ class ModelRunner:
         if wanted.scored_tokens is not None:
             self._score(plan, wanted, wanted.scored_tokens, hidden, results)
         self._previous_tokens = previous
-        return StepResult(plan.step_id, tuple(results), time.perf_counter() - started)
+        duration_s = time.perf_counter() - started
+        return StepResult(plan.step_id, tuple(results), duration_s, transfer_s, payloads)
 
     def warm_up(self) -> None:
         """Run a short prompt and two decode steps, so that the first request pays no set-up.

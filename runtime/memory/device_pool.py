@@ -37,7 +37,7 @@ class DeviceKVPool:
         self.page_size = page_size
         shape = (2, config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.layers: tuple[Tensor, ...] = tuple(
-            _zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)
+            zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)
         )
 
     @property
@@ -46,7 +46,7 @@ class DeviceKVPool:
         return sum(layer.nbytes for layer in self.layers)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros are finite, and on a CPU cost no memory and no time until a page is written: numpy asks
     for fresh mappings where torch.zeros writes them (770 MB took 0.05 s in place of 4 s)."""
     if device.type != "cpu":

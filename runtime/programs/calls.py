@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ...frontend import ir
 from ...frontend.choices import ChoiceScore, decide
 from ..detokenizer import Detokenizer, StopHit
-from ..request import FinishReason, Request
+from ..request import FinishReason, Request, Scoring
 from ..sampling_params import SamplingParams
 from ..step import RowResult
 from ..tokenizer import Tokenizer
@@ -65,14 +65,19 @@ class GenCall:
         *,
         is_streaming: bool,
         validate: Validate | None = None,
+        prompt_scores: PromptScores | None = None,
     ) -> None:
-        """`validate`: for outputs of which a grammar holds only a part."""
+        """`validate`: for outputs of which a grammar holds only a part. `prompt_scores`: reported
+        together with the output."""
         self._report = report
         self._is_streaming = is_streaming
         self._validate = validate
+        self._prompt_scores = prompt_scores
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._detokenizer = Detokenizer(tokenizer, sampling.stop, min_tokens=sampling.min_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, sampling.stop, sampling.stop_regex, min_tokens=sampling.min_tokens
+        )
         self._hit: StopHit | None = None
         self._logprobs: list[dict[str, Any]] = []
         self._is_aborted = False
@@ -82,6 +87,8 @@ class GenCall:
         self._is_aborted = True
         if self.request is not None:
             queue.abort(self.request)
+        if self._prompt_scores is not None:
+            self._prompt_scores.abort(queue)
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         assert result.token_id is not None
@@ -112,14 +119,30 @@ class GenCall:
         payload = self._payload(request, ids)
         schema = None if request.grammar is None else request.grammar.schema
         if schema is None or self._validate is None:
-            return self._report.finished(ids, tail, payload)
+            return self._finish(ids, tail, payload)
 
         def finish(errors: tuple[str, ...]) -> None:
             payload["meta"]["warnings"] += errors
             if not self._is_aborted:
-                self._report.finished(ids, tail, payload)
+                self._finish(ids, tail, payload)
 
         self._validate(schema, payload["text"], finish)
+
+    def _finish(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
+        """Report, once the prompt's scores are there too."""
+        scores = self._prompt_scores
+        if scores is None:
+            return self._report.finished(ids, tail, payload)
+
+        def finish(error: str | None) -> None:
+            if self._is_aborted:
+                return
+            if error is not None:
+                return self._report.failed(error, "EngineError")
+            payload["meta"]["prompt_logprobs"] = scores.rows(self._tokenizer)
+            self._report.finished(ids, tail, payload)
+
+        scores.when_done(finish)
 
     def _send_delta(self, *, is_final: bool) -> None:
         delta = self._detokenizer.take_delta(is_final=is_final)
@@ -156,27 +179,11 @@ class SamplesCall:
     """Several samples of one prompt: a `GenCall` each. The value is the list of their texts; what
     the branch goes on with, and streams, is the first one."""
 
-    def __init__(
-        self,
-        report: Report,
-        samplings: Sequence[SamplingParams],
-        tokenizer: Tokenizer,
-        *,
-        is_streaming: bool,
-        validate: Validate | None = None,
-    ) -> None:
+    def __init__(self, report: Report, samples: Sequence[Callable[[Report], GenCall]]) -> None:
+        """`samples`: each makes its call, given whom to report to."""
         self._report = report
         self._endings: dict[int, _Ending] = {}
-        self.samples = [
-            GenCall(
-                _SampleReport(self, index),
-                sampling,
-                tokenizer,
-                is_streaming=is_streaming and index == 0,
-                validate=validate,
-            )
-            for index, sampling in enumerate(samplings)
-        ]
+        self.samples = [make(_SampleReport(self, i)) for i, make in enumerate(samples)]
 
     def abort(self, queue: RequestQueue) -> None:
         for sample in self.samples:
@@ -227,6 +234,53 @@ class _SampleReport:
 
     def failed(self, message: str, kind: str) -> None:
         self.call.failed_one(message, kind)
+
+
+class PromptScores:
+    """Log probabilities of a prompt's own tokens from position `start` on, asked for beside a gen.
+
+    Its request is the one that scores; matching stops before its first target, so that a cached
+    prefix takes nothing away. Position 0 has no log probability: nothing comes before it.
+    """
+
+    def __init__(self, prompt: array[int], start: int) -> None:
+        """`start` in [0, len(prompt)]."""
+        first = max(start, 1)
+        self.prompt = prompt[: max(first, len(prompt) - 1)]
+        self.scoring = Scoring(first - 1, tuple(prompt[first:]))
+        self.request: Request | None = None
+        self._unscored = prompt[start:first]
+        self._on_done: Callable[[str | None], None] | None = None
+
+    def when_done(self, on_done: Callable[[str | None], None]) -> None:
+        """Call `on_done` with what went wrong, or None, now or once the request has ended."""
+        self._on_done = on_done
+        if self.request is not None and self.request.is_finished:
+            self.on_finish(self.request)
+
+    def rows(self, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+        """One for each token."""
+        assert self.request is not None
+        ids = [*self._unscored, *self.scoring.targets]
+        logprobs = [*(None for _ in self._unscored), *self.request.scores]
+        return [
+            {"token_id": token_id, "token": tokenizer.token_text(token_id), "logprob": logprob}
+            for token_id, logprob in zip(ids, logprobs, strict=True)
+        ]
+
+    def abort(self, queue: RequestQueue) -> None:
+        """End its request; nothing more is reported."""
+        self._on_done = None
+        if self.request is not None:
+            queue.abort(self.request)
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        raise AssertionError("nothing is sampled to score a prompt")
+
+    def on_finish(self, request: Request) -> None:
+        if self._on_done is not None:
+            is_fine = request.finish_reason is FinishReason.STOP
+            self._on_done(None if is_fine else request.error or "the call was aborted")
 
 
 class SelectCall:
@@ -288,6 +342,7 @@ class SelectCall:
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
@@ -295,16 +350,29 @@ class SelectCall:
 
 
 def meta_of(request: Request) -> dict[str, Any]:
-    """Counts, times in seconds and the finish reason of a finished request."""
+    """Counts, times in seconds (`start_s`: since its program began) and the finish reason of a
+    finished request; `evicted` where it displaced anything."""
     assert request.finish_reason is not None and request.finished_s is not None
+    admitted = request.admitted_s or request.finished_s
     first = request.first_token_s or request.finished_s
-    return {
+    began = request.created_s if request.program is None else request.program.created_s
+    meta = {
         "id": request.id,
         "prompt_tokens": request.num_prompt_tokens,
         "cached_tokens": request.num_cached_tokens,
+        "host_tokens": request.num_host_tokens,
+        "disk_tokens": request.num_disk_tokens,
         "completion_tokens": request.num_output_tokens,
-        "queue_s": (request.admitted_s or request.finished_s) - request.created_s,
+        "forced_tokens": request.num_forced_tokens,
+        "preemptions": request.num_preemptions,
+        "start_s": request.created_s - began,
+        "queue_s": admitted - request.created_s,
+        "prefill_s": first - admitted,
+        "decode_s": request.finished_s - first,
         "time_to_first_token_s": first - request.created_s,
         "latency_s": request.finished_s - request.created_s,
         "finish_reason": request.finish_reason.value,
     }
+    if request.evicted:
+        meta["evicted"] = dict(request.evicted)
+    return meta

@@ -7,21 +7,22 @@ blocks: `advance` is called again when ops arrive or requests finish. One planne
 
 from __future__ import annotations
 
-import hashlib
+import itertools
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ...constrained.spec import GrammarSpec
-from ...errors import InvalidProgram, InvalidRequest, StemmaError
+from ...errors import InvalidProgram, StemmaError
 from ...frontend import ir, wire
-from ...frontend.constraint import Constraint
-from ..request import MAX_PRIORITY, Request, Scoring
-from ..sampling_params import SamplingParams, seed_of_sample
-from ..schedule.grammar import PendingGrammar
-from .calls import Call, GenCall, SamplesCall, SelectCall
+from ..schedule.hint_outcome import HintOutcome
+from ..schedule.program_record import ProgramRecord
+from .branch import Branch, Value
+from .call_factory import CallFactory
+from .hints import Action, StatedLeases, outcome_payload
+from .keeping import PrefixKeeper
 from .transcript import Marked, Transcript
 from .world import World
 
@@ -30,40 +31,11 @@ Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
 MAX_ERROR_CHARS = 4096  # joins of failed joins quote each other
 
 
-@dataclass(slots=True, eq=False)
-class _Value:
-    """What an op appended, for `Var`."""
-
-    ids: array[int]
-    text: str
-
-
-@dataclass(slots=True, eq=False)
-class Branch:
-    """One branch: its log from the current op on, and its transcript once it has begun."""
-
-    number: int
-    path: tuple[tuple[int, int], ...] = ()  # (seq of the fork, index) from the root down
-    log: deque[ir.Op] = field(default_factory=deque)
-    num_received: int = 0
-    transcript: Transcript | None = None  # None: not forked yet
-    fork_length: int = 0  # len(ids) when it began
-    pending_text: list[ir.Text] = field(default_factory=list)
-    call: Call | None = None
-    is_waiting: bool = False
-    is_ended: bool = False
-    error: str | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is left to do with what has arrived."""
-        return self.error is not None or not self.log
-
-
 class ProgramSession:
     """One program of one client.
 
     Lifetime: from its first ops to `DONE`, or until cancelled. `emit` hands events to the client.
+    What it will need of the KV cache is `PrefixKeeper`'s business.
     """
 
     def __init__(
@@ -75,22 +47,31 @@ class ProgramSession:
         seed: int,
         instance: int,
         is_streaming: bool,
-        client: Hashable = "",
+        tenant: Hashable = "",
+        label: str = "",
         tools: tuple[Any, ...] = (),
+        stated: StatedLeases | None = None,
+        response_id: str | None = None,
     ) -> None:
-        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tools` is
-        what a chat template is told of."""
+        """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
+        whose share of the engine it uses; `label`: how reports call it; `tools` is what a chat
+        template is told of; `stated`: what the client's hints keep (None: hints are rejected);
+        `response_id`: under this name hints may mean its first gen with its prompt."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
-        self._seed = seed
-        self._instance = instance
-        self._is_streaming = is_streaming
-        self._client = client
+        self._stated = stated
+        self._response_id = response_id
+        self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
+        self._factory = CallFactory(world, self.record, seed, instance, is_streaming)
+        self._keeper = None if world.kv is None else PrefixKeeper(world.kv, world.habits, tenant)
         self._branches: dict[int, Branch] = {}
-        self._values: dict[tuple[int, int], _Value] = {}
+        self._values: dict[tuple[int, int], Value] = {}
         self._waiters: dict[tuple[int, int], list[Branch]] = {}  # (branch, seq or _END)
+        self._pauses: dict[Branch, ir.Pause] = {}
+        self._dropped: dict[Branch, None] = {}  # nobody reads them, but something may need them
         self._ready: deque[Branch] = deque()
+        self._end_numbers = itertools.count()
         self._has_ended = False
         self.is_done = False
         root = self._branch(0)
@@ -106,10 +87,30 @@ class ProgramSession:
                 raise InvalidProgram.of("seq", op.seq, f"{branch.num_received} on {op.branch}")
             branch.num_received += 1
             branch.log.append(op)
+            self._note_needs(branch, op)
+            if self._keeper is not None:
+                self._keeper.note_op(branch)
             if branch.error is not None:
                 self._fail_forks_of([op], branch.error)
+            if isinstance(op, ir.Drop):
+                self._dropped[branch] = None
+                self._stop_dropped()
             self._ready.append(branch)
         self._has_ended = self._has_ended or end
+
+    def _note_needs(self, branch: Branch, op: ir.Op) -> None:
+        """Who will need whom."""
+        match op:
+            case ir.Gen() | ir.Select():
+                branch.num_calls += 1
+            case ir.Var():
+                self._branch(op.of_branch).num_wanted += 1
+            case ir.Fork():
+                branch.unforked += [self._branch(number) for number in op.children]
+            case ir.Join():
+                for child in map(self._branch, op.children):
+                    child.num_wanted += 1
+                    child.joined_by = branch
 
     def reject(self, error: Exception) -> None:
         """End the whole program: it cannot go on."""
@@ -120,12 +121,14 @@ class ProgramSession:
 
     def cancel(self) -> None:
         """Stop all calls; no more events."""
-        self.is_done = True
+        self.is_done = self.record.is_cancelled = True
         self._ready.clear()
         for branch in self._branches.values():
             call, branch.call = branch.call, None
             if call is not None:
                 call.abort(self._world.queue)
+        if self._keeper is not None:
+            self._keeper.end_all()
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -133,12 +136,18 @@ class ProgramSession:
         """Carry out all that can be; emits DONE when the program has ended and nothing is left."""
         while not self.is_done:
             while self._ready:
-                self._advance_branch(self._ready.popleft())
+                branch = self._ready.popleft()
+                self._advance_branch(branch)
+                if self._keeper is not None and not self.is_done:
+                    pause = self._pauses.get(branch)
+                    self._keeper.settle(branch, pause, is_last=self._has_ended)
             if not self._has_ended or any(b.call is not None for b in self._branches.values()):
                 return
             if self._fail_stuck():
                 continue
             self.is_done = True
+            if self._keeper is not None:
+                self._keeper.end_all()
             self._emit(0, 0, wire.DONE, None)
 
     def _advance_branch(self, branch: Branch) -> None:
@@ -152,7 +161,10 @@ class ProgramSession:
             except StemmaError as error:
                 self._fail(branch, op, str(error), type(error).__name__)
                 return
-            branch.log.popleft()
+            if branch.log:  # a branch that was stopped meanwhile has none
+                branch.log.popleft()
+            if self._dropped:
+                self._stop_dropped()
 
     def _carry_out(self, branch: Branch, op: ir.Op) -> bool:
         """Do one op; False when it has to wait (it stays at the head of the log)."""
@@ -160,29 +172,37 @@ class ProgramSession:
             raise InvalidProgram(f"an op follows the End of branch {branch.number}")
         if isinstance(op, ir.Text):
             branch.pending_text.append(op)
+            self._pauses.pop(branch, None)
             return True
+        if isinstance(op, ir.Pause):
+            self._pauses[branch] = op
+            return True
+        self._pauses.pop(branch, None)
         self._flush_text(branch)
         match op:
             case ir.Tokens():
                 self._mark(branch, op, self._append_tokens(branch, op))
             case ir.Gen():
-                self._start_gen(branch, op)
+                branch.call = self._factory.gen(branch, op, _BranchReport(self, branch))
                 return False
             case ir.Select():
-                self._start_select(branch, op)
+                branch.call = self._factory.select(branch, op, _BranchReport(self, branch))
                 return False
             case ir.Var():
                 return self._append_var(branch, op)
             case ir.RoleBegin():
-                self._mark(branch, op, _transcript(branch).begin_role(op.role))
+                self._mark(branch, op, branch.begun.begin_role(op.role))
             case ir.RoleEnd():
-                self._mark(branch, op, _transcript(branch).end_role())
+                self._mark(branch, op, branch.begun.end_role())
             case ir.Fork():
                 self._fork(branch, op)
             case ir.Join():
                 return self._join(branch, op)
-            case ir.End():
-                branch.is_ended = True
+            case ir.Hint():
+                outcome = self._hinted(branch, op)
+                self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
+            case ir.End() | ir.Drop():
+                branch.end_number = next(self._end_numbers)
                 self._wake((branch.number, _END))
         return True
 
@@ -193,7 +213,7 @@ class ProgramSession:
         text = "".join(op.text for op in branch.pending_text)
         is_replay = all(op.is_replay for op in branch.pending_text)
         branch.pending_text.clear()
-        transcript = _transcript(branch)
+        transcript = branch.begun
         known = self._world.replays.find(transcript.ids, text) if is_replay else None
         if known is not None:
             transcript.append_ids(known, text)
@@ -205,8 +225,16 @@ class ProgramSession:
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
         text = self._world.tokenizer.decode(op.token_ids)
-        _transcript(branch).append_ids(op.token_ids, text, has_bos=True)
+        branch.begun.append_ids(op.token_ids, text, has_bos=True)
         return Marked(text)
+
+    def _hinted(self, branch: Branch, op: ir.Hint) -> dict[str, Any]:
+        if self._stated is None:
+            outcome = HintOutcome("rejected", 0, "this runtime keeps no leases")
+        else:
+            action = Action(op.action, op.ttl_ms, op.priority, op.tier)
+            outcome = self._stated.carry_out(action, branch.begun.ids)
+        return outcome_payload(f"{branch.number}.{op.seq}", outcome)
 
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}
@@ -214,126 +242,14 @@ class ProgramSession:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _start_gen(self, branch: Branch, op: ir.Gen) -> None:
-        world, report = self._world, _BranchReport(self, branch)
-        samplings = self._samplings(branch, op)
-        jump_forward = self._jump_forward(op.params)
-        prompt = self._prompt(branch)
-        grammar = self._grammar(op.params.constraint)
-        options: dict[str, Any] = {"is_streaming": self._is_streaming}
-        options["validate"] = None if world.grammars is None else world.grammars.validate
-        call: GenCall | SamplesCall
-        if len(samplings) == 1:
-            call = GenCall(report, samplings[0], world.tokenizer, **options)
-            samples = [call]
-        else:
-            call = SamplesCall(report, samplings, world.tokenizer, **options)
-            samples = call.samples
-        for sample, sampling in zip(samples, samplings, strict=True):
-            sample.request = Request(
-                id=world.next_request_id(),
-                prompt=prompt,
-                sampling=sampling,
-                listener=sample,
-                client=self._client,
-                priority=_priority(op.params),
-                stop_ids=world.defaults.stop_ids(sampling),
-                grammar=grammar,
-                jump_forward=jump_forward,
-            )
-        self._submit(call, [sample.request for sample in samples if sample.request])
-        branch.call = call
-
-    def _grammar(self, constraint: Constraint | None) -> PendingGrammar | None:
-        if constraint is None:
-            return None
-        if self._world.grammars is None:
-            raise InvalidRequest(f"{constraint.kind}: this runtime has no grammars", "constraint")
-        return self._world.grammars.ask(
-            GrammarSpec(
-                constraint.kind,
-                constraint.source,
-                constraint.whitespace,
-                constraint.property_order,
-                constraint.is_lenient,
-                constraint.formats,
-            )
-        )
-
-    def _jump_forward(self, params: ir.GenParams) -> bool:
-        """Off where each token's log probability is asked for: a forced one has none."""
-        wanted = self._world.jump_forward if params.jump_forward is None else params.jump_forward
-        if not isinstance(wanted, bool):
-            raise InvalidRequest.of("jump_forward", wanted, "true or false")
-        return wanted and params.logprobs is None
-
-    def _samplings(self, branch: Branch, op: ir.Gen) -> list[SamplingParams]:
-        """Of each sample. Raises InvalidRequest naming the field at fault."""
-        given, vocab_size = op.params, self._world.vocab_size
-        num_samples = 1 if given.n is None else given.n
-        is_int = isinstance(num_samples, int) and not isinstance(num_samples, bool)
-        if not is_int or not 1 <= num_samples <= ir.MAX_SAMPLES:
-            raise InvalidRequest.of("n", num_samples, f"an integer in [1, {ir.MAX_SAMPLES}]")
-        first = self._world.defaults.sampling(given, self._derive_seed(branch, op))
-        largest = max((token_id for token_id, _ in first.logit_bias), default=0)
-        if largest >= vocab_size:
-            allowed = f"token ids in [0, {vocab_size - 1}]"
-            raise InvalidRequest.of("logit_bias", largest, allowed)
-        return [replace(first, seed=seed_of_sample(first.seed, i)) for i in range(num_samples)]
-
-    def _submit(self, call: Call, requests: list[Request]) -> None:
-        """Queue a call's requests, all or none."""
-        try:
-            for request in requests:
-                self._world.queue.submit(request)
-        except StemmaError:
-            call.abort(self._world.queue)
-            raise
-
-    def _start_select(self, branch: Branch, op: ir.Select) -> None:
-        world = self._world
-        prompt = self._prompt(branch)
-        choice_ids = [world.tokenizer.encode(choice) for choice in op.choices]
-        if not all(choice_ids):
-            silent = op.choices[choice_ids.index([])]
-            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
-        call = SelectCall(_BranchReport(self, branch), op, choice_ids)
-        for context, targets in call.wanted_scores(prompt, self._empty_context()):
-            request = Request(
-                id=world.next_request_id(),
-                prompt=context + array("i", targets[:-1]),
-                sampling=SamplingParams(),
-                listener=call,
-                scoring=Scoring(len(context) - 1, tuple(targets)),
-            )
-            call.requests.append(request)
-        self._submit(call, call.requests)
-        branch.call = call
-
-    def _prompt(self, branch: Branch) -> array[int]:
-        transcript = _transcript(branch)
-        if not transcript.ids:
-            transcript.append_ids((), "")  # BOS, where the model has one
-        if not transcript.ids:
-            raise InvalidProgram("nothing to generate from: the prompt is empty")
-        return transcript.ids[:]
-
-    def _empty_context(self) -> array[int]:
-        tokenizer, eos = self._world.tokenizer, self._world.defaults.eos_token_ids
-        return array("i", tokenizer.bos_ids[:1] or eos[:1] or [0])
-
-    def _derive_seed(self, branch: Branch, op: ir.Op) -> int:
-        """hash(program seed, instance, branch path, op): forks differ, repeated runs do not."""
-        key = repr((self._seed, self._instance, branch.path, op.seq)).encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
-
     def finish_call(
         self, branch: Branch, ids: array[int], tail: str, payload: dict[str, Any]
     ) -> None:
         """A call has ended well: append its ids (and text that survived a stop string)."""
         op = branch.log.popleft()
         branch.call = None
-        transcript = _transcript(branch)
+        branch.num_calls -= 1
+        transcript = branch.begun
         text: str = payload["text"]
         before = transcript.ids[:] if transcript.open_role == "assistant" else None
         start = len(transcript.ids)
@@ -343,7 +259,12 @@ class ProgramSession:
         if tail:
             transcript.append_text(tail)
         self._set_value(branch, op, transcript.ids[start:], text)
+        if self._response_id is not None:
+            self._world.responses.remember(self._response_id, transcript.ids[:])
+            self._response_id = None
         self._emit(branch.number, op.seq, wire.VALUE, payload)
+        if self._keeper is not None:
+            self._keeper.note_call_done(branch)
         self._ready.append(branch)
         self._on_ready(self)
 
@@ -369,46 +290,86 @@ class ProgramSession:
             if source is not None and source.error is not None:
                 raise InvalidProgram(f"the value it appends was never made: {source.error}")
             return self._wait_for(branch, key)
-        _transcript(branch).append_ids(value.ids, value.text)
+        self._branch(op.of_branch).num_wanted -= 1
+        branch.begun.append_ids(value.ids, value.text)
         self._set_value(branch, op, value.ids, value.text)
         payload = {"value": value.text, "text": value.text}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
         return True
 
     def _set_value(self, branch: Branch, op: ir.Op, ids: array[int], text: str) -> None:
-        self._values[branch.number, op.seq] = _Value(ids, text)
+        self._values[branch.number, op.seq] = Value(ids, text)
         self._wake((branch.number, op.seq))
 
     def _fork(self, branch: Branch, op: ir.Fork) -> None:
-        for index, number in enumerate(op.children):
-            child = self._branch(number)
+        children = [self._branch(number) for number in op.children]
+        for index, child in enumerate(children):
             if child.transcript is not None or child is branch:
-                raise InvalidProgram.of("children", number, "branches that were not forked before")
+                allowed = "branches that were not forked before"
+                raise InvalidProgram.of("children", child.number, allowed)
             child.path = (*branch.path, (op.seq, index))
-            child.transcript = _transcript(branch).copy()
+            child.transcript = branch.begun.copy()
             child.fork_length = len(child.transcript.ids)
             self._ready.append(child)
+        del branch.unforked[: len(children)]
+        if self._keeper is not None:
+            self._keeper.note_fork(branch, children)
 
     def _join(self, branch: Branch, op: ir.Join) -> bool:
         children = [self._branch(number) for number in op.children]
+        if op.num_needed is not None:
+            winners = self._first_to_end(branch, children, op.num_needed)
+            if winners is None:
+                return False
+        else:
+            for child in children:
+                if child.error is not None:
+                    raise InvalidProgram(f"a joined branch failed: {child.error}")
+            for child in children:
+                if not child.is_ended:
+                    return self._wait_for(branch, (child.number, _END))
+            winners = [*range(len(children))]
         for child in children:
-            if child.error is not None:
-                raise InvalidProgram(f"a joined branch failed: {child.error}")
-        for child in children:
-            if not child.is_ended:
-                return self._wait_for(branch, (child.number, _END))
+            child.num_wanted -= 1
         text = ""
         if op.mode == "concate_and_append":
-            text = self._append_children(branch, children)
-        self._emit(branch.number, op.seq, wire.VALUE, {"value": None, "text": text})
+            text = self._append_children(branch, [children[index] for index in winners])
+        value = None if op.num_needed is None else winners
+        self._emit(branch.number, op.seq, wire.VALUE, {"value": value, "text": text})
         return True
+
+    def _first_to_end(
+        self, branch: Branch, children: list[Branch], num_needed: int
+    ) -> list[int] | None:
+        """Indices of the first `num_needed` children that ended well; the others are stopped. None
+        while it has to wait."""
+        failed = [child for child in children if child.error is not None]
+        if len(children) - len(failed) < num_needed:
+            what = f"{num_needed} of {len(children)} branches are needed"
+            reason = f", {len(failed)} failed: {failed[0].error}" if failed else ""
+            raise InvalidProgram(what + reason)
+        ended = [i for i, child in enumerate(children) if child.is_ended and child.error is None]
+        if len(ended) < num_needed:
+            if not branch.is_registered:
+                branch.is_registered = True
+                for child in children:
+                    self._wait_for(branch, (child.number, _END))
+            branch.is_waiting = True
+            return None
+        branch.is_registered = False
+        ended.sort(key=lambda index: children[index].end_number or 0)
+        winners = sorted(ended[:num_needed])
+        for index, child in enumerate(children):
+            if index not in winners:
+                self._halt_tree(child, "the join had enough branches")
+        return winners
 
     def _append_children(self, branch: Branch, children: list[Branch]) -> str:
         whole = ""
         for child in children:
-            ids = _transcript(child).ids[child.fork_length :]
+            ids = child.begun.ids[child.fork_length :]
             text = self._world.tokenizer.decode(ids, skip_special=False)
-            _transcript(branch).append_ids(ids, text)
+            branch.begun.append_ids(ids, text)
             whole += text
         return whole
 
@@ -424,6 +385,33 @@ class ProgramSession:
 
     # --- failure ----------------------------------------------------------------------------------
 
+    def _halt_tree(self, branch: Branch, reason: str) -> None:
+        """Stop a branch and those forked from it: nobody waits for what they make."""
+        depth = len(branch.path)
+        for child in [b for b in self._branches.values() if b.path[:depth] == branch.path]:
+            self._halt(child, reason)
+
+    def _halt(self, branch: Branch, reason: str) -> None:
+        if branch.is_ended or branch.error is not None:
+            return
+        call, branch.call = branch.call, None
+        if call is not None:
+            call.abort(self._world.queue)
+        last = ir.End(branch.number, branch.num_received, None)
+        self._stop(branch, branch.log[0] if branch.log else last, reason, STOPPED)
+        for child in branch.unforked:
+            self._halt(child, reason)
+        branch.log.clear()
+
+    def _stop_dropped(self) -> None:
+        """Stop the branches that nobody reads and that nothing else needs."""
+        for branch in list(self._dropped):
+            if branch.is_ended or branch.error is not None:
+                del self._dropped[branch]
+            elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
+                del self._dropped[branch]
+                self._halt(branch, "nobody reads this branch any more")
+
     def _fail(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         """Stop a branch at `op`, and with it what can only follow from it."""
         if branch.error is not None:
@@ -432,6 +420,8 @@ class ProgramSession:
         self._fail_forks_of(branch.log, branch.error or "")
 
     def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
+        if self._keeper is not None:
+            self._keeper.end(branch)
         name = getattr(op, "name", "") or op.kind
         message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
@@ -470,22 +460,9 @@ class ProgramSession:
         return self._branches[number]
 
 
+STOPPED = "Stopped"  # the kind of what stops a branch that nobody waits for: no error of anybody's
+
 _END = -1  # in a waiter's key: the branch's End, where else a seq stands
-
-
-def _priority(params: ir.GenParams) -> int:
-    """Raises InvalidRequest."""
-    priority = 0 if params.priority is None else params.priority
-    is_int = isinstance(priority, int) and not isinstance(priority, bool)
-    if not is_int or abs(priority) > MAX_PRIORITY:
-        allowed = f"an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
-        raise InvalidRequest.of("priority", params.priority, allowed)
-    return priority
-
-
-def _transcript(branch: Branch) -> Transcript:
-    assert branch.transcript is not None, f"branch {branch.number} runs before its fork"
-    return branch.transcript
 
 
 @dataclass(frozen=True, slots=True)

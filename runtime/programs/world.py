@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...constrained.spec import GrammarSpec
@@ -16,6 +16,8 @@ from ..sampling_params import SamplingParams
 from ..schedule.grammar import PendingGrammar
 from ..tokenizer import Tokenizer
 from .calls import RequestQueue
+from .hint_desk import Responses
+from .keeping import Habits, KVLeases
 
 MAX_REPLAYS = 8192
 
@@ -100,3 +102,6 @@ class World:
     replays: Replays
     grammars: GrammarSource | None = None
     jump_forward: bool = True  # unless a gen says otherwise
+    kv: KVLeases | None = None  # None: nothing is leased
+    habits: Habits = field(default_factory=Habits)
+    responses: Responses = field(default_factory=Responses)

@@ -28,9 +28,10 @@ from ..request import FinishReason, Request, RequestState, Scoring
 from ..step import PageUpdate, Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenEstimate
 from .grammar import Follower
-from .kv_cache import KVCacheManager, Publication
+from .kv_cache import KVCacheManager
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .stall import DEFAULT_SLOWDOWN, StallLimit
+from .tiers import Publication
 from .tree_order import depth_first, shared_segments
 from .waiting import MAX_OVERTAKES, WaitingQueue
 
@@ -105,8 +106,16 @@ class Scheduler:
         self._is_stalled = False  # the last plan was empty: they all wait
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that do not run, those among them whose KV is being fetched."""
+        stored = self.kv_cache.stored
+        return len(self.waiting) + (0 if stored is None else stored.num_held)
+
+    @property
     def has_work(self) -> bool:
-        """Whether a plan would have rows."""
+        """Whether a plan would have rows, or copies between tiers."""
+        if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
+            return True
         if not self._compiling:
             return bool(self.waiting or self.running)
         if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
@@ -131,7 +140,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. The caller has checked that alone it fits the pool."""
-        self.waiting.add(request)
+        if not self.kv_cache.look_up(request):
+            self.waiting.add(request)
         if request.grammar is not None:
             self._compiling[request] = None
         self._is_stalled = False
@@ -146,6 +156,9 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if nothing can run; its pages are reserved, prompts published."""
         assert self._in_flight is None, "the previous plan was neither applied nor failed"
+        self.kv_cache.begin_step()
+        for request in self.kv_cache.take_fetched():
+            self.waiting.add(request)
         self._take_grammars()
         rows: list[Row] = []
         requests: list[Request] = []
@@ -159,7 +172,8 @@ class Scheduler:
             end = request.num_computed_tokens + num_tokens
             publications.append(None if is_output else self.kv_cache.publish(request, end))
         self._is_stalled = bool(self._compiling) and not rows
-        if not rows:
+        transfers = self.kv_cache.take_transfers()
+        if not rows and not transfers:
             return None
         self._step_id += 1
         order, paths = depth_first(requests)
@@ -168,7 +182,7 @@ class Scheduler:
             paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
         )
         self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
-        plan = StepPlan(self._step_id, tuple(rows), segments, self._masks(masked))
+        plan = StepPlan(self._step_id, tuple(rows), segments, self._masks(masked), transfers)
         self._in_flight = _Planned(
             plan,
             tuple(requests[index] for index in order),
@@ -314,6 +328,9 @@ class Scheduler:
                 self.kv_cache.reserve(request, end)
                 return True
             except OutOfPages:
+                num_missing = end - request.num_computed_tokens
+                if len(self.running) == 1 and self.kv_cache.break_pins(num_missing):
+                    continue
                 victim = next(r for r in reversed(self.running) if r not in planned)
                 self._preempt(victim)
                 if victim is request:
@@ -325,13 +342,22 @@ class Scheduler:
         """Admit a request if there are pages for it; its first chunk's size (0 where only its
         grammar is missing), or None."""
         self.kv_cache.attach(request)
-        num_tokens = self._chunk(request, budget)
+        if (
+            not self.running
+            and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
+        ):
+            self.kv_cache.break_pins(request.num_missing)
         try:
             self._require_room(request, cut)
+            self.kv_cache.load(request)
+            self.kv_cache.restore(request)
+            num_tokens = self._chunk(request, budget)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)
             return None
+        self.kv_cache.forget_preempted(request)
+        self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
         insort(self.running, request, key=self.waiting.policy.keep)
         self._num_new_tokens += request.num_new_tokens
@@ -349,7 +375,7 @@ class Scheduler:
         missing = request.num_tokens - len(request.pages) * page_size
         missing += sum(other.num_tokens - end for other, end in cut)
         missing += (len(self.running) + 1) * (page_size - 1)  # last pages that are not full
-        room = self.kv_cache.num_free_pages * page_size - missing
+        room = self.kv_cache.num_available_pages * page_size - missing
         if self._num_new_tokens + request.num_new_tokens <= room:
             return
         if self.new_tokens.peak((*self.running, request)) > room:
@@ -366,8 +392,11 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         self.stats.num_preemptions += 1
+        victim.num_preemptions += 1
         self.new_tokens.note_preemption()
+        kept = victim.token_ids[: victim.num_computed_tokens]
         self._leave(victim)
+        self.kv_cache.keep_preempted(victim, kept)
         self.waiting.put_back(victim)
 
     def _row(self, request: Request, num_tokens: int, masked: list[Follower]) -> Row:
@@ -411,6 +440,9 @@ class Scheduler:
         """Take in what the executor made of the plan in flight; finished requests leave."""
         planned, self._in_flight = self._in_flight, None
         assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
+        self.kv_cache.settle(planned.plan, result)
+        if not planned.requests:
+            return
         self.stats.num_steps += 1
         self.new_tokens.note_step()
         if result.duration_s is not None:
@@ -430,10 +462,15 @@ class Scheduler:
         """The plan in flight could not be executed: its requests end, its inserts are undone."""
         planned, self._in_flight = self._in_flight, None
         assert planned is not None, "no plan is in flight"
-        self._fail_rows(planned, [error] * len(planned.requests))
+        for request in [r for r in self.running if r not in planned.requests]:
+            self._leave(request, keep=False)  # it may read what the plan was to write
+            self.waiting.put_back(request)
+        self._fail_rows(planned, [error] * len(planned.requests), are_all=True)
 
-    def _fail_rows(self, planned: _Planned, errors: Sequence[str | None]) -> None:
-        """End the rows that have an error.
+    def _fail_rows(
+        self, planned: _Planned, errors: Sequence[str | None], *, are_all: bool = False
+    ) -> None:
+        """End the rows that have an error; `are_all`: the plan's copies have failed too.
 
         NOTE: all pages are settled before the first listener hears of it: it may abort others.
         """
@@ -442,6 +479,8 @@ class Scheduler:
             self._leave(planned.requests[index], keep=False)
         publications = (planned.publications[index] for index in failed)
         self.kv_cache.unpublish(p for p in publications if p is not None)
+        if are_all:
+            self.kv_cache.undo_transfers(planned.plan)
         for index in failed:
             request = planned.requests[index]
             if not request.is_finished:
@@ -489,6 +528,7 @@ class Scheduler:
         while run := follower.forced_run():
             for token_id in run:
                 self.stats.num_jumped_tokens += 1
+                request.num_forced_tokens += 1
                 reason = self._append(request, token_id, RowResult(token_id=token_id))
                 if reason is not None:
                     return reason
@@ -499,7 +539,9 @@ class Scheduler:
         if request.state is RequestState.RUNNING:
             self._leave(request)
         elif request in self.waiting:
+            self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
+        self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
         self._compiling.pop(request, None)

@@ -19,6 +19,7 @@ from ...frontend import wire
 from ...frontend.interning import TakenTexts
 from ...frontend.ir import Fork, Join, Op, op_from_wire
 from ...frontend.link import Link
+from ..programs.hints import KVHints, StatedLeases
 from ..programs.session import ProgramSession
 from .event_outbox import EventOutbox
 
@@ -46,8 +47,9 @@ class ClientProgram:
 class Client:
     """One session: its programs, the link to the client, and the events that wait for it."""
 
-    def __init__(self, identity: bytes, now: float) -> None:
+    def __init__(self, identity: bytes, now: float, kv: KVHints) -> None:
         """`identity`: of the connection that it has now, as the ROUTER names it."""
+        self.stated = StatedLeases(kv)  # what its hints keep
         self.identity = identity
         self.last_heard_s = now
         self.session = secrets.token_hex(16)
@@ -104,13 +106,19 @@ class Client:
 class Clients:
     """All sessions, by token and by the connection that each has now."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv: KVHints) -> None:
+        self._kv = kv
         self.by_session: dict[str, Client] = {}
         self._by_identity: dict[bytes, Client] = {}
         self._farewells: OrderedDict[str | bytes, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.by_session)
+
+    @property
+    def num_programs(self) -> int:
+        """Running programs of all clients."""
+        return sum(len(client.programs) for client in self.by_session.values())
 
     def greet(self, identity: bytes, header: dict[str, Any], now: float) -> Client:
         """The client that says hello: a new one, or one that is back and says what it has taken.
@@ -126,7 +134,7 @@ class Clients:
         if client is None:
             if len(self.by_session) >= MAX_CLIENTS:
                 raise ProtocolError(f"this runtime serves at most {MAX_CLIENTS} clients")
-            client = Client(identity, now)
+            client = Client(identity, now, self._kv)
             self.by_session[client.session] = client
         else:
             client.link.resume(header.get("ack", 0))
@@ -145,7 +153,8 @@ class Clients:
         return client
 
     def remove(self, client: Client, reason: str | None = None) -> None:
-        """End a session; who asks for it later is told the reason."""
+        """End a session and what it keeps; who asks for it later is told the reason."""
+        client.stated.release_all()
         self.by_session.pop(client.session, None)
         if self._by_identity.get(client.identity) is client:
             del self._by_identity[client.identity]

@@ -20,6 +20,8 @@ import zmq
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ..engine import LoadedModel
+from ..programs.hint_desk import HintDesk
+from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, it never stops it
 MAX_BYTES_A_STEP = 32 * 1024 * 1024
+MAX_OPS_A_MESSAGE = 65_536  # a client's own bound of bytes keeps it below that
 MAX_CALL_BYTES = 2 * 1024 * 1024  # of a `call`: it is answered within the loop
 MAX_ERROR_CHARS = 4096
 IDLE_POLL_MS = 500
@@ -57,7 +60,7 @@ class Gateway:
         self._engine = loaded.engine
         self._stop_fd = stop_fd
         self._grace_s = grace_s
-        self._clients = Clients()
+        self._clients = Clients(self._engine.scheduler.kv_cache)
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
         self._calls: dict[str, Callable[..., Any]] = {
@@ -65,6 +68,7 @@ class Gateway:
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
+            "kv_hints": self._carry_out_hints,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
         self._world = World(
@@ -77,6 +81,7 @@ class Gateway:
             replays=Replays(),
             grammars=self._engine.grammars,
             jump_forward=not loaded.config.disable_jump_forward,
+            kv=self._engine.scheduler.kv_cache,
         )
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router
@@ -84,6 +89,8 @@ class Gateway:
         self._poller.register(self._router, zmq.POLLIN)
         if self._engine.grammars is not None:  # wakes the loop when one is there
             self._poller.register(self._engine.grammars, zmq.POLLIN)
+        if self._engine.kv_store is not None:  # wakes it when blocks have been fetched
+            self._poller.register(self._engine.kv_store, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -111,6 +118,8 @@ class Gateway:
             self._listener.close()
             if self._engine.grammars is not None:
                 self._engine.grammars.close()
+            if self._engine.kv_store is not None:
+                self._engine.kv_store.close()
 
     # --- in -----------------------------------------------------------------------------------
 
@@ -118,6 +127,8 @@ class Gateway:
         ready = dict(self._poller.poll(timeout_ms))
         if self._stop_fd is not None and self._stop_fd in ready:
             self._should_stop = True
+        if self._engine.kv_store is not None and self._engine.kv_store in ready:
+            self._engine.kv_store.collect()
         if self._router not in ready:
             return
         num_bytes = 0
@@ -182,6 +193,9 @@ class Gateway:
         items = message.header.get("programs")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ProtocolError("ops: programs must be a list of objects")
+        num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
+        if num_ops > MAX_OPS_A_MESSAGE:
+            raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
         num_bytes = message.num_bytes if len(items) == 1 else None
         for item in items:
             try:
@@ -219,8 +233,11 @@ class Gateway:
             seed=_int(values, "seed", 0),
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
-            client=client.session,
+            tenant=client.session,
+            label=f"{client.session[:6]}/{program}",
             tools=_tools(values.get("tools")),
+            stated=client.stated,
+            response_id=_optional_str(values, "response_id"),
         )
         return session
 
@@ -240,10 +257,20 @@ class Gateway:
                 )
             if method not in self._calls:
                 raise InvalidProgram.of("method", method, f"one of {sorted(self._calls)}")
-            result = self._calls[method](**(args if isinstance(args, dict) else {}))
+            given = args if isinstance(args, dict) else {}
+            if method == "kv_hints":
+                given = {**given, "stated": client.stated}
+            result = self._calls[method](**given)
             client.link.put("reply", **reply, ok=True, result=result)
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
+
+    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+        if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
+            raise InvalidProgram.of("actions", actions, "a list of objects")
+        world = self._world
+        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size)
+        return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -343,6 +370,13 @@ def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
     value = values.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ProtocolError(f"{name}={value!r} is not allowed: an integer in [0, 2**63)")
+    return value
+
+
+def _optional_str(values: dict[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not (isinstance(value, str) and len(value) <= 256):
+        raise ProtocolError(f"{name}={value!r} is not allowed: a string of at most 256 characters")
     return value
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +24,7 @@ from ...errors import EngineError, InvalidRequest
 from ...frontend.backend import Backend
 from ...frontend.ir import GenParams
 from .completion import Completion, CompletionFailed, Message, Outcome
+from .kv_hints import HintEnvelope
 from .openai_schema import ChatReply, ChatRequest, CompletionRequest, Reply, TextReply, usage
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -45,6 +47,7 @@ def create_app(backend: Backend) -> FastAPI:
     app.get("/v1/models")(server.models)
     app.post("/v1/chat/completions")(server.chat_completions)
     app.post("/v1/completions")(server.completions)
+    app.post("/kv_hints")(server.kv_hints)
     app.exception_handler(RequestValidationError)(_on_invalid_body)
     app.exception_handler(InvalidRequest)(_on_invalid_request)
     app.exception_handler(CompletionFailed)(_on_completion_failed)
@@ -96,6 +99,11 @@ class _Server:
         make = TextReply(self._model, has_token_ids=body.return_token_ids)
         return await self._answer(body, body.params(), request, body.prompts(), make)
 
+    async def kv_hints(self, body: HintEnvelope) -> dict[str, Any]:
+        """Actions on the KV cache, outside of any request."""
+        body.check(needs_targets=True)
+        return await body.carry_out(self._connection)
+
     async def _answer(
         self,
         body: ChatRequest | CompletionRequest,
@@ -106,6 +114,8 @@ class _Server:
         *,
         tools: str | None = None,
     ) -> Response:
+        if body.kv_hints is not None:
+            body.kv_hints.check(needs_targets=False)
         seed = secrets.randbits(62)
         calls = [
             Completion(
@@ -117,6 +127,7 @@ class _Server:
                 instance=instance,
                 stream=body.stream,
                 tools=tools,
+                response_id=None if instance else make.id,
             )
             for instance, prompt in enumerate(prompts)
         ]
@@ -125,11 +136,15 @@ class _Server:
         if not body.stream:
             outcomes = await _collect(items, len(prompts) * body.n, request)
             choices = [make.choice(index, outcome) for index, outcome in enumerate(outcomes)]
-            return JSONResponse(make.whole(choices, usage(outcomes, len(prompts))))
+            whole = make.whole(choices, usage(outcomes, len(prompts)))
+            if body.kv_hints is not None:
+                whole["kv_hints"] = await body.kv_hints.carry_out(self._connection, make.id)
+            return JSONResponse(whole)
         first = await anext(
             items
         )  # a refusal comes before the first byte, with a status of its own
-        events = _sse(first, items, make, len(prompts) if body.includes_usage else None)
+        hints = body.kv_hints and partial(body.kv_hints.carry_out, self._connection, make.id)
+        events = _sse(first, items, make, len(prompts) if body.includes_usage else None, hints)
         return StreamingResponse(events, media_type="text/event-stream")
 
     def _require_model(self, name: str | None) -> None:
@@ -196,9 +211,14 @@ async def _collect(
 
 
 async def _sse(
-    first: Item, rest: AsyncGenerator[Item, None], make: Reply, num_prompts: int | None
+    first: Item,
+    rest: AsyncGenerator[Item, None],
+    make: Reply,
+    num_prompts: int | None,
+    hints: Callable[[], Awaitable[dict[str, Any]]] | None,
 ) -> AsyncIterator[bytes]:
-    """Server-sent events; with `num_prompts`, a last chunk carries the usage."""
+    """Server-sent events; with `hints` a chunk says what became of them, with `num_prompts` a last
+    one carries the usage."""
     outcomes: dict[int, Outcome] = {}
 
     def chunks(item: Item) -> bytes:
@@ -211,6 +231,8 @@ async def _sse(
         yield chunks(first)
         async for item in rest:
             yield chunks(item)
+        if hints is not None:
+            yield _event(make.hints_chunk(await hints()))
         if num_prompts is not None:
             in_order = [outcomes[index] for index in sorted(outcomes)]
             yield _event(make.usage_chunk(usage(in_order, num_prompts)))

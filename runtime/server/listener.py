@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_MESSAGES = 64  # of a connection, each way; beyond that TCP's own flow control holds it
 HANDSHAKE_TIMEOUT_MS = 10_000
 LINGER_MS = 200
+MIN_GRACE_S = 3 * wire.HEARTBEAT_S  # less, and a client that is only late would be gone
 MAX_GRACE_S = 86_400.0
 
 
@@ -122,8 +123,9 @@ def add_client_flags(parser: argparse.ArgumentParser) -> None:
 def server_keys(args: argparse.Namespace, endpoints: Sequence[str]) -> ServerKeys | None:
     """The keys that the flags name, None: none. Raises InvalidRequest for flags that do not fit
     each other or an endpoint that needs keys."""
-    if not 0 < args.grace_s <= MAX_GRACE_S:
-        raise InvalidRequest.of("grace_s", args.grace_s, f"seconds in (0, {MAX_GRACE_S:g}]")
+    if not MIN_GRACE_S <= args.grace_s <= MAX_GRACE_S:
+        allowed = f"seconds in [{MIN_GRACE_S:g}, {MAX_GRACE_S:g}]"
+        raise InvalidRequest.of("grace_s", args.grace_s, allowed)
     if (args.server_key is None) != (args.client_keys is None):
         missing = "server_key" if args.server_key is None else "client_keys"
         raise InvalidRequest(f"{missing} is missing: keys are needed of both sides", missing)

@@ -18,6 +18,7 @@ from ...errors import InvalidRequest
 from ...frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
 from .completion import Message, Outcome
 from .constraint_fields import ConstraintFields
+from .kv_hints import HintEnvelope
 from .tools import BEGIN, Tool, ToolChoice, ToolUse
 
 UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
@@ -37,6 +38,7 @@ class _SamplingFields(ConstraintFields):
 
     model: str | None = None
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    kv_hints: HintEnvelope | None = None
     best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -188,6 +190,10 @@ def usage(outcomes: Sequence[Outcome], num_prompts: int = 1) -> dict[str, Any]:
 class Reply(Protocol):
     """How one endpoint words its answers."""
 
+    @property
+    def id(self) -> str:
+        """Of the answer."""
+
     def choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
         """A finished choice."""
 
@@ -200,6 +206,9 @@ class Reply(Protocol):
     def usage_chunk(self, used: dict[str, Any]) -> dict[str, Any]:
         """The last chunk of a stream that was asked for usage."""
 
+    def hints_chunk(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The chunk of a stream that answers its `kv_hints`."""
+
 
 class _Reply:
     """Id, model and time that all bodies of one answer share."""
@@ -210,14 +219,17 @@ class _Reply:
 
     def __init__(self, model: str) -> None:
         created = int(time.time())
-        identity = f"{self.prefix}-{secrets.token_hex(12)}"
-        self._head = {"id": identity, "created": created, "model": model}
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._head = {"id": self.id, "created": created, "model": model}
 
     def whole(self, choices: list[dict[str, Any]], used: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "object": self.whole_object, "choices": choices, "usage": used}
 
     def usage_chunk(self, used: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "object": self.chunk_object, "choices": [], "usage": used}
+
+    def hints_chunk(self, answer: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "object": self.chunk_object, "choices": [], "kv_hints": answer}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "object": self.chunk_object, "choices": [choice]}

@@ -13,8 +13,8 @@ import zmq
 import stemma as st
 from stemma.errors import EngineError, ProgramError
 from stemma.frontend import client as client_module
+from stemma.frontend import interning, wire
 from stemma.frontend import outbox as outbox_module
-from stemma.frontend import wire
 from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.frontend.function import open_program
@@ -253,3 +253,105 @@ def test_events_of_a_failure_reach_the_wait_of_their_branch_only(runtime: Runtim
             with pytest.raises(ProgramError, match=r"x: no \(at f\.py:1\)") as caught:
                 left["x"]
         assert caught.value.kind == "InvalidRequest"
+
+
+def test_an_author_without_credit_waits_until_the_runtime_has_taken_what_was_sent(
+    runtime: Runtime,
+) -> None:
+    runtime.welcome = wire.encode("welcome", session="s", ack=0, credit_bytes=10_000)
+    with Backend(runtime.connect()) as backend:
+        state = open_program(backend)
+
+        def write() -> None:
+            nonlocal state
+            for index in range(100):
+                state += f"{index:1000}"
+
+        writer, raised = failing(write)
+        ops: list[Any] = []
+        while len(ops) < 10:
+            ops += runtime.hear_ops()["ops"]
+        writer.join(0.2)
+        assert writer.is_alive() and len(ops) <= 12, "it goes on only with credit"
+        assert backend.connection._outbox.held_bytes < 12_000
+        while writer.is_alive():
+            runtime.send(wire.encode("credit", ack=runtime.link.told()))
+            while runtime.router.poll(20):
+                ops += runtime.hear_ops()["ops"]
+        assert not raised
+        state.end()
+        while len(ops) < 100:
+            ops += runtime.hear_ops()["ops"]
+        assert [int(op[4]) for op in ops] == list(range(100))
+
+
+def test_an_author_without_credit_is_freed_when_the_connection_ends(runtime: Runtime) -> None:
+    runtime.welcome = wire.encode("welcome", session="s", ack=0, credit_bytes=1000)
+    connection = runtime.connect()
+    state = open_program(Backend(connection))
+    state += "x" * 2000
+    writer, raised = failing(lambda: state.__iadd__("y"))
+    runtime.hear("ops")
+    connection.close()
+    writer.join(5)
+    assert not writer.is_alive() and isinstance(raised[0], EngineError)
+
+
+def test_a_text_that_repeats_is_sent_once(runtime: Runtime) -> None:
+    prefix = "It was a dark night. " * 50
+    with Backend(runtime.connect()) as backend:
+        for _ in range(3):
+            state = open_program(backend)
+            state += prefix
+            state.end()
+        first = runtime.hear_ops()
+        assert first["ops"][0][4] == prefix
+        interned = runtime.hear("intern").header
+        ((slot, text),) = interned["texts"]
+        assert text == prefix
+        slots: list[Any] = []
+        while len(slots) < 2:
+            for program in runtime.hear("ops").header["programs"]:
+                slots += [op[4] for op in program["ops"]]
+        assert slots == [slot, slot]
+
+
+def test_ended_programs_share_messages(runtime: Runtime) -> None:
+    with Backend(runtime.connect()) as backend:
+        for index in range(200):
+            state = open_program(backend)
+            state += f"text {index}"
+            state.end()
+        programs, num_messages = 0, 0
+        while programs < 200:
+            programs += len(runtime.hear("ops").header["programs"])
+            num_messages += 1
+        assert num_messages < 100
+
+
+def test_the_order_of_ops_and_interned_texts_holds_when_slots_are_filled_anew(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a program that was not flushed yet names by a slot must travel before the slot's next
+    text."""
+    monkeypatch.setattr(interning, "MAX_TOTAL_CHARS", 600)
+    monkeypatch.setattr(client_module, "FLUSH_AFTER_S", 5.0)
+    texts = ["a" * 500, "b" * 500]
+    with Backend(runtime.connect()) as backend:
+        states = [open_program(backend) for _ in range(4)]
+        for state, text in zip(states, [texts[0], texts[0], texts[1], texts[1]]):
+            state += text
+        for state in states:
+            state.end()
+        taken, read = interning.TakenTexts(), dict[int, str]()
+        while len(read) < 4:
+            runtime.router.poll(10_000)
+            _, *parts = runtime.router.recv_multipart()
+            message = wire.decode(parts, wire.CLIENT_OPS)
+            if message.op == "intern":
+                taken.change(message.header)
+            for program in message.header.get("programs", []):
+                for op in program["ops"]:
+                    taken.restore(op)
+                    read[program["program"]] = op[4]
+        assert [read[program] for program in sorted(read)] == [t for t in texts for _ in range(2)]

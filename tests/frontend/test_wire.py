@@ -65,6 +65,7 @@ def test_any_frames_give_a_message_or_a_protocol_error(parts: list[bytes]) -> No
         ([b'{"v": 2, "op": "dance"}'], "unknown op 'dance'; known:"),
         ([b'{"v": 2, "op": ["ping"]}'], "unknown op"),
         ([b'{"v": 2, "op": "events"}'], "unknown op 'events'"),
+        ([b"[" * 2_000_000], "2000000 brackets; at most"),
         ([b'{"v": 2, "op": "ping"}'] * 18, "18 parts; at most 17"),
     ],
 )
@@ -88,6 +89,8 @@ def test_what_is_no_json_cannot_be_encoded() -> None:
         wire.encode_op(["text", 0, 0, None, "\ud800"])
     with pytest.raises(InvalidProgram, match="at most"):
         wire.encode_op(["text", 0, 0, None, "x" * wire.MAX_FRAME_BYTES])
+    with pytest.raises(InvalidProgram, match="brackets cannot be sent"):
+        wire.encode_op(["text", 0, 0, None, "[" * wire.MAX_BRACKETS])
 
 
 def test_a_list_of_encoded_programs_is_decoded_as_it_was() -> None:

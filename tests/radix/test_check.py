@@ -85,7 +85,7 @@ def reorder(tree: RadixTree, allocator: PageAllocator, locked: Node) -> None:
         (rename, "filed in .* under another key than its own"),
         (shorten, "has 2 tokens on 1 pages"),
         (forget_use, "is evictable but not in the use order"),
-        (offer_locked, "in the use order but locked"),
+        (offer_locked, "in the use order but held"),
         (reorder, "used earlier"),
     ],
 )

@@ -90,6 +90,8 @@ def test_snapshot_is_plain_data_with_a_prefix_of_each_run(tree: RadixTree) -> No
         "num_tokens": 29,
         "token_ids": [ord(char) for char in "You "],
         "lock_ref": 1,
+        "lease_ref": 0,
+        "pin_ref": 0,
         "hits": 2,
         "last_use": rows[1]["last_use"],
     }

@@ -7,7 +7,7 @@ identical to those of the request alone on an empty cache, whatever there is of
     batch composition                      order and time of arrival          aborted neighbours
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
     tree attention on and off              every scheduling policy            all of it at random
-    jump-forward on and off
+    jump-forward on and off                host tier, swap, leases and hints on and off
 
 and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
 under a grammar.
@@ -17,7 +17,7 @@ replayed through path B (one scoring pass on an empty cache); at every position 
 exceeds that of A's token by at most tau, the reference kernels' own error against a wider type,
 measured by the test on the same tokens and printed.
 
-(Part b, tier moves, comes with the tiers.)
+Part b, that tier moves leave KV bit-equal, is in test_transfer.py.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
     return outputs
 
 
-def serve(loaded: LoadedModel, jobs: Sequence[Job]) -> list[Request]:
+def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) -> list[Request]:
     """Run jobs to their ends, with the invariants checked after each step."""
     engine = loaded.engine
     requests = [
@@ -198,6 +198,10 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job]) -> list[Request]:
         for job, request in zip(jobs, requests):
             if job.leaves == step:
                 engine.abort(request)
+        for hint in hints:
+            if hint.step == step:
+                prefix = jobs[hint.job].prompt[: hint.num_tokens]
+                getattr(engine.hints, hint.action)("", prefix)
         engine.step()
         engine.scheduler.check()
         step += 1
@@ -340,6 +344,31 @@ def test_tokens_are_identical_after_preemption(
     assert stats.num_preemptions > num_before, "the pool was not small enough to test anything"
 
 
+@pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])
+def test_tokens_are_identical_after_swaps_to_the_host_and_back(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    page_size: int,
+    pool: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load(
+        page_size=page_size, max_total_tokens=pool, chunked_prefill_size=32, host_kv_tokens=1024
+    )
+    scheduler = loaded.engine.scheduler
+    host = scheduler.kv_cache.host
+    assert host is not None
+    monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
+    num_before = scheduler.stats.num_preemptions
+    for _ in range(2):
+        num_loaded = host.num_loaded_tokens
+        assert outputs_of(serve(loaded, jobs)) == alone
+        assert host.num_loaded_tokens > num_loaded, "nothing came back from the host"
+    assert scheduler.stats.num_preemptions > num_before
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_tokens_are_identical_for_any_order_of_arrival(
     load: Load, jobs: list[Job], alone: list[list[int]], seed: int
@@ -397,6 +426,23 @@ def test_tokens_are_identical_under_every_policy(
         loaded.engine.set_schedule_policy(DEFAULT_POLICY)
 
 
+@dataclass(frozen=True)
+class Hint:
+    """What somebody says of the first tokens of a job before a step."""
+
+    step: int
+    action: str
+    job: int
+    num_tokens: int
+
+
+def _hints() -> hypothesis.strategies.SearchStrategy[Hint]:
+    integers = hypothesis.strategies.integers
+    actions = hypothesis.strategies.sampled_from(["pin", "retain", "demote", "prefetch", "share"])
+    return hypothesis.strategies.builds(Hint, integers(0, 40), actions, integers(0, 7),
+                                        integers(1, 90))  # fmt: skip
+
+
 @hypothesis.strategies.composite
 def _circumstances(draw: hypothesis.strategies.DrawFn) -> dict[str, Any]:
     """A configuration, and when each job arrives and, as a copy of itself, is aborted."""
@@ -410,7 +456,10 @@ def _circumstances(draw: hypothesis.strategies.DrawFn) -> dict[str, Any]:
             "chunked_prefill_size": draw(pick([16, 40, 2048])),
             "max_running_requests": draw(pick([1, 3, 8])),
             "max_total_tokens": draw(pick([144, 2048])),
+            "host_kv_tokens": draw(pick([0, 320])),
+            "disable_leases": draw(pick([False, True])),
         },
+        "hints": draw(hypothesis.strategies.lists(_hints(), max_size=6)),
         "policy": draw(pick(POLICY_NAMES)),
         "cost": draw(pick([0, 16, 1_000_000])),
         "arrivals": draw(hypothesis.strategies.lists(steps, min_size=8, max_size=8)),
@@ -436,7 +485,8 @@ def _check_circumstances(
         if step is not None
     ]
     try:
-        assert outputs_of(serve(loaded, [*staying, *leaving]))[: len(jobs)] == alone
+        requests = serve(loaded, [*staying, *leaving], circumstances["hints"])
+        assert outputs_of(requests)[: len(jobs)] == alone
     finally:
         scheduler.segment_cost_tokens = before
         loaded.engine.set_schedule_policy(DEFAULT_POLICY)

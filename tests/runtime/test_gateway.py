@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,77 +13,15 @@ import torch
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strangers import Served, Stranger
 
 import stemma
 from stemma.errors import ProtocolError
 from stemma.frontend import wire
-from stemma.frontend.link import Link
-from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
-from stemma.runtime.programs import session as session_module
+from stemma.runtime.programs import call_factory
 from stemma.runtime.server.gateway import Gateway
 
 GRACE_S = 1.5
-
-
-class Served:
-    """A gateway in a thread, reachable at a real ipc socket."""
-
-    def __init__(self, checkpoint: Path, folder: Path) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.endpoint = f"ipc://{folder}/gateway.ipc"
-        self.loaded = LoadedModel(EngineConfig(checkpoint, dtype="float32", max_total_tokens=8192))
-        self.gateway = Gateway(self.loaded, [self.endpoint], context=self.context, grace_s=120.0)
-        self.thread = threading.Thread(target=self.gateway.run, daemon=True)
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.gateway.stop()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-        self.context.term()
-
-
-class Stranger:
-    """A client that sends whatever frames it is told to."""
-
-    def __init__(self, served: Served) -> None:
-        self.socket = served.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
-        self.socket.connect(served.endpoint)
-        self.link = Link()
-
-    def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(list(frames))
-
-    def say(self, op: str, **header: Any) -> None:
-        if op not in wire.NUMBERED_OPS:
-            return self.send(*wire.encode(op, ack=self.link.told(), **header))
-        self.link.put(op, **header)
-        self.send(*self.link.unsent() or [])
-        self.link.sent()
-
-    def say_ops(self, program: object, ops: object, **fields: Any) -> None:
-        self.say("ops", programs=[{"program": program, "ops": ops, **fields}])
-
-    def hear(self) -> wire.Message:
-        message = wire.decode(self.socket.recv_multipart(), wire.RUNTIME_OPS)
-        assert message.op == "welcome" or self.link.take(message), "it came twice"
-        return message
-
-    def hello(self) -> wire.Message:
-        self.say("hello")
-        return self.hear()
-
-    def events(self) -> list[list[Any]]:
-        """All events up to a DONE."""
-        events: list[list[Any]] = []
-        while not events or events[-1][3] != wire.DONE:
-            message = self.hear()
-            assert message.op == "events", message
-            events += message.header["events"]
-        return events
 
 
 @pytest.fixture(scope="module")
@@ -338,10 +275,10 @@ def test_results_larger_than_a_message_are_sent_in_several(
 def test_a_fault_in_one_program_ends_that_program_only(
     stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explode(self: object, branch: object, op: object) -> None:
+    def explode(self: object, *arguments: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(session_module.ProgramSession, "_start_select", explode)
+    monkeypatch.setattr(call_factory.CallFactory, "select", explode)
     stranger.hello()
     ops = [["text", 0, 0, None, "q"], ["select", 0, 1, None, "x", ["a", "b"]]]
     stranger.say_ops(1, ops, create={}, end=True)

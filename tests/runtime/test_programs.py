@@ -8,127 +8,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fakes import Events, FakeQueue
+from fakes import FakeQueue
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from program_stage import (
+    Op,
+    Stage,
+    end,
+    fork,
+    gen,
+    join,
+    role,
+    role_end,
+    select,
+    text,
+    var,
+)
 
 from stemma.errors import InvalidProgram, PromptTooLong
 from stemma.frontend import ir, wire
 from stemma.runtime.chat_template import ChatTemplate
-from stemma.runtime.programs.session import MAX_ERROR_CHARS, ProgramSession
+from stemma.runtime.programs.session import MAX_ERROR_CHARS
 from stemma.runtime.programs.world import Defaults, Replays, World
 from stemma.runtime.request import Request
 from stemma.runtime.tokenizer import Tokenizer
-
-Op = Callable[[int, int], ir.Op]
-
-
-class Stage:
-    """One session, its queue and its events; ops are numbered for the test."""
-
-    def __init__(self, world: World, *, stream: bool = False, seed: int = 0) -> None:
-        self.world = world
-        self.queue = world.queue
-        assert isinstance(self.queue, FakeQueue)
-        self.events = Events()
-        self.session = ProgramSession(
-            world, self.events, lambda session: None, seed=seed, instance=0, is_streaming=stream
-        )
-        self._seqs: dict[int, itertools.count[int]] = {}
-
-    def ops(self, branch: int, *makers: Op) -> list[ir.Op]:
-        """Numbered ops of one branch."""
-        seqs = self._seqs.setdefault(branch, itertools.count())
-        return [make(branch, next(seqs)) for make in makers]
-
-    def send(self, *ops: ir.Op, end: bool = False) -> None:
-        self.session.receive(list(ops), end=end)
-        self.session.advance()
-
-    def on(self, branch: int, *makers: Op, end: bool = False) -> None:
-        self.send(*self.ops(branch, *makers), end=end)
-
-    def generate(self, text: str, index: int = 0) -> None:
-        """The open request says this text, in bytes, and ends."""
-        assert isinstance(self.queue, FakeQueue)
-        self.queue.generate(self.queue.open[index], list(text.encode()))
-        self.session.advance()
-
-    @property
-    def prompts(self) -> list[str]:
-        """What the open requests are asked to continue."""
-        assert isinstance(self.queue, FakeQueue)
-        decode = self.world.tokenizer.decode
-        return [decode(request.prompt, skip_special=False) for request in self.queue.open]
-
-    @property
-    def values(self) -> dict[tuple[int, int], Any]:
-        return {(b, s): payload["value"] for b, s, payload in self.events.of(wire.VALUE)}
-
-    @property
-    def failures(self) -> dict[int, str]:
-        return {b: payload["message"] for b, _, payload in self.events.of(wire.FAILED)}
-
-    @property
-    def is_done(self) -> bool:
-        num_done = len(self.events.of(wire.DONE))
-        assert num_done <= 1 and (not num_done or self.events.items[-1][2] == wire.DONE)
-        return num_done == 1
-
-
-def text(value: str) -> Op:
-    return lambda branch, seq: ir.Text(branch, seq, None, value)
-
-
-def gen(name: str = "x", source: str | None = None, **params: Any) -> Op:
-    return lambda branch, seq: ir.Gen(branch, seq, source, name, ir.GenParams(**params))
-
-
-def select(*choices: str, method: str = ir.CHOICES_METHODS[0]) -> Op:
-    return lambda branch, seq: ir.Select(branch, seq, "here.py:7", "s", choices, method)
-
-
-def fork(*children: int) -> Op:
-    return lambda branch, seq: ir.Fork(branch, seq, "fork.py:1", children)
-
-
-def join(*children: int, mode: str = "gather_variable") -> Op:
-    return lambda branch, seq: ir.Join(branch, seq, "join.py:2", children, mode)
-
-
-def var(of_branch: int, of_seq: int) -> Op:
-    return lambda branch, seq: ir.Var(branch, seq, None, of_branch, of_seq)
-
-
-def role(name: str) -> Op:
-    return lambda branch, seq: ir.RoleBegin(branch, seq, None, name)
-
-
-def role_end() -> Op:
-    return lambda branch, seq: ir.RoleEnd(branch, seq, None)
-
-
-def end() -> Op:
-    return lambda branch, seq: ir.End(branch, seq, None)
-
-
-@pytest.fixture
-def world(byte_tokenizer: Tokenizer, fallback_template: ChatTemplate) -> World:
-    return World(
-        tokenizer=byte_tokenizer,
-        vocab_size=260,
-        template=fallback_template,
-        defaults=Defaults(eos_token_ids=(257,)),
-        queue=FakeQueue(),
-        next_request_id=itertools.count(1).__next__,
-        replays=Replays(),
-    )
-
-
-@pytest.fixture
-def stage(world: World) -> Stage:
-    return Stage(world)
-
 
 # --- text, gen, var -------------------------------------------------------------------------------
 

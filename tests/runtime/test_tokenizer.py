@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.runtime import tokenizer as tokenizer_module
-from stemma.runtime.tokenizer import Tokenizer
+from stemma.runtime.tokenizer import KeptEncodings, Tokenizer
 
 
 def test_special_tokens_in_a_users_text_are_plain_text(byte_tokenizer: Tokenizer) -> None:
@@ -103,3 +104,34 @@ def test_a_text_beyond_the_limit_is_refused(
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_CHARS", 10)
     with pytest.raises(InvalidRequest, match="11 characters"):
         byte_tokenizer.encode("a" * 11)
+
+
+def test_a_long_text_is_tokenized_once_and_its_ids_are_the_callers_own(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, num_encoded = "a long text " * 40, 0
+    encode = byte_tokenizer._encode
+
+    def counted(text: str) -> list[int]:
+        nonlocal num_encoded
+        num_encoded += 1
+        return encode(text)
+
+    monkeypatch.setattr(byte_tokenizer, "_encode", counted)
+    first = byte_tokenizer.encode(text)
+    first.append(0)
+    assert byte_tokenizer.encode(text) == list(text.encode()) and num_encoded == 1
+
+
+def test_kept_encodings_are_bounded_and_the_least_used_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "MAX_KEPT_CHARS", 100)
+    kept = KeptEncodings()
+    for letter in "ab":
+        kept.keep(letter * 50, array("i", [1]))
+    assert kept.find("a" * 50) is not None
+    kept.keep("c" * 50, array("i", [1]))
+    kept.keep("d" * 101, array("i", [1]))
+    found = [kept.find(letter * 50) is not None for letter in "abc"]
+    assert found == [True, False, True] and kept.find("d" * 101) is None

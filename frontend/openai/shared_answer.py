@@ -1,0 +1,41 @@
+"""Values that are read from an answer which was not asked for them alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import ir
+from .calls import Outcome
+from .speculation import Filled
+
+_SHARED = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+           "repetition_penalty", "logit_bias", "seed", "ignore_eos")  # fmt: skip
+_OWN = ("max_tokens", "min_tokens", "constraint", "logprobs", "stop_regex", "stop_token_ids",
+        "deadline_s")  # fmt: skip
+
+
+def sampling_of(op: ir.Gen) -> object:
+    """What gens must agree on to be read from one answer."""
+    return tuple(getattr(op.params, name) for name in _SHARED)
+
+
+def is_plain(params: ir.GenParams) -> bool:
+    """Whether a value can be read from an answer that was not asked for it alone: one text that
+    ends at stop strings, or with the answer."""
+    return params.n in (None, 1) and all(getattr(params, name) is None for name in _OWN)
+
+
+def no_call() -> dict[str, Any]:
+    """Meta of a value that an earlier call's answer had."""
+    counts = ("prompt_tokens", "cached_tokens", "completion_tokens", "num_api_calls", "num_retries")
+    times = ("queue_s", "time_to_first_token_s", "latency_s")
+    return {"id": "", **dict.fromkeys(counts, 0), **dict.fromkeys(times, 0.0)}
+
+
+def outcome_of(found: Filled, meta: dict[str, Any], *, is_whole: bool) -> Outcome:
+    """`is_whole`: where no stop string ended it, the model did; else a limit on tokens."""
+    reason = "stop" if found.matched_stop is not None or is_whole else "length"
+    meta = {**meta, "finish_reason": reason}
+    if found.matched_stop is not None:
+        meta["matched_stop"] = found.matched_stop
+    return Outcome(found.text, found.text, meta)

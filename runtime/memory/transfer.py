@@ -1,0 +1,83 @@
+"""Copies KV between the tiers, bit by bit, as plans say.
+
+On a CPU both pools are ordinary memory and a copy is numpy's: one memcpy a layer, head and
+contiguous run of slots, in the calling thread. (torch hands copies of this size to its thread pool,
+whose barriers cost milliseconds on a machine that has other work.) Pages come in runs, since the
+free lists keep them together; a run of one token costs about as much as an indexed gather of one.
+docs/tiers.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..step import BlockRestore, BlockSave, TierCopy, Transfer
+from .block_copy import Bytes, gather_block, scatter_block, slots_of
+from .block_file import Payload
+from .device_pool import DeviceKVPool
+from .host_pool import HostKVPool
+
+
+class KVTransfer:
+    """Carries out the copies of one device's plans, in their order."""
+
+    def __init__(self, device_pool: DeviceKVPool, host_pool: HostKVPool | None) -> None:
+        self._page_size = device_pool.page_size
+        self._device = [bytes_of(layer) for layer in device_pool.layers]
+        self._host = None if host_pool is None else [bytes_of(layer) for layer in host_pool.layers]
+
+    def run(self, copies: Iterable[TierCopy]) -> tuple[Payload, ...]:
+        """Make the copies; they are done when this returns. The payloads of the blocks that were
+        to be saved."""
+        payloads = []
+        for copy in copies:
+            if isinstance(copy, Transfer):
+                self._transfer(copy)
+            elif isinstance(copy, BlockSave):
+                payloads.append(gather_block(self._device, slots_of(copy.pages, self._page_size)))
+            else:
+                self._restore(copy)
+        return tuple(payloads)
+
+    def _transfer(self, transfer: Transfer) -> None:
+        assert self._host is not None, "a plan has transfers, but there is no host pool"
+        for first, to, length in self._runs(transfer):
+            here, there = slice(first, first + length), slice(to, to + length)
+            for device, host in zip(self._device, self._host):
+                if transfer.kind == "store":
+                    host[:, :, there] = device[:, :, here]
+                else:
+                    device[:, :, here] = host[:, :, there]
+
+    def _restore(self, restore: BlockRestore) -> None:
+        slots = slots_of(restore.pages, self._page_size)
+        scatter_block(self._device, slots, restore.payload, restore.first_token)
+
+    def _runs(self, transfer: Transfer) -> Iterator[tuple[int, int, int]]:
+        """(first device slot, first host slot, slots) of each run that is contiguous on both."""
+        for start, end in contiguous_runs(transfer.device_pages, transfer.host_pages):
+            yield (
+                transfer.device_pages[start] * self._page_size,
+                transfer.host_pages[start] * self._page_size,
+                (end - start) * self._page_size,
+            )
+
+
+def contiguous_runs(*pages: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The index ranges over which each of the sequences counts up by one."""
+    columns = np.array([np.fromiter(column, dtype=np.int64) for column in pages])
+    if not columns.size:
+        return
+    breaks = np.flatnonzero((np.diff(columns, axis=1) != 1).any(axis=0)) + 1
+    edges = [0, *breaks.tolist(), columns.shape[1]]
+    yield from pairwise(edges)
+
+
+def bytes_of(layer: Tensor) -> Bytes:
+    """A CPU tensor's own memory, as bytes."""
+    return layer.view(torch.uint8).numpy()

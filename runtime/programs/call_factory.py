@@ -1,0 +1,221 @@
+"""From a `Gen` or `Select` op to its call and requests, all values checked."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...constrained.spec import GrammarSpec
+from ...errors import InvalidProgram, InvalidRequest, StemmaError
+from ...frontend import ir
+from ...frontend.constraint import Constraint
+from ..request import MAX_PRIORITY, Request, Scoring
+from ..sampling_params import SamplingParams, seed_of_sample
+from ..schedule.grammar import PendingGrammar
+from ..schedule.program_record import ProgramRecord
+from .branch import Branch
+from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
+from .world import World
+
+MAX_DEADLINE_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallFactory:
+    """Makes the calls of one program and queues their requests."""
+
+    world: World
+    record: ProgramRecord
+    seed: int
+    instance: int
+    is_streaming: bool
+
+    def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
+        """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
+        samplings = self._samplings(branch, op)
+        jump_forward = self._jump_forward(op.params)
+        priority, deadline_s = _priority(op.params), _deadline_s(op.params)
+        prompt = self._prompt(branch)
+        scores = _prompt_scores(op.params, prompt)
+        call: GenCall | SamplesCall
+        if len(samplings) == 1:
+            call = self._gen_call(report, samplings[0], scores)
+            samples = [call]
+        else:
+            call = SamplesCall(
+                report,
+                [
+                    lambda part, sampling=sampling, index=index: self._gen_call(  # type: ignore[misc]
+                        part, sampling, None if index else scores, is_silent=index > 0
+                    )
+                    for index, sampling in enumerate(samplings)
+                ],
+            )
+            samples = call.samples
+        grammar = self._grammar(op.params.constraint)
+        requests = []
+        if scores is not None:
+            scores.request = self._request(branch, scores.prompt, SamplingParams(), scores)
+            scores.request.scoring = scores.scoring
+            requests.append(scores.request)
+        for sample, sampling in zip(samples, samplings, strict=True):
+            request = self._request(branch, prompt, sampling, sample)
+            request.priority, request.deadline_s = priority, deadline_s
+            request.stop_ids = self.world.defaults.stop_ids(sampling)
+            request.grammar, request.jump_forward = grammar, jump_forward
+            sample.request = request
+            requests.append(request)
+        self._submit(call, requests)
+        return call
+
+    def select(self, branch: Branch, op: ir.Select, report: Report) -> Call:
+        """Start a choice. Raises InvalidProgram; nothing is queued then."""
+        prompt = self._prompt(branch)
+        choice_ids = [self.world.tokenizer.encode(choice) for choice in op.choices]
+        if not all(choice_ids):
+            silent = op.choices[choice_ids.index([])]
+            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
+        call = SelectCall(report, op, choice_ids)
+        for context, targets in call.wanted_scores(prompt, self._empty_context()):
+            tokens = context + array("i", targets[:-1])
+            request = self._request(branch, tokens, SamplingParams(), call)
+            request.scoring = Scoring(len(context) - 1, tuple(targets))
+            call.requests.append(request)
+        self._submit(call, call.requests)
+        return call
+
+    def _request(
+        self,
+        branch: Branch,
+        prompt: array[int],
+        sampling: SamplingParams,
+        listener: GenCall | SelectCall | PromptScores,
+    ) -> Request:
+        return Request(
+            id=self.world.next_request_id(),
+            prompt=prompt,
+            sampling=sampling,
+            listener=listener,
+            client=self.record.tenant,
+            program=self.record,
+            num_calls_after=branch.num_calls_ahead() - 1,
+        )
+
+    def _gen_call(
+        self,
+        report: Report,
+        sampling: SamplingParams,
+        scores: PromptScores | None,
+        *,
+        is_silent: bool = False,
+    ) -> GenCall:
+        return GenCall(
+            report,
+            sampling,
+            self.world.tokenizer,
+            is_streaming=self.is_streaming and not is_silent,
+            validate=None if self.world.grammars is None else self.world.grammars.validate,
+            prompt_scores=scores,
+        )
+
+    def _submit(self, call: Call, requests: Sequence[Request]) -> None:
+        """Queue a call's requests, all or none."""
+        self.record.num_calls_left = max((r.num_calls_after for r in requests), default=0)
+        try:
+            for request in requests:
+                self.world.queue.submit(request)
+        except StemmaError:
+            call.abort(self.world.queue)
+            raise
+
+    def _grammar(self, constraint: Constraint | None) -> PendingGrammar | None:
+        if constraint is None:
+            return None
+        if self.world.grammars is None:
+            raise InvalidRequest(f"{constraint.kind}: this runtime has no grammars", "constraint")
+        return self.world.grammars.ask(
+            GrammarSpec(
+                constraint.kind,
+                constraint.source,
+                constraint.whitespace,
+                constraint.property_order,
+                constraint.is_lenient,
+                constraint.formats,
+            )
+        )
+
+    def _jump_forward(self, params: ir.GenParams) -> bool:
+        """Off where each token's log probability is asked for: a forced one has none."""
+        wanted = self.world.jump_forward if params.jump_forward is None else params.jump_forward
+        if not isinstance(wanted, bool):
+            raise InvalidRequest.of("jump_forward", wanted, "true or false")
+        return wanted and params.logprobs is None
+
+    def _samplings(self, branch: Branch, op: ir.Gen) -> list[SamplingParams]:
+        """Of each sample. Raises InvalidRequest naming the field at fault."""
+        given, vocab_size = op.params, self.world.vocab_size
+        num_samples = 1 if given.n is None else given.n
+        is_int = isinstance(num_samples, int) and not isinstance(num_samples, bool)
+        if not is_int or not 1 <= num_samples <= ir.MAX_SAMPLES:
+            raise InvalidRequest.of("n", num_samples, f"an integer in [1, {ir.MAX_SAMPLES}]")
+        first = self.world.defaults.sampling(given, self._derive_seed(branch, op))
+        largest = max((token_id for token_id, _ in first.logit_bias), default=0)
+        if largest >= vocab_size:
+            allowed = f"token ids in [0, {vocab_size - 1}]"
+            raise InvalidRequest.of("logit_bias", largest, allowed)
+        return [replace(first, seed=seed_of_sample(first.seed, i)) for i in range(num_samples)]
+
+    def _derive_seed(self, branch: Branch, op: ir.Op) -> int:
+        """hash(program seed, instance, branch path, op): forks differ, repeated runs do not."""
+        key = repr((self.seed, self.instance, branch.path, op.seq)).encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
+
+    def _prompt(self, branch: Branch) -> array[int]:
+        transcript = branch.begun
+        if not transcript.ids:
+            transcript.append_ids((), "")  # BOS, where the model has one
+        if not transcript.ids:
+            raise InvalidProgram("nothing to generate from: the prompt is empty")
+        return transcript.ids[:]
+
+    def _empty_context(self) -> array[int]:
+        tokenizer, eos = self.world.tokenizer, self.world.defaults.eos_token_ids
+        return array("i", tokenizer.bos_ids[:1] or eos[:1] or [0])
+
+
+def _prompt_scores(params: ir.GenParams, prompt: array[int]) -> PromptScores | None:
+    """Raises InvalidRequest."""
+    start = params.logprob_start
+    if start is None:
+        return None
+    if params.logprobs is None:
+        raise InvalidRequest.of("logprob_start", start, "only together with logprobs")
+    is_int = isinstance(start, int) and not isinstance(start, bool)
+    if not is_int or not 0 <= start <= len(prompt):
+        allowed = f"an integer in [0, {len(prompt)}], the prompt's length"
+        raise InvalidRequest.of("logprob_start", start, allowed)
+    return PromptScores(prompt, start)
+
+
+def _deadline_s(params: ir.GenParams) -> float | None:
+    """By time.perf_counter(). Raises InvalidRequest."""
+    seconds = params.deadline_s
+    if seconds is None:
+        return None
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= MAX_DEADLINE_S:
+        raise InvalidRequest.of("deadline", seconds, f"a number in (0, {MAX_DEADLINE_S:g}] (s)")
+    return time.perf_counter() + seconds
+
+
+def _priority(params: ir.GenParams) -> int:
+    """Raises InvalidRequest."""
+    priority = 0 if params.priority is None else params.priority
+    is_int = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_int or abs(priority) > MAX_PRIORITY:
+        allowed = f"an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+        raise InvalidRequest.of("priority", params.priority, allowed)
+    return priority

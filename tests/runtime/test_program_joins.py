@@ -1,0 +1,123 @@
+"""Joins of the first k branches, and branches that nobody reads."""
+
+from __future__ import annotations
+
+import pytest
+from program_stage import Stage, drop, end, fork, gen, join, text, var
+
+from stemma.frontend import wire
+
+
+def three_tips(stage: Stage, *, first: int | None, mode: str = "gather_variable") -> None:
+    """A fork of three gens, joined, and a gen behind the join."""
+    stage.on(0, text("a"), fork(1, 2, 3))
+    for branch in (1, 2, 3):
+        stage.on(branch, text(str(branch)), gen("tip"), end())
+    stage.on(0, join(1, 2, 3, mode=mode, first=first), gen("after"), end=True)
+
+
+def kinds_of_failures(stage: Stage) -> dict[int, str]:
+    return {branch: payload["kind"] for branch, _, payload in stage.events.of(wire.FAILED)}
+
+
+def test_a_join_of_the_first_two_goes_on_with_them_and_stops_the_third(stage: Stage) -> None:
+    three_tips(stage, first=2)
+    stage.generate("C", index=2)
+    assert len(stage.prompts) == 2
+    stage.generate("A", index=0)
+    assert stage.prompts == ["a"], "the loser has stopped, and the parent goes on"
+    assert stage.values[0, 2] == [0, 2]
+    assert kinds_of_failures(stage) == {2: "Stopped"}
+    stage.generate("!")
+    assert stage.is_done
+
+
+def test_only_the_winners_are_appended(stage: Stage) -> None:
+    three_tips(stage, first=1, mode="concate_and_append")
+    stage.generate("B", index=1)
+    assert stage.prompts == ["a2B"] and stage.values[0, 2] == [1]
+
+
+def test_a_join_of_the_first_survives_failures_while_enough_are_left(stage: Stage) -> None:
+    three_tips(stage, first=2)
+    stage.queue.fail(stage.queue.open[0], "lost")
+    stage.session.advance()
+    assert len(stage.prompts) == 2
+    stage.generate("B")
+    stage.generate("C")
+    assert stage.values[0, 2] == [1, 2] and kinds_of_failures(stage) == {1: "EngineError"}
+
+
+def test_a_join_fails_once_too_few_are_left(stage: Stage) -> None:
+    three_tips(stage, first=2)
+    for _ in range(2):
+        stage.queue.fail(stage.queue.open[0], "lost")
+        stage.session.advance()
+    assert "2 of 3 branches are needed, 2 failed: tip: lost" in stage.failures[0]
+
+
+def test_the_losers_forks_stop_too(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, gen("quick"), end())
+    stage.on(2, fork(3, 4))
+    stage.on(3, gen("slow"))
+    stage.on(4, gen("slow"), fork(5))
+    stage.on(0, join(1, 2, first=1), end=True)
+    stage.generate("A")
+    assert not stage.prompts and stage.is_done
+    assert kinds_of_failures(stage) == dict.fromkeys((2, 3, 4, 5), "Stopped")
+
+
+def test_a_dropped_branch_stops_at_once(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, gen("x"), gen("y"))
+    stage.on(2, gen("x"))
+    stage.on(1, drop())
+    assert len(stage.prompts) == 1 and kinds_of_failures(stage) == {1: "Stopped"}
+    stage.generate("B")
+    stage.on(0, gen("z"), end=True)
+    stage.generate("Z")
+    assert stage.is_done
+
+
+def test_a_dropped_branch_goes_on_while_somebody_needs_its_value(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1))
+    stage.on(1, gen("x"), gen("y"))
+    stage.on(0, var(1, 0), gen("z"))
+    stage.on(1, drop())
+    assert stage.prompts == ["a"]
+    stage.generate("X")
+    assert stage.prompts == ["aX"], "its second gen stopped when the first was there"
+    assert kinds_of_failures(stage) == {1: "Stopped"}
+
+
+def test_a_dropped_branch_goes_on_until_its_children_have_begun(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1))
+    stage.on(1, gen("x"), fork(2), gen("y"))
+    stage.on(2, gen("z"))
+    stage.on(1, drop())
+    stage.generate("X")
+    assert stage.prompts == ["aX"] and kinds_of_failures(stage) == {1: "Stopped"}
+
+
+def test_dropping_parent_and_child_stops_both(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1))
+    stage.on(1, gen("x"), fork(2), gen("y"))
+    stage.on(2, gen("z"), drop())
+    stage.on(1, drop())
+    assert not stage.prompts
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_joined_branch_is_not_dropped_by_a_drop(stage: Stage, first: int) -> None:
+    """The client's object may be collected while the join is still under way."""
+    stage.on(0, text("a"), fork(1, 2, 3))
+    for branch in (1, 2, 3):
+        stage.on(branch, gen("tip"))
+    stage.on(0, join(1, 2, 3, first=first))
+    for branch in (1, 2, 3):
+        stage.on(branch, drop())
+    assert len(stage.prompts) == 3
+    for _ in range(first):
+        stage.generate("t")
+    assert len(stage.values[0, 2]) == first
