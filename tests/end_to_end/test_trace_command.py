@@ -118,3 +118,11 @@ def test_a_mistake_is_one_clear_line(capsys: Capture, args: tuple[str, ...], wor
     assert main(["trace", *args]) == 1
     error = capsys.readouterr().err
     assert word in error and error.count("\n") == 1
+
+
+def test_help_names_what_it_takes(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(flag in text for flag in ("--run", "--script", "--html", "--svg", "--arg"))
