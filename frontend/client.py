@@ -158,7 +158,7 @@ class Connection:
         with self._lock:
             self._require_open()
             call_id = next(self._ids)
-            header = {"id": call_id, "method": method, "args": args}
+            header: dict[str, Any] = {"id": call_id, "method": method, "args": args}
             wire.encode("call", n=0, ack=0, **header)  # raises here what could not be sent
             self._calls[call_id] = pending
             self._queue("call", **header)
@@ -197,7 +197,7 @@ class Connection:
             source = op.params.constraint.source
             if len(source) >= MIN_CHARS and (slot := self._slot(source, item)) is not None:
                 item = orjson.loads(wire.encode_op(item))
-                item[5]["constraint"]["source"] = slot  # type: ignore[index]
+                item[5]["constraint"]["source"] = slot
         return wire.encode_op(item)
 
     def _slot(self, text: str, item: list[object]) -> int | None:

@@ -41,7 +41,7 @@ class Link:
 
     # --- out ------------------------------------------------------------------------------------
 
-    def put(self, op: str, **header: object) -> None:
+    def put(self, op: str, **header: Any) -> None:
         """Number a message and keep it for `unsent`. Raises ProtocolError if it is too large."""
         self._keep(wire.encode(op, n=self.num_put + 1, ack=self.told(), **header))
 

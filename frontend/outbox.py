@@ -85,6 +85,7 @@ class Outbox:
     def flush(self, program: int, *, end: bool = False) -> bool:
         """Queue a program's ops; whether there was anything to queue."""
         outbox = self._programs.get(program)
+        self.dirty.pop(program, None)  # first: what a finalizer adds from here on marks it again
         if outbox is None:
             return False
         if end:
@@ -95,7 +96,6 @@ class Outbox:
         ops, outbox.ops = outbox.ops, fresh
         num_bytes, outbox.num_bytes = outbox.num_bytes, 0
         create, outbox.create = outbox.create, None
-        self.dirty.pop(program, None)
         self._queue_item(wire.encode_program(program, ops, create, end=end), num_bytes)
         return True
 

@@ -89,7 +89,7 @@ class Transport:
             self._poller.register(self._monitor, zmq.POLLIN)
         self._reopen_at = None
         dealer.connect(self._endpoint)
-        session = {} if self._session is None else {"session": self._session}
+        session: dict[str, Any] = {} if self._session is None else {"session": self._session}
         self._send(wire.encode("hello", client="stemma", ack=self.link.told(), **session))
 
     def _shut(self, linger_ms: int) -> None:
@@ -137,7 +137,7 @@ class Transport:
         return messages
 
     def _receive(self) -> list[wire.Message]:
-        messages = []
+        messages: list[wire.Message] = []
         while True:
             try:
                 parts = self._dealer.recv_multipart(zmq.NOBLOCK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -235,6 +236,21 @@ def test_a_client_that_was_killed_is_forgotten_and_disturbs_nobody(
     wait_for(healthy, lambda info: info["num_running"] == info["num_programs"] == 0)
     info = healthy.get_server_info()
     assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
+
+
+def test_connections_that_never_finish_their_greeting_disturb_nobody(
+    served: Served, healthy: stemma.Runtime
+) -> None:
+    port = int(served.tcp_endpoint.rpartition(":")[2])
+    greetings = [b"", b"\xff\x00\x00", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x00" * 4096]
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in greetings]
+    for connection, greeting in zip(sockets, greetings, strict=True):
+        connection.sendall(greeting)
+    assert program.run(backend=healthy)["x"]
+    for connection in sockets:
+        connection.close()
+    with stemma.Runtime(served.tcp_endpoint) as backend:
+        assert program.run(backend=backend)["x"]
 
 
 # --- limits ---------------------------------------------------------------------------------------
