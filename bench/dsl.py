@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..errors import InvalidRequest
 from ..frontend import ir, wire
 from ..frontend.backend import Backend, Engine
 from ..frontend.channel import EventSink
@@ -142,10 +143,14 @@ def _sglang_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     package = ModuleType("sglang")
     package.__path__ = [str(args.sglang / "sglang")]
     sys.modules["sglang"] = package
-    from sglang.lang.api import function as sgl_function  # type: ignore[import-not-found]
-    from sglang.lang.api import gen as sgl_gen
-    from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found]
-    from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found]
+    try:
+        from sglang.lang.api import function as sgl_function  # type: ignore[import-not-found]
+        from sglang.lang.api import gen as sgl_gen
+        from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found]
+        from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found]
+    except ImportError as error:
+        allowed = f"a folder with SGLang's package, and what that imports installed ({error})"
+        raise InvalidRequest.of("sglang", str(args.sglang), allowed) from error
 
     class Answering(BaseBackend):  # type: ignore[misc]
         def get_chat_template(self) -> Any:

@@ -75,7 +75,7 @@ class TenantShares:
         return min((self._times[tenant] for tenant in self._num_open), default=0.0)
 
 
-def tenant_weights(text: str) -> dict[str, float]:
+def tenant_weights(text: str) -> dict[Hashable, float]:
     """From "a=2,b=0.5". Raises InvalidRequest."""
     weights = {}
     for item in filter(None, text.split(",")):
