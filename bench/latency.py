@@ -75,8 +75,8 @@ def measure(latency_s: float, repeats: int) -> list[dict[str, Any]]:
 
 def programs() -> dict[str, Program]:
     """The two chains; both append the same ops."""
-    from ..frontend.expr import gen
     from ..frontend.function import function
+    from ..frontend.generation import gen
 
     def chain(s: Any, reads: bool) -> None:
         s += "Count:"
