@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from dsl_programs import GREEDY
+from dsl_programs import GREEDY, deadline
 
 import stemma as st
+from stemma.frontend.backend import get_default_backend
 
 pytestmark = pytest.mark.usefixtures("default_engine", "no_test_hangs")
 
@@ -81,3 +84,64 @@ def test_functions_nest() -> None:
 
     state = outer.run()
     assert state.text() == "outer inner " + state.ret_value == "outer inner " + state["w"]
+
+
+# --- what the runtime knows of a program's KV -----------------------------------------------------
+
+
+def test_the_first_of_several_branches_is_enough_and_the_others_are_stopped() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "q"
+        forks = s.fork(3)
+        forks += [st.gen("x", max_tokens=3000 if i == 1 else 2, **GREEDY) for i in range(3)]
+        forks.join(st.first(2))
+        s += " end " + st.gen("y", max_tokens=2, **GREEDY)
+
+    before = num_computed()
+    with deadline(60):
+        state = program.run()
+    assert num_computed() - before < 2500, "the long branch went on"
+    assert len(state["x"]) == 2 and state["y"]
+    assert state.get_meta_info("x")[0]["completion_tokens"] == 2
+
+
+def test_a_dropped_fork_is_stopped_while_the_program_goes_on() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> int:
+        s += "q"
+        side = s.copy()
+        side += st.gen("long", max_tokens=3500, **GREEDY)
+        s += st.gen("x", max_tokens=2, **GREEDY)
+        s.sync()
+        del side
+        s += " and " + st.gen("y", max_tokens=2, **GREEDY)
+        return num_computed()
+
+    before = num_computed()
+    with deadline(60):
+        after = program.run().ret_value
+    assert after - before < 2500, "the dropped fork went on"
+
+
+def test_hints_and_pauses_change_no_text() -> None:
+    @st.function
+    def program(s: st.ProgramState, is_hinted: bool) -> None:
+        s += "Once upon a time"
+        if is_hinted:
+            s["pinned"] = s.pin(ttl_s=5).outcome["outcome"]
+            with s.pause(expected_s=0.01):
+                pass
+        s += st.gen("x", max_tokens=6, **GREEDY)
+
+    hinted, plain = program.run(True), program.run(False)
+    assert hinted.text() == plain.text()
+    assert hinted["pinned"] in ("accepted", "clipped", "deferred", "rejected", "missing")
+
+
+def num_computed() -> int:
+    """Tokens that the engine has computed so far, once nothing runs any more."""
+    engine = get_default_backend()
+    while engine.get_server_info()["num_running"]:
+        time.sleep(0.02)
+    return int(engine.get_server_info()["stats"]["num_computed_tokens"])
