@@ -16,10 +16,10 @@ LAYOUT = KVLayout("tiny", "bfloat16", 2, num_layers=1, num_kv_heads=1, head_dim=
 FILE_BYTES = file_bytes(LAYOUT)
 
 
-def sequence(*numbers: int, namespace: str = "") -> list[Block]:
+def sequence(*numbers: int, namespace: str = "", layout: KVLayout = LAYOUT) -> list[Block]:
     """Blocks that each repeat one token: the numbers are a path in a tree of blocks."""
     ids = array("i", [number for number in numbers for _ in range(BLOCK_TOKENS)])
-    return blocks_of(LAYOUT, namespace, ids)
+    return blocks_of(layout, namespace, ids)
 
 
 def payload_of(block: Block, layout: KVLayout = LAYOUT) -> Payload:
@@ -28,8 +28,10 @@ def payload_of(block: Block, layout: KVLayout = LAYOUT) -> Payload:
     return np.random.default_rng(seed).integers(0, 256, layout.block_bytes, dtype=np.uint8)
 
 
-def open_store(folder: Path, *, max_blocks: int = 1000, **options: float) -> DiskStore:
-    return DiskStore(folder, LAYOUT, max_bytes=max_blocks * FILE_BYTES, **options)  # type: ignore[arg-type]
+def open_store(
+    folder: Path, *, max_blocks: int = 1000, layout: KVLayout = LAYOUT, **options: float
+) -> DiskStore:
+    return DiskStore(folder, layout, max_bytes=max_blocks * file_bytes(layout), **options)  # type: ignore[arg-type]
 
 
 def save_all(store: DiskStore, blocks: Sequence[Block]) -> None:
@@ -54,6 +56,6 @@ def fetched(store: DiskStore, blocks: Sequence[Block]) -> int:
     fetch = store.fetch(blocks)
     payloads = wait_for(fetch, store)
     for block, payload in zip(blocks, payloads):
-        assert np.array_equal(payload, payload_of(block))
+        assert np.array_equal(payload, payload_of(block, store.layout))
     fetch.release()
     return len(payloads)

@@ -7,25 +7,30 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kv_blocks import fetched, open_store, sequence
+from kv_blocks import LAYOUT, fetched, open_store, sequence
 
 TESTS = Path(__file__).parent.parent
+# Blocks of 1 MiB, so that a process is killed within the writing of one.
+LARGE = replace(LAYOUT, head_dim=1024)
 
 # Saves chains of three without end, in a bounded store, and says which are on disk.
 WRITER = """
 import itertools, sys
+from dataclasses import replace
 sys.path.insert(0, {tests!r})
 from kv_blocks import *
-store = open_store(Path({folder!r}), max_blocks={max_blocks})
+layout = replace(LAYOUT, head_dim=1024)
+store = open_store(Path({folder!r}), max_blocks={max_blocks}, layout=layout)
 assert store.mode.value == "writer"
 print("ready", flush=True)
 for number in itertools.count({first}):
-    blocks = sequence(number % 50, number, 7)
+    blocks = sequence(number % 50, number, 7, layout=layout)
     for block in blocks:
-        store.save(block, payload_of(block))
+        store.save(block, payload_of(block, layout))
     if number % 3 == 0:
         store.flush(30.0)
         print(number, flush=True)
@@ -50,12 +55,12 @@ def survive(folder: Path, seed: int, num_rounds: int, max_blocks: int) -> None:
     for _ in range(num_rounds):
         written = killed_writer(folder, first, max_blocks, rng.uniform(0.0, 0.08))
         last = max(written, default=first)
-        store = open_store(folder, max_blocks=max_blocks)
+        store = open_store(folder, max_blocks=max_blocks, layout=LARGE)
         assert store.describe()["num_blocks"] <= max_blocks
         assert len(list(folder.rglob("*.kv"))) == store.describe()["num_blocks"]
         assert not list(folder.rglob("*.tmp"))
         for number in range(max(0, last - 40), last + 40):
-            blocks = sequence(number % 50, number, 7)
+            blocks = sequence(number % 50, number, 7, layout=LARGE)
             num_fetched = fetched(store, blocks)
             is_recent = number in written and number > last - max_blocks // 6
             assert num_fetched == 3 or not is_recent, f"{number} of {written} is lost"

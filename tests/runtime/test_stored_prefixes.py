@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from fakes import VOCAB_SIZE, chain_of
-from house import House, assert_right
+from house import House
+from house import assert_right as assert_output_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
@@ -33,6 +34,13 @@ def prompt(seed: int, length: int) -> list[int]:
         tokens.append(1 + chain % (VOCAB_SIZE - 1))
         chain = chain_of([tokens[-1]], chain)
     return tokens
+
+
+def assert_right(request: Request) -> None:
+    """The right output, and no error but that of a step that was told to fail: the engine reports
+    what the scripted device finds wrong as a failed step too."""
+    assert_output_right(request)
+    assert request.error is None or "was told to fail" in request.error, request.error
 
 
 @dataclass
@@ -194,6 +202,22 @@ def test_a_request_that_is_fetched_for_holds_nothing_and_others_run(open_shop: O
     shop.run()
     assert_right(held)
     assert held.num_disk_tokens == 512
+
+
+def test_what_is_fetched_is_of_no_use_once_the_pool_has_lost_what_comes_before(
+    open_shop: OpenShop,
+) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 1100))
+    shop.restart()
+    shop.serve(prompt(1, 400))
+    disk = shop.with_slow_disk()
+    request = shop.submit(prompt(1, 1100))
+    shop.engine.flush_cache()
+    disk.set()
+    shop.run()
+    assert_right(request)
+    assert request.num_disk_tokens == 0 and shop.store.stats.num_fetched == 1 + 3
 
 
 def test_many_requests_with_one_prefix_share_a_fetch(open_shop: OpenShop) -> None:
