@@ -133,16 +133,24 @@ class WorkingSet:
         return self._costs.seconds_until(MAX_LOAD, now_s)
 
     def _has_context(self, request: Request) -> bool:
-        """Whether at least half of what its program's calls had is still there."""
+        """Whether at least half of what its program's calls had is still there, on the device or on
+        the host, from where it costs little."""
         program = request.program
         if program is None or program not in self._inside:
             return False
         known = min(program.num_context_tokens, request.num_tokens) - program.num_shared_tokens
-        kept = request.num_computed_tokens - program.num_shared_tokens
+        kept = self._num_kept(request) - program.num_shared_tokens
         if 2 * kept >= known:
             return True
         del self._inside[program]
         return False
+
+    def _num_kept(self, request: Request) -> int:
+        host = self._kv_cache.host
+        if host is None:
+            return request.num_computed_tokens
+        match = host.match(request.namespace, request.token_ids, request.match_limit)
+        return max(request.num_computed_tokens, 0 if match is None else match.num_tokens)
 
     def _peak_growth(self, request: Request, now_s: float) -> float:
         """The most tokens that those inside, and the request's program, will need at once beyond
