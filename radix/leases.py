@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from .node import Node
+from .owners import age
 from .tree import RadixTree
 
 __all__ = ["Lease", "Leases"]
@@ -95,13 +96,13 @@ class Leases:
 
     def release(self, lease: Lease, *, is_last_use: bool = False) -> None:
         """End a lease; nothing happens if it has ended. `is_last_use`: what only its owner has used
-        is evicted before all else (RadixTree.age)."""
+        is evicted before all else (owners.py)."""
         if lease.node is not None:
             node, lease.node = lease.node, None
             del self._active[lease]
             self._tree.unlease(node, is_pin=lease.is_pin)
             if is_last_use and node.is_attached:
-                self._tree.age(node)
+                age(node, self._tree.use_order)
 
     def update(self, lease: Lease, *, due_s: float, expires_s: float) -> None:
         """The use is expected at another time; nothing happens if the lease has ended."""

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .tree import NodeSnapshot
+from .snapshot import NodeSnapshot
 
 __all__ = ["render"]
 

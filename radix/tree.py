@@ -8,7 +8,7 @@ copied as blocks of bytes; extend O(length of the new run); lock and unlock O(no
 evict O(1) per node freed. docs/radix.md has the figures.
 
 What it does not know: what a page holds, who owns the pages outside it, and programs. It is not
-thread-safe: one planner owns it.
+thread-safe: one planner owns it. All that keeps the counts true is in this one class.
 
 A call that changes the tree ends the validity of all unlocked handles (nodes), so lock what you
 matched before you do anything else.
@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from .node import Node, UseOrder
 from .pages import Pages, as_ids
+from .snapshot import NodeSnapshot, snapshot_of
 
 __all__ = ["Inserted", "Match", "Node", "NodeSnapshot", "RadixTree"]
 
@@ -44,22 +45,6 @@ class Inserted(NamedTuple):
     added_from: int  # path length before the first token that was added: remove()'s undo point
     duplicate_pages: Pages  # the caller's pages for tokens that the tree already had: still its own
     adopted_pages: Pages  # the tree's pages for those num_existing tokens, to be used instead
-
-
-class NodeSnapshot(TypedDict):
-    """One node as plain data; roots have no parent and no tokens."""
-
-    id: int
-    parent: int | None
-    namespace: str
-    num_tokens: int
-    token_ids: list[int]  # the first of them
-    lock_ref: int
-    lease_ref: int
-    pin_ref: int
-    host_tokens: int  # of num_tokens, the first ones that the host tier has too
-    hits: int
-    last_use: int
 
 
 class RadixTree:
@@ -125,7 +110,7 @@ class RadixTree:
 
         Only whole pages enter: tokens past the last one, and their page, stay the caller's. Where
         the tree already has the tokens it keeps its own pages; the rest of `pages` becomes the
-        tree's. Nothing is locked. What is new belongs to `owner`, see `age`.
+        tree's. Nothing is locked. What is new belongs to `owner`, see owners.py.
         """
         return self._add(self._root(namespace), token_ids, pages, owner, owns_lock=False)
 
@@ -227,50 +212,6 @@ class RadixTree:
             freed.extend(self._truncate(leaf, num_kept) if num_kept > 0 else self._detach(leaf))
         return freed
 
-    def note_user(self, node: Node, owner: Hashable) -> None:
-        """`owner` uses the path to `node`: what belonged to another belongs to nobody from now."""
-        step: Node | None = node
-        while step is not None:
-            if step.owner is not owner:
-                step.owner = None
-            step = step.parent
-
-    def age(self, node: Node) -> None:
-        """The owner of `node` has used it for the last time: what is his alone there, below it and
-        above it, is evicted before all else, but for what is in use.
-
-        Cost: O(nodes below, nodes on the path that are his, and their children).
-        """
-        owner = node.owner
-        if owner is None:
-            return
-        nodes = [node]
-        for step in nodes:  # it grows meanwhile
-            nodes.extend(step.children.values())
-        for step in reversed(nodes):
-            if step.owner is owner:
-                self._age_one(step)
-        above = node.parent
-        while above is not None and above.owner is owner and self._age_one(above):
-            above = above.parent
-
-    def age_path(self, node: Node) -> None:
-        """Whosever it is, the path to `node` is evicted before all else, with what alone continues
-        it, up to where it is in use or branches."""
-        while len(node.children) == 1:
-            (node,) = node.children.values()
-        step: Node | None = node
-        while step is not None and self._age_one(step):
-            step = step.parent
-
-    def _age_one(self, node: Node) -> bool:
-        """False where it is in use, or something below it is younger."""
-        if node.older is None or not _are_aged(node.children):
-            return False
-        self.use_order.age(node)
-        node.last_use = 0
-        return True
-
     def path(self, node: Node) -> tuple[array[int], Pages]:
         """The tokens and pages from the root to the end of `node`."""
         nodes = [node]
@@ -343,25 +284,7 @@ class RadixTree:
 
     def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
         """All nodes, parents first and depth first, each with its first `max_token_ids` ids."""
-        rows: list[NodeSnapshot] = []
-        for node in self.nodes():
-            name = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
-            rows.append(
-                NodeSnapshot(
-                    id=node.id,
-                    parent=None if node.parent is None else node.parent.id,
-                    namespace=name,
-                    num_tokens=len(node.token_ids),
-                    token_ids=node.token_ids[:max_token_ids].tolist(),
-                    lock_ref=node.lock_ref,
-                    lease_ref=node.lease_ref,
-                    pin_ref=node.pin_ref,
-                    host_tokens=0,
-                    hits=node.hits,
-                    last_use=node.last_use,
-                )
-            )
-        return rows
+        return [snapshot_of(node, max_token_ids) for node in self.nodes()]
 
     def _root(self, namespace: Hashable) -> Node:
         root = self.roots.get(namespace)
@@ -575,11 +498,6 @@ class RadixTree:
         ):
             node.is_attached = False
             del self.roots[node.namespace]
-
-
-def _are_aged(children: dict[bytes, Node]) -> bool:
-    """The youngest child is asked first: children usually end in their order."""
-    return all(child.last_use == 0 for child in reversed(children.values()))
 
 
 def _common_length(query: bytes, at: int, run: array[int], page_size: int) -> int:

@@ -102,16 +102,16 @@ class Engine:
         return has_grammars or self.scheduler.has_work
 
     @property
+    def next_wake_s(self) -> float | None:
+        """By the clock: when there may be work again though nothing has happened; None: never."""
+        return self.scheduler.next_wake_s
+
+    @property
     def kv_store(self) -> DiskStore | None:
         """Where prefixes are kept over a restart; whoever runs the engine waits for its fetches
         too, and closes it."""
         stored = self.scheduler.kv_cache.stored
         return None if stored is None else stored.store
-
-    @property
-    def next_wake_s(self) -> float | None:
-        """By the clock: when there may be work again though nothing has happened; None: never."""
-        return self.scheduler.next_wake_s
 
     def next_request_id(self) -> int:
         """Ids are unique within the process."""

@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from ...radix.check import check
+from ...radix.owners import note_user
 from ..request import Request
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
 from .tiers import Publication, withdraw
@@ -38,7 +39,7 @@ class KVCacheManager(PrefixCache):
         """Match the request's tokens and lock what was found; it owns no pages yet."""
         match = self.tree.match(request.namespace, request.token_ids, request.match_limit)
         self.tree.lock(match.node)
-        self.tree.note_user(match.node, request.program)
+        note_user(match.node, request.program)
         request.node = match.node
         request.pages = array("i", match.pages)
         request.num_published = request.num_computed_tokens = match.num_tokens
@@ -105,7 +106,7 @@ class KVCacheManager(PrefixCache):
         match = self.tree.match_below(request.node, rest, request.match_limit - done)
         if match.num_tokens:
             self.tree.move_lock(request.node, match.node)
-            self.tree.note_user(match.node, request.program)
+            note_user(match.node, request.program)
             request.node = match.node
             request.pages.extend(match.pages)
             request.num_published += match.num_tokens

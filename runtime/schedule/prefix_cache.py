@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from ...radix.leases import Lease, Leases
+from ...radix.owners import age, age_path
 from ...radix.pages import PageAllocator, Pages
 from ...radix.tree import Node, NodeSnapshot, RadixTree
 from ..request import Request
@@ -189,14 +190,14 @@ class PrefixCache:
         evicted before all else."""
         node = self._node_of(namespace, token_ids) if self.options.has_leases else None
         if node is not None:
-            self.tree.age(node)
+            age(node, self.tree.use_order)
 
     def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
         """What the device has of this prefix, and nobody else goes on from, is evicted before all
         else."""
         node = self._node_of(namespace, token_ids)
         if node is not None:
-            self.tree.age_path(node)
+            age_path(node, self.tree.use_order)
 
     def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
         """Copy what the device has of a prefix to the host, then let it give way; how many of its
@@ -205,7 +206,7 @@ class PrefixCache:
         node = self._node_of(namespace, token_ids)
         if node is not None:
             self.host.store(namespace, *self.tree.path(node), node.owner)
-            self.tree.age_path(node)
+            age_path(node, self.tree.use_order)
         return self.host.tree.match_length(namespace, token_ids)
 
     def prefetch(

@@ -133,7 +133,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan would have rows, or copies between tiers, or a request is to be ended."""
+        """Whether a plan would have rows or copies between tiers, or a request is to be ended."""
         if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
         if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
@@ -219,9 +219,9 @@ class Scheduler:
             end = request.num_computed_tokens + num_tokens
             publications.append(None if is_output else self.kv_cache.publish(request, end))
         self._is_stalled = False
-        transfers = self.kv_cache.take_transfers()
         if not rows:
             self._sleep()
+        transfers = self.kv_cache.take_transfers()
         if not rows and not transfers:
             return None
         self._step_id += 1
@@ -630,9 +630,9 @@ class Scheduler:
         elif request in self.waiting:
             self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
-        self.kv_cache.forget_fetched(request)
         if not request.is_admitted:
             self._num_waiting_tokens -= request.num_prompt_tokens
+        self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
         self._compiling.pop(request, None)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stemma.radix.check import check
 from stemma.radix.leases import Lease, Leases
+from stemma.radix.owners import age, age_path, note_user
 from stemma.radix.pages import PageAllocator
 from stemma.radix.tree import Node, RadixTree
 
@@ -188,7 +189,7 @@ def test_what_another_has_used_is_not_aged() -> None:
     shed = Shed()
     shed.cache("older")
     node = shed.cache("shared", owner="me")
-    shed.tree.note_user(node, "you")
+    note_user(node, "you")
     mine = shed.cache("shared by us", owner="me")
     shed.leases.release(shed.retain("shared by us"), is_last_use=True)
     assert mine.last_use == 0 and node.last_use > 0
@@ -201,12 +202,12 @@ def test_ageing_covers_the_forks_below_and_spares_what_is_in_use() -> None:
     shed.cache("root", owner="me")
     left, right = shed.cache("root left", owner="me"), shed.cache("root right", owner="me")
     shed.tree.lock(right)
-    shed.tree.age(left)
+    age(left, shed.tree.use_order)
     check(shed.tree, shed.allocator, locks=[right])
     root = left.parent
     assert root is not None and left.last_use == 0 and root.last_use > 0
     shed.tree.unlock(right)
-    shed.tree.age(root)
+    age(root, shed.tree.use_order)
     check(shed.tree, shed.allocator)
     assert [node.last_use for node in shed.tree.use_order] == [0] * 3
 
@@ -216,7 +217,7 @@ def test_a_path_gives_way_up_to_where_it_branches() -> None:
     shed.cache("older")
     shed.cache("root left")
     node = shed.cache("root right")
-    shed.tree.age_path(node)
+    age_path(node, shed.tree.use_order)
     check(shed.tree, shed.allocator)
     shed.evict(5)
     assert (shed.cached("root right"), shed.cached("root left"), shed.cached("older")) == (5, 9, 5)
@@ -227,7 +228,7 @@ def test_a_used_node_is_aged_no_more() -> None:
     shed = Shed()
     node = shed.cache("mine", owner="me")
     shed.cache("else")
-    shed.tree.age(node)
+    age(node, shed.tree.use_order)
     shed.tree.match("", ids("mine"))
     shed.evict(4)
     assert (shed.cached("mine"), shed.cached("else")) == (4, 0)
@@ -263,7 +264,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A request matches, makes room as the manager does, extends, and stays or finishes."""
         match = self.tree.match("", ids(text))
         self.tree.lock(match.node)
-        self.tree.note_user(match.node, owner)
+        note_user(match.node, owner)
         missing = len(text) - match.num_tokens
         self.make_room(missing)
         if self.shed.allocator.num_free < missing:
