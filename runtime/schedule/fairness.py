@@ -77,7 +77,7 @@ class TenantShares:
 
 def tenant_weights(text: str) -> dict[Hashable, float]:
     """From "a=2,b=0.5". Raises InvalidRequest."""
-    weights = {}
+    weights: dict[Hashable, float] = {}
     for item in filter(None, text.split(",")):
         name, _, number = item.rpartition("=")
         try:

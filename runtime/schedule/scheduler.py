@@ -29,10 +29,11 @@ from .fairness import TenantShares
 from .gate import WorkingSet
 from .grammar import Follower
 from .kv_cache import KVCacheManager
-from .policy import DEFAULT_POLICY, OutputShare, Surroundings, level_of, policy_of
+from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .program_record import ProgramRecord
+from .prompt_limits import PromptLimits
 from .rows import masks_of, row_of
-from .stall import DEFAULT_SLOWDOWN, LEVEL_SLOWDOWN, StallLimit
+from .stall import DEFAULT_SLOWDOWN, StallLimit
 from .step_costs import StepCosts
 from .tiers import Publication
 from .tree_order import depth_first, shared_segments
@@ -41,7 +42,6 @@ from .waiting import MAX_OVERTAKES, WaitingQueue
 log = logging.getLogger(__name__)
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
-LATE_LEVELS = 1  # of service between a prompt and a decode row, from which on the prompt gives way
 
 
 @dataclass(slots=True)
@@ -102,9 +102,7 @@ class Scheduler:
         self.segment_cost_tokens = segment_cost_tokens
         self.costs = StepCosts()
         self.stall = StallLimit(self.costs, decode_slowdown)
-        self._long_budget: int | None = None  # tokens of long prompts that this plan may still take
-        self._late_budget: int | None = None  # of programs above `_level`
-        self._level = 0  # the least of the programs that decode
+        self.limits = PromptLimits(self.stall)
         self.stats = SchedulerStats()
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
@@ -302,12 +300,8 @@ class Scheduler:
         if self.waiting.policy.has_gate:  # levels change while requests run
             self.running.sort(key=self.waiting.policy.keep)
         in_order = self._decoding_first()
-        is_decoding = bool(in_order) and in_order[0].num_ready == 1
-        self._long_budget = self.stall.max_chunk() if is_decoding else None
-        self._late_budget = None
-        if is_decoding and self.waiting.policy.has_gate:
-            self._level = min(level_of(r) for r in in_order if r.num_ready == 1)
-            self._late_budget = self.stall.max_chunk(LEVEL_SLOWDOWN)
+        decoding = [request for request in in_order if request.num_ready == 1]
+        self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_gate)
         for request in in_order:
             if budget <= 0:
                 return
@@ -351,7 +345,7 @@ class Scheduler:
                 if request is None:
                     return
                 must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
-                if must_wait or self._max_chunk(request, budget) <= 0:
+                if must_wait or self.limits.max_chunk(request, budget) <= 0:
                     num_held_back += 1
                     continue
                 num_tokens = self._admit(request, budget, cut)
@@ -373,43 +367,14 @@ class Scheduler:
     def _chunk(self, request: Request, budget: int) -> int:
         """All that is ready, or what the budgets allow, then in whole pages if it can; 0 where
         others have taken what there is for such prompts beside decode rows."""
-        num_tokens = min(request.num_ready, self._max_chunk(request, budget))
+        num_tokens = min(request.num_ready, self.limits.max_chunk(request, budget))
         if num_tokens < request.num_ready:
             end = request.num_computed_tokens + num_tokens
             aligned = end - end % self.kv_cache.page_size
             if aligned > request.num_computed_tokens:
                 num_tokens = aligned - request.num_computed_tokens
-        if self._long_budget is not None and self._is_long(request):
-            self._long_budget -= num_tokens
-        if self._late_budget is not None and self._is_late(request):
-            self._late_budget -= num_tokens
+        self.limits.take(request, num_tokens)
         return num_tokens
-
-    def _max_chunk(self, request: Request, budget: int) -> int:
-        """What the budgets allow of a prompt in this step; see `stall`."""
-        if self._long_budget is not None and self._is_long(request):
-            budget = min(budget, self._long_budget)
-        if self._late_budget is not None and self._is_late(request):
-            budget = min(budget, self._late_budget)
-        return max(budget, 0)
-
-    def _is_late(self, request: Request) -> bool:
-        """Whether a request's prompt belongs to a program that has had more service than one of
-        those that decode."""
-        if request.num_computed_tokens >= request.num_prompt_tokens:
-            return False
-        return level_of(request) >= self._level + LATE_LEVELS
-
-    def _is_long(self, request: Request) -> bool:
-        """Whether a request's prompt, but for what was cached, fills more than half a step; a
-        forced run behind it counts as decoding."""
-        if request.num_computed_tokens >= request.num_prompt_tokens:
-            return False
-        if request.is_admitted:
-            num_uncached = request.num_tokens - request.num_cached_tokens
-        else:
-            num_uncached = request.num_missing
-        return num_uncached > self.token_budget // 2
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
         """Reserve pages for `end` tokens; False when the request had to be preempted itself.
