@@ -44,7 +44,12 @@ def carry_out_simulated(work: Work, variant: Variant, pool: int) -> RunRecord:
     """Play all scripts with `pool` tokens of KV, from an empty cache on."""
     batch = int(str(variant.options.get("max_running_requests", DEVICE.max_running_requests)))
     device = replace(DEVICE, num_tokens=pool, max_running_requests=batch)
-    run = _Run(device, policy=str(variant.options["schedule_policy"]))
+    run = _Run(
+        device,
+        policy=str(variant.options["schedule_policy"]),
+        has_programs=True,
+        has_leases=not variant.options.get("disable_leases", False),
+    )
     jobs = [_job(script) for script in work.scripts]
     run.run([Start(s.start_s, job) for s, job in zip(work.scripts, jobs, strict=True)])
     programs = []
@@ -61,8 +66,10 @@ def carry_out_simulated(work: Work, variant: Variant, pool: int) -> RunRecord:
 class _Run(simulation.Simulation):
     """Keeps of each call what a `CallRecord` has."""
 
-    def __init__(self, device: simulation.Device, *, policy: str) -> None:
-        super().__init__(device, policy=policy)
+    def __init__(
+        self, device: simulation.Device, *, policy: str, has_programs: bool, has_leases: bool
+    ) -> None:
+        super().__init__(device, policy=policy, has_programs=has_programs, has_leases=has_leases)
         self.calls: dict[Job, list[CallRecord]] = defaultdict(list)
         self._admitted_s: dict[int, float] = {}
 
