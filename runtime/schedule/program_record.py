@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 LEVEL_SERVICE = 512  # tokens: programs that have had less are at level 0
-LEVEL_FACTOR = 4  # each further level has so much more
+LEVEL_FACTOR = 16  # each further level has so much more (docs/scheduler.md says what 4 does)
 
 
 @dataclass(slots=True, eq=False)
