@@ -75,9 +75,9 @@ class TenantShares:
         return min((self._times[tenant] for tenant in self._num_open), default=0.0)
 
 
-def tenant_weights(text: str) -> dict[str, float]:
+def tenant_weights(text: str) -> dict[Hashable, float]:
     """From "a=2,b=0.5". Raises InvalidRequest."""
-    weights = {}
+    weights: dict[Hashable, float] = {}
     for item in filter(None, text.split(",")):
         name, _, number = item.rpartition("=")
         try:
