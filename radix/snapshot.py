@@ -27,11 +27,11 @@ class NodeSnapshot(TypedDict):
 
 def snapshot_of(node: Node, max_token_ids: int) -> NodeSnapshot:
     """The node with its first `max_token_ids` ids; of other tiers it knows nothing."""
-    is_text = isinstance(node.namespace, str)
+    namespace = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
     return NodeSnapshot(
         id=node.id,
         parent=None if node.parent is None else node.parent.id,
-        namespace=node.namespace if is_text else repr(node.namespace),
+        namespace=namespace,
         num_tokens=len(node.token_ids),
         token_ids=node.token_ids[:max_token_ids].tolist(),
         lock_ref=node.lock_ref,
