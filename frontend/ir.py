@@ -266,6 +266,32 @@ class End(Op):
     kind: ClassVar[str] = "end"
 
 
+# What changes no output. Draws depend on an op's place among the others only (`Places`).
+SILENT_OPS = (Pause, Hint, Drop)
+
+
+class Places:
+    """The places of one branch's ops, counted without those that change nothing: with or without
+    hints a program draws the same."""
+
+    __slots__ = ("_num_silent", "_shifts")
+
+    def __init__(self) -> None:
+        self._num_silent = 0
+        self._shifts: dict[int, int] = {}  # by seq, of ops behind a silent one that have a place
+
+    def note(self, op: Op) -> None:
+        """The next op of the branch."""
+        if isinstance(op, SILENT_OPS):
+            self._num_silent += 1
+        elif self._num_silent and isinstance(op, Gen | Fork):
+            self._shifts[op.seq] = self._num_silent
+
+    def of(self, op: Gen | Fork) -> int:
+        """Where it stands."""
+        return op.seq - self._shifts.get(op.seq, 0)
+
+
 _OPS: dict[str, type[Op]] = {
     op.kind: op
     for op in (

@@ -26,7 +26,8 @@ class Branch:
     """One branch: its log from the current op on, and its transcript once it has begun."""
 
     number: int
-    path: tuple[tuple[int, int], ...] = ()  # (seq of the fork, index) from the root down
+    path: tuple[tuple[int, int], ...] = ()  # (place of the fork, index) from the root down
+    places: ir.Places = field(default_factory=ir.Places)
     log: deque[ir.Op] = field(default_factory=deque)
     num_received: int = 0
     transcript: Transcript | None = None  # None: not forked yet

@@ -106,6 +106,7 @@ class Session:
             branch.num_received += 1
             branch.is_flushed = False
             branch.log.append(op)
+            branch.places.note(op)
             if branch.error is not None:
                 self._fail_forks_of([op], branch.error)
             self._ready.append(branch)
@@ -319,7 +320,7 @@ class Session:
         """That of the gen, else hash(program seed, instance, branch path, op) as in the runtime."""
         if op.params.seed is not None:
             return op.params.seed
-        key = repr((self._seed, self._instance, branch.path, op.seq)).encode()
+        key = repr((self._seed, self._instance, branch.path, branch.places.of(op))).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
 
     # --- gens that are put off --------------------------------------------------------------------
@@ -428,7 +429,7 @@ class Session:
             child = self._branch(number)
             if child.transcript is not None or child is branch:
                 raise InvalidProgram.of("children", number, "branches that were not forked before")
-            child.path = (*branch.path, (op.seq, index))
+            child.path = (*branch.path, (branch.places.of(op), index))
             child.transcript = transcript_of(branch).copy()
             child.fork_length = len(child.transcript.pieces)
             child.draft, child.last_reply_id = branch.draft, branch.last_reply_id

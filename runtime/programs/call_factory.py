@@ -168,9 +168,9 @@ class CallFactory:
             raise InvalidRequest.of("logit_bias", largest, allowed)
         return [replace(first, seed=seed_of_sample(first.seed, i)) for i in range(num_samples)]
 
-    def _derive_seed(self, branch: Branch, op: ir.Op) -> int:
+    def _derive_seed(self, branch: Branch, op: ir.Gen) -> int:
         """hash(program seed, instance, branch path, op): forks differ, repeated runs do not."""
-        key = repr((self.seed, self.instance, branch.path, op.seq)).encode()
+        key = repr((self.seed, self.instance, branch.path, branch.places.of(op))).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
 
     def _prompt(self, branch: Branch) -> array[int]:

@@ -87,6 +87,7 @@ class ProgramSession:
                 raise InvalidProgram.of("seq", op.seq, f"{branch.num_received} on {op.branch}")
             branch.num_received += 1
             branch.log.append(op)
+            branch.places.note(op)
             self._note_needs(branch, op)
             if self._keeper is not None:
                 self._keeper.note_op(branch)
@@ -307,7 +308,7 @@ class ProgramSession:
             if child.transcript is not None or child is branch:
                 allowed = "branches that were not forked before"
                 raise InvalidProgram.of("children", child.number, allowed)
-            child.path = (*branch.path, (op.seq, index))
+            child.path = (*branch.path, (branch.places.of(op), index))
             child.transcript = branch.begun.copy()
             child.fork_length = len(child.transcript.ids)
             self._ready.append(child)
