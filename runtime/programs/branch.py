@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...frontend import ir
 from .calls import Call
+from .hints import AskedHint
 from .transcript import Transcript
 
 
@@ -31,6 +32,7 @@ class Branch:
     transcript: Transcript | None = None  # None: not forked yet
     fork_length: int = 0  # len(ids) when it began
     pending_text: list[ir.Text] = field(default_factory=list)
+    asked: list[AskedHint] = field(default_factory=list)
     call: Call | None = None
     is_waiting: bool = False
     end_number: int | None = None  # it is ended: as the how manieth of its program

@@ -24,6 +24,16 @@ class Action:
     tier: str | None = None
 
 
+@dataclass(slots=True)
+class AskedHint:
+    """A hint on a prefix that is not computed yet: it waits for its branch's next call. Its prefix
+    has `num_tokens`; None: `num_chars` of the open text segment, which is not tokenized yet."""
+
+    action: Action
+    num_tokens: int | None
+    num_chars: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class StatedLeases:
     """The leases that a client's hints have made; they outlive its programs, to their expiry."""

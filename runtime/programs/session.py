@@ -21,7 +21,7 @@ from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
 from .call_factory import CallFactory
-from .hints import Action, StatedLeases, outcome_payload
+from .hints import Action, AskedHint, StatedLeases, outcome_payload
 from .keeping import PrefixKeeper
 from .transcript import Marked, Transcript
 from .world import World
@@ -179,6 +179,10 @@ class ProgramSession:
             self._pauses[branch] = op
             return True
         self._pauses.pop(branch, None)
+        if isinstance(op, ir.Hint):
+            outcome = outcome_payload(f"{branch.number}.{op.seq}", self._hinted(branch, op))
+            self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
+            return True
         self._flush_text(branch)
         match op:
             case ir.Tokens():
@@ -199,9 +203,6 @@ class ProgramSession:
                 self._fork(branch, op)
             case ir.Join():
                 return self._join(branch, op)
-            case ir.Hint():
-                outcome = self._hinted(branch, op)
-                self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
             case ir.End() | ir.Drop():
                 branch.end_number = next(self._end_numbers)
                 self._wake((branch.number, _END))
@@ -215,6 +216,10 @@ class ProgramSession:
         is_replay = all(op.is_replay for op in branch.pending_text)
         branch.pending_text.clear()
         transcript = branch.begun
+        for hint in branch.asked:
+            if hint.num_tokens is None:
+                num_more = len(self._world.tokenizer.encode(text[: hint.num_chars]))
+                hint.num_tokens = len(transcript.ids) + num_more
         known = self._world.replays.find(transcript.ids, text) if is_replay else None
         if known is not None:
             transcript.append_ids(known, text)
@@ -229,13 +234,25 @@ class ProgramSession:
         branch.begun.append_ids(op.token_ids, text, has_bos=True)
         return Marked(text)
 
-    def _hinted(self, branch: Branch, op: ir.Hint) -> dict[str, Any]:
+    def _hinted(self, branch: Branch, op: ir.Hint) -> Outcome:
+        """On what has been computed of the branch, and the text behind it that will be."""
         if self._stated is None:
-            outcome = Outcome("rejected", "this runtime keeps no leases")
-        else:
-            action = Action(op.action, op.ttl_ms, op.priority, op.tier)
-            outcome = self._stated.carry_out(action, branch.begun.ids)
-        return outcome_payload(f"{branch.number}.{op.seq}", outcome)
+            return Outcome("rejected", "this runtime keeps no leases")
+        action = Action(op.action, op.ttl_ms, op.priority, op.tier)
+        outcome = self._stated.carry_out(action, branch.begun.ids)
+        if outcome.outcome != "missing" or op.action not in ("pin", "retain", "share"):
+            return outcome
+        num_chars = sum(len(text.text) for text in branch.pending_text)
+        num_tokens = None if num_chars else len(branch.begun.ids)
+        branch.asked.append(AskedHint(action, num_tokens, num_chars))
+        return Outcome("deferred", "until the branch's next call has computed it")
+
+    def _carry_out_asked(self, branch: Branch) -> None:
+        """What was asked for of the prefix that a call has just computed."""
+        asked, branch.asked = branch.asked, []
+        for hint in asked:
+            assert self._stated is not None
+            self._stated.carry_out(hint.action, branch.begun.ids[: hint.num_tokens])
 
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}
@@ -264,6 +281,7 @@ class ProgramSession:
             self._world.responses.remember(self._response_id, transcript.ids[:])
             self._response_id = None
         self._emit(branch.number, op.seq, wire.VALUE, payload)
+        self._carry_out_asked(branch)
         if self._keeper is not None:
             self._keeper.note_call_done(branch)
         self._ready.append(branch)
