@@ -121,15 +121,23 @@ class ProgramSession:
         self._emit(0, 0, wire.DONE, None)
 
     def cancel(self) -> None:
-        """Stop all calls; no more events."""
-        self.is_done = self.record.is_cancelled = True
+        """Stop all calls; no more events. Nothing happens to one that has ended."""
+        if self.is_done:
+            return
+        self.record.is_cancelled = True
         self._ready.clear()
         for branch in self._branches.values():
             call, branch.call = branch.call, None
             if call is not None:
                 call.abort(self._world.queue)
+        self._finish()
+
+    def _finish(self) -> None:
+        """It needs nothing of the engine any more."""
+        self.is_done = True
         if self._keeper is not None:
             self._keeper.end_all()
+        self._world.queue.end_program(self.record)
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -146,9 +154,7 @@ class ProgramSession:
                 return
             if self._fail_stuck():
                 continue
-            self.is_done = True
-            if self._keeper is not None:
-                self._keeper.end_all()
+            self._finish()
             self._emit(0, 0, wire.DONE, None)
 
     def _advance_branch(self, branch: Branch) -> None:

@@ -135,7 +135,8 @@ def test_a_cancelled_program_keeps_nothing(leased: Stage, kv: FakeKV) -> None:
     leased.on(1, gen("y"))
     assert kv.held
     leased.session.cancel()
-    assert not kv.held
+    leased.session.cancel()
+    assert not kv.held and leased.queue.ended == [leased.session.record]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -167,6 +168,7 @@ def test_no_program_leaves_a_lease_whatever_becomes_of_its_calls(
     while leased.queue.open:
         finish_one(leased, rng)
     assert leased.is_done and not kv.held
+    assert leased.queue.ended == [leased.session.record]
 
 
 def finish_one(stage: Stage, rng: random.Random) -> None:
