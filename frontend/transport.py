@@ -52,6 +52,7 @@ class Transport:
         dead, or None."""
         self.link = Link()
         self.welcome: dict[str, Any] | None = None  # the first one
+        self.silence_s = wire.RUNTIME_TIMEOUT_S  # after which the runtime is given up
         self._context = context
         self._endpoint = endpoint
         self._keys = keys
@@ -196,7 +197,7 @@ class Transport:
                 reason = (
                     f"the connection to {self._endpoint} broke and was not back in {grace_s:g} s"
                 )
-            elif self._is_up and now - self._last_heard_s > wire.RUNTIME_TIMEOUT_S:
+            elif self._is_up and now - self._last_heard_s > self.silence_s:
                 reason = f"the runtime has been silent for {now - self._last_heard_s:.0f} s"
         if reason is not None:
             raise EngineError(reason)

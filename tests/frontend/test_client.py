@@ -19,6 +19,7 @@ from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.frontend.function import open_program
 from stemma.frontend.link import Link
+from stemma.frontend.transport import Transport
 
 
 class Runtime:
@@ -200,7 +201,12 @@ def test_a_dead_process_is_noticed_without_waiting_for_its_silence(runtime: Runt
 
 
 def test_a_silent_runtime_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "RUNTIME_TIMEOUT_S", 0.3)
+    class Impatient(Transport):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.silence_s = 0.3
+
+    monkeypatch.setattr(client_module, "Transport", Impatient)
     monkeypatch.setattr(client_module, "HEARTBEAT_POLL_S", 0.05)
     connection = runtime.connect()
     with pytest.raises(EngineError, match="silent"):
