@@ -110,6 +110,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares)
         self.working_set = WorkingSet(kv_cache, self.costs)
         self.deadlines = Deadlines(self.costs, self.output_share)
+        self._open: set[Request] = set()  # that were added and have not finished
         self._num_waiting_tokens = 0  # of prompts that were never admitted
         self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
@@ -176,6 +177,7 @@ class Scheduler:
             self._require_time(request, request.deadline_s)
         if request.program is not None and not request.program.number:
             request.program.number = request.id
+        self._open.add(request)
         self.deadlines.add(request)
         self.shares.enter(request)
         if not self.kv_cache.look_up(request):
@@ -595,8 +597,6 @@ class Scheduler:
         elif request in self.waiting:
             self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
-        if not request.is_admitted:
-            self._num_waiting_tokens -= request.num_prompt_tokens
         self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
@@ -606,10 +606,17 @@ class Scheduler:
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
         self.stats.num_finished += 1
+        if request in self._open:  # one of a call that was refused as a whole may never have come
+            self._note_end(request)
+        request.listener.on_finish(request)
+
+    def _note_end(self, request: Request) -> None:
+        self._open.remove(request)
+        if not request.is_admitted:
+            self._num_waiting_tokens -= request.num_prompt_tokens
         self.shares.leave(request)
         self.deadlines.note_finish(request)
         self.working_set.note_finish(request, self._clock())
-        request.listener.on_finish(request)
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Give back pages and table row."""

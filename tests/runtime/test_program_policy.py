@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from fakes import FakeListener
+from fakes import FakeListener, make_request
 from house import House, assert_right, listener_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -353,6 +353,21 @@ def test_the_queue_ahead_counts_for_a_deadline() -> None:
         house.submit(prompt_of(5, 10), max_tokens=1, deadline_s=house.now_s + 0.1)
     house.run()
     house.submit(prompt_of(5, 10), max_tokens=1, deadline_s=house.now_s + 0.1)
+
+
+def test_a_refused_request_can_be_aborted_and_leaves_nothing() -> None:
+    house = TimedHouse(num_pages=400)
+    house.submit(prompt_of(1, 30), max_tokens=5)
+    house.run()
+    with pytest.raises(DeadlineExceeded):
+        house.submit(prompt_of(2, 100), max_tokens=5, deadline_s=house.now_s - 1.0)
+    late = make_request(99, prompt_of(2, 100), deadline_s=house.now_s - 1.0)
+    with pytest.raises(DeadlineExceeded):
+        house.engine.submit(late)
+    house.engine.abort(late)
+    scheduler = house.engine.scheduler
+    assert late.is_finished and not scheduler._open and not scheduler._num_waiting_tokens
+    assert not scheduler.shares._num_open and scheduler.deadlines.next_s is None
 
 
 @pytest.mark.parametrize("is_running", [True, False])
