@@ -395,16 +395,19 @@ class ProgramSession:
             self._halt(child, reason)
 
     def _halt(self, branch: Branch, reason: str) -> None:
-        if branch.is_ended or branch.error is not None:
-            return
-        call, branch.call = branch.call, None
-        if call is not None:
-            call.abort(self._world.queue)
-        last = ir.End(branch.number, branch.num_received, None)
-        self._stop(branch, branch.log[0] if branch.log else last, reason, STOPPED)
-        for child in branch.unforked:
-            self._halt(child, reason)
-        branch.log.clear()
+        """Stop a branch and those that it was still to fork, however deep."""
+        open_branches = [branch]
+        while open_branches:
+            branch = open_branches.pop()
+            if branch.is_ended or branch.error is not None:
+                continue
+            call, branch.call = branch.call, None
+            if call is not None:
+                call.abort(self._world.queue)
+            last = ir.End(branch.number, branch.num_received, None)
+            self._stop(branch, branch.log[0] if branch.log else last, reason, STOPPED)
+            open_branches += branch.unforked
+            branch.log.clear()
 
     def _stop_dropped(self) -> None:
         """Stop the branches that nobody reads and that nothing else needs."""

@@ -60,6 +60,17 @@ def test_a_join_fails_once_too_few_are_left(stage: Stage) -> None:
     assert "2 of 3 branches are needed, 2 failed: tip: lost" in stage.failures[0]
 
 
+def test_a_loser_may_have_any_number_of_forks_within_forks(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, gen("quick"), end())
+    stage.on(2, gen("slow"), fork(3))
+    for branch in range(3, 2000):
+        stage.on(branch, fork(branch + 1))
+    stage.on(0, join(1, 2, first=1), end=True)
+    stage.generate("A")
+    assert stage.is_done and len(kinds_of_failures(stage)) == 1999
+
+
 def test_the_losers_forks_stop_too(stage: Stage) -> None:
     stage.on(0, text("a"), fork(1, 2))
     stage.on(1, gen("quick"), end())
