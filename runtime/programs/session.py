@@ -67,7 +67,7 @@ class ProgramSession:
         self._keeper = None if world.kv is None else PrefixKeeper(world.kv, world.habits, tenant)
         self._branches: dict[int, Branch] = {}
         self._values: dict[tuple[int, int], Value] = {}
-        self._waiters: dict[tuple[int, int], list[Branch]] = {}  # (branch, seq or _END)
+        self._waiters: dict[int, dict[int, list[Branch]]] = {}  # by branch, by seq or _END
         self._pauses: dict[Branch, ir.Pause] = {}
         self._dropped: dict[Branch, None] = {}  # nobody reads them, but something may need them
         self._ready: deque[Branch] = deque()
@@ -358,11 +358,10 @@ class ProgramSession:
             return None
         branch.is_registered = False
         ended.sort(key=lambda index: children[index].end_number or 0)
-        winners = sorted(ended[:num_needed])
-        for index, child in enumerate(children):
-            if index not in winners:
-                self._halt_tree(child, "the join had enough branches")
-        return winners
+        winners = set(ended[:num_needed])
+        losers = [child for index, child in enumerate(children) if index not in winners]
+        self._halt_trees(losers, "the join had enough branches")
+        return sorted(winners)
 
     def _append_children(self, branch: Branch, children: list[Branch]) -> str:
         whole = ""
@@ -377,22 +376,28 @@ class ProgramSession:
         return whole
 
     def _wait_for(self, branch: Branch, key: tuple[int, int]) -> bool:
-        self._waiters.setdefault(key, []).append(branch)
+        number, seq = key
+        self._waiters.setdefault(number, {}).setdefault(seq, []).append(branch)
         branch.is_waiting = True
         return False
 
     def _wake(self, key: tuple[int, int]) -> None:
-        for branch in self._waiters.pop(key, ()):
+        number, seq = key
+        for branch in self._waiters.get(number, {}).pop(seq, ()):
             branch.is_waiting = False
             self._ready.append(branch)
 
     # --- failure ----------------------------------------------------------------------------------
 
-    def _halt_tree(self, branch: Branch, reason: str) -> None:
-        """Stop a branch and those forked from it: nobody waits for what they make."""
-        depth = len(branch.path)
-        for child in [b for b in self._branches.values() if b.path[:depth] == branch.path]:
-            self._halt(child, reason)
+    def _halt_trees(self, roots: list[Branch], reason: str) -> None:
+        """Stop branches and those forked from them: nobody waits for what they make."""
+        for root in roots:
+            self._halt(root, reason)
+        paths = {root.path for root in roots if root.path}  # one that was never forked has none
+        depths = {len(path) for path in paths}
+        for branch in list(self._branches.values()):
+            if any(branch.path[:depth] in paths for depth in depths):
+                self._halt(branch, reason)
 
     def _halt(self, branch: Branch, reason: str) -> None:
         """Stop a branch and those that it was still to fork, however deep."""
@@ -449,8 +454,8 @@ class ProgramSession:
                     forks += [op for op in child.log if isinstance(op, ir.Fork)]
 
     def _wake_all_of(self, branch: Branch) -> None:
-        for key in [key for key in self._waiters if key[0] == branch.number]:
-            self._wake(key)
+        for seq in list(self._waiters.get(branch.number, ())):
+            self._wake((branch.number, seq))
 
     def _fail_stuck(self) -> bool:
         """The client sends no more: a branch that still waits waits forever."""

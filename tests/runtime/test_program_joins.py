@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 
 import pytest
@@ -69,6 +70,27 @@ def test_a_loser_may_have_any_number_of_forks_within_forks(stage: Stage) -> None
     stage.on(0, join(1, 2, first=1), end=True)
     stage.generate("A")
     assert stage.is_done and len(kinds_of_failures(stage)) == 1999
+
+
+def test_a_loser_that_was_never_forked_stops_nobody_else(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, text("b"), end())
+    stage.on(2, gen("apart"))
+    stage.on(0, join(1, 7, first=1), gen("after"), end=True)
+    assert stage.prompts == ["a", "a"] and kinds_of_failures(stage) == {7: "Stopped"}
+
+
+def test_stopping_many_losers_takes_time_in_proportion(stage: Stage) -> None:
+    losers = range(2, 6000)
+    stage.on(0, text("a"), fork(1, *losers))
+    stage.on(1, gen("quick"), end())
+    for branch in losers:
+        stage.on(branch, var(0, 99))
+    stage.on(0, join(1, *losers, first=1), gen("after"))
+    start = time.perf_counter()
+    stage.generate("A")
+    assert time.perf_counter() - start < 2.0, "of 0.1 s; what grows with the square takes 10 s"
+    assert len(kinds_of_failures(stage)) == len(losers) and stage.prompts == ["a"]
 
 
 def test_the_losers_forks_stop_too(stage: Stage) -> None:
