@@ -221,7 +221,7 @@ class ProgramSession:
             transcript.append_text(text)
 
     def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
-        largest, vocab_size = max(op.token_ids), self._world.vocab_size
+        largest, vocab_size = max(op.token_ids, default=0), self._world.vocab_size
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
         text = self._world.tokenizer.decode(op.token_ids)
