@@ -87,7 +87,8 @@ class ProgramSession:
                 raise InvalidProgram.of("seq", op.seq, f"{branch.num_received} on {op.branch}")
             branch.num_received += 1
             branch.log.append(op)
-            self._note_needs(branch, op)
+            if branch.error is None:
+                self._note_needs(branch, op)
             if self._keeper is not None:
                 self._keeper.note_op(branch)
             if branch.error is not None:
@@ -111,6 +112,15 @@ class ProgramSession:
                 for child in map(self._branch, op.children):
                     child.num_wanted += 1
                     child.joined_by = branch
+
+    def _forget_needs(self, branch: Branch) -> None:
+        """It has stopped: what is left in its log needs nobody."""
+        for op in branch.log:
+            if isinstance(op, ir.Var):
+                self._branch(op.of_branch).num_wanted -= 1
+            elif isinstance(op, ir.Join):
+                for child in map(self._branch, op.children):
+                    child.num_wanted -= 1
 
     def reject(self, error: Exception) -> None:
         """End the whole program: it cannot go on."""
@@ -410,18 +420,25 @@ class ProgramSession:
             if call is not None:
                 call.abort(self._world.queue)
             last = ir.End(branch.number, branch.num_received, None)
-            self._stop(branch, branch.log[0] if branch.log else last, reason, STOPPED)
+            self._stop(branch, branch.log[0] if branch.log else last, reason, wire.STOPPED)
             open_branches += branch.unforked
+            for op in branch.log:
+                if isinstance(op, ir.Join):  # who held these branches held this one, too
+                    self._dropped.update(dict.fromkeys(map(self._branch, op.children)))
             branch.log.clear()
 
     def _stop_dropped(self) -> None:
         """Stop the branches that nobody reads and that nothing else needs."""
-        for branch in list(self._dropped):
-            if branch.is_ended or branch.error is not None:
-                del self._dropped[branch]
-            elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
-                del self._dropped[branch]
-                self._halt(branch, "nobody reads this branch any more")
+        has_stopped = True
+        while has_stopped:  # one that has stopped needs no others
+            has_stopped = False
+            for branch in list(self._dropped):
+                if branch.is_ended or branch.error is not None:
+                    del self._dropped[branch]
+                elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
+                    del self._dropped[branch]
+                    self._halt(branch, "nobody reads this branch any more")
+                    has_stopped = True
 
     def _fail(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         """Stop a branch at `op`, and with it what can only follow from it."""
@@ -429,6 +446,7 @@ class ProgramSession:
             return
         self._stop(branch, op, message, kind)
         self._fail_forks_of(branch.log, branch.error or "")
+        self._stop_dropped()
 
     def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         if self._keeper is not None:
@@ -439,6 +457,7 @@ class ProgramSession:
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
         seq = op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
         self._emit(branch.number, seq, wire.FAILED, payload)
+        self._forget_needs(branch)
         self._wake_all_of(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
@@ -471,8 +490,6 @@ class ProgramSession:
             self._branches[number] = Branch(number)
         return self._branches[number]
 
-
-STOPPED = "Stopped"  # the kind of what stops a branch that nobody waits for: no error of anybody's
 
 _END = -1  # in a waiter's key: the branch's End, where else a seq stands
 

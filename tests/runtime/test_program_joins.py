@@ -61,6 +61,43 @@ def test_a_join_fails_once_too_few_are_left(stage: Stage) -> None:
     assert "2 of 3 branches are needed, 2 failed: tip: lost" in stage.failures[0]
 
 
+def test_what_only_a_dropped_branch_needs_stops_with_it(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, gen("slow"))
+    stage.on(2, var(1, 0))
+    stage.on(1, drop())
+    assert stage.prompts == ["a"], "its value is still wanted"
+    stage.on(2, drop())
+    assert not stage.prompts and kinds_of_failures(stage) == {1: "Stopped", 2: "Stopped"}
+    stage.on(0, gen("more"), end=True)
+    stage.generate("A")
+    assert stage.is_done
+
+
+def test_the_branches_that_a_dropped_one_would_have_joined_stop_with_it(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, fork(3, 4))
+    for branch in (3, 4):
+        stage.on(branch, gen("slow"), end())
+    stage.on(1, join(3, 4), gen("after"))
+    stage.on(2, var(4, 0))
+    stage.on(1, drop())
+    assert stage.prompts == ["a"], "the value of one is wanted by another branch"
+    stage.generate("B")
+    assert stage.values[2, 0] == "B"
+    assert kinds_of_failures(stage) == {1: "Stopped", 3: "Stopped", 4: "Stopped"}
+
+
+def test_what_a_failed_branch_needed_is_free_to_be_dropped(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, gen("slow"))
+    stage.on(2, gen("quick"), var(1, 0))
+    stage.on(1, drop())
+    stage.queue.fail(stage.queue.open[1], "lost")
+    stage.session.advance()
+    assert not stage.prompts and kinds_of_failures(stage) == {2: "EngineError", 1: "Stopped"}
+
+
 def test_a_loser_may_have_any_number_of_forks_within_forks(stage: Stage) -> None:
     stage.on(0, text("a"), fork(1, 2))
     stage.on(1, gen("quick"), end())
