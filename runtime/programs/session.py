@@ -480,6 +480,8 @@ class ProgramSession:
         """The client sends no more: a branch that still waits waits forever."""
         stuck = [b for b in self._branches.values() if not b.is_idle]
         for branch in stuck:
+            if branch.is_idle:  # it was stopped with one before it
+                continue
             branch.is_waiting = False
             message = "it waits for something that never comes"
             self._fail(branch, branch.log[0], message, InvalidProgram.__name__)

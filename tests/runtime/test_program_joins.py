@@ -98,6 +98,15 @@ def test_what_a_failed_branch_needed_is_free_to_be_dropped(stage: Stage) -> None
     assert not stage.prompts and kinds_of_failures(stage) == {2: "EngineError", 1: "Stopped"}
 
 
+def test_a_dropped_branch_that_only_a_stuck_one_waits_for_stops_with_that(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    stage.on(1, var(2, 9))
+    stage.on(2, var(1, 9))
+    stage.on(2, drop(), end=True)
+    assert stage.is_done
+    assert kinds_of_failures(stage) == {1: "InvalidProgram", 2: "Stopped"}
+
+
 def test_a_loser_may_have_any_number_of_forks_within_forks(stage: Stage) -> None:
     stage.on(0, text("a"), fork(1, 2))
     stage.on(1, gen("quick"), end())
