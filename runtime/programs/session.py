@@ -67,7 +67,7 @@ class ProgramSession:
         self._keeper = None if world.kv is None else PrefixKeeper(world.kv, world.habits, tenant)
         self._branches: dict[int, Branch] = {}
         self._values: dict[tuple[int, int], Value] = {}
-        self._waiters: dict[tuple[int, int], list[Branch]] = {}  # (branch, seq or _END)
+        self._waiters: dict[int, dict[int, list[Branch]]] = {}  # by branch, by seq or _END
         self._pauses: dict[Branch, ir.Pause] = {}
         self._dropped: dict[Branch, None] = {}  # nobody reads them, but something may need them
         self._ready: deque[Branch] = deque()
@@ -88,7 +88,8 @@ class ProgramSession:
             branch.num_received += 1
             branch.log.append(op)
             branch.places.note(op)
-            self._note_needs(branch, op)
+            if branch.error is None:
+                self._note_needs(branch, op)
             if self._keeper is not None:
                 self._keeper.note_op(branch)
             if branch.error is not None:
@@ -112,6 +113,15 @@ class ProgramSession:
                 for child in map(self._branch, op.children):
                     child.num_wanted += 1
                     child.joined_by = branch
+
+    def _forget_needs(self, branch: Branch) -> None:
+        """It has stopped: what is left in its log needs nobody."""
+        for op in branch.log:
+            if isinstance(op, ir.Var):
+                self._branch(op.of_branch).num_wanted -= 1
+            elif isinstance(op, ir.Join):
+                for child in map(self._branch, op.children):
+                    child.num_wanted -= 1
 
     def reject(self, error: Exception) -> None:
         """End the whole program: it cannot go on."""
@@ -233,7 +243,7 @@ class ProgramSession:
             transcript.append_text(text)
 
     def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
-        largest, vocab_size = max(op.token_ids), self._world.vocab_size
+        largest, vocab_size = max(op.token_ids, default=0), self._world.vocab_size
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
         text = self._world.tokenizer.decode(op.token_ids)
@@ -383,11 +393,10 @@ class ProgramSession:
             return None
         branch.is_registered = False
         ended.sort(key=lambda index: children[index].end_number or 0)
-        winners = sorted(ended[:num_needed])
-        for index, child in enumerate(children):
-            if index not in winners:
-                self._halt_tree(child, "the join had enough branches")
-        return winners
+        winners = set(ended[:num_needed])
+        losers = [child for index, child in enumerate(children) if index not in winners]
+        self._halt_trees(losers, "the join had enough branches")
+        return sorted(winners)
 
     def _append_children(self, branch: Branch, children: list[Branch]) -> str:
         whole = ""
@@ -402,43 +411,59 @@ class ProgramSession:
         return whole
 
     def _wait_for(self, branch: Branch, key: tuple[int, int]) -> bool:
-        self._waiters.setdefault(key, []).append(branch)
+        number, seq = key
+        self._waiters.setdefault(number, {}).setdefault(seq, []).append(branch)
         branch.is_waiting = True
         return False
 
     def _wake(self, key: tuple[int, int]) -> None:
-        for branch in self._waiters.pop(key, ()):
+        number, seq = key
+        for branch in self._waiters.get(number, {}).pop(seq, ()):
             branch.is_waiting = False
             self._ready.append(branch)
 
     # --- failure ----------------------------------------------------------------------------------
 
-    def _halt_tree(self, branch: Branch, reason: str) -> None:
-        """Stop a branch and those forked from it: nobody waits for what they make."""
-        depth = len(branch.path)
-        for child in [b for b in self._branches.values() if b.path[:depth] == branch.path]:
-            self._halt(child, reason)
+    def _halt_trees(self, roots: list[Branch], reason: str) -> None:
+        """Stop branches and those forked from them: nobody waits for what they make."""
+        for root in roots:
+            self._halt(root, reason)
+        paths = {root.path for root in roots if root.path}  # one that was never forked has none
+        depths = {len(path) for path in paths}
+        for branch in list(self._branches.values()):
+            if any(branch.path[:depth] in paths for depth in depths):
+                self._halt(branch, reason)
 
     def _halt(self, branch: Branch, reason: str) -> None:
-        if branch.is_ended or branch.error is not None:
-            return
-        call, branch.call = branch.call, None
-        if call is not None:
-            call.abort(self._world.queue)
-        last = ir.End(branch.number, branch.num_received, None)
-        self._stop(branch, branch.log[0] if branch.log else last, reason, STOPPED)
-        for child in branch.unforked:
-            self._halt(child, reason)
-        branch.log.clear()
+        """Stop a branch and those that it was still to fork, however deep."""
+        open_branches = [branch]
+        while open_branches:
+            branch = open_branches.pop()
+            if branch.is_ended or branch.error is not None:
+                continue
+            call, branch.call = branch.call, None
+            if call is not None:
+                call.abort(self._world.queue)
+            last = ir.End(branch.number, branch.num_received, None)
+            self._stop(branch, branch.log[0] if branch.log else last, reason, wire.STOPPED)
+            open_branches += branch.unforked
+            for op in branch.log:
+                if isinstance(op, ir.Join):  # who held these branches held this one, too
+                    self._dropped.update(dict.fromkeys(map(self._branch, op.children)))
+            branch.log.clear()
 
     def _stop_dropped(self) -> None:
         """Stop the branches that nobody reads and that nothing else needs."""
-        for branch in list(self._dropped):
-            if branch.is_ended or branch.error is not None:
-                del self._dropped[branch]
-            elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
-                del self._dropped[branch]
-                self._halt(branch, "nobody reads this branch any more")
+        has_stopped = True
+        while has_stopped:  # one that has stopped needs no others
+            has_stopped = False
+            for branch in list(self._dropped):
+                if branch.is_ended or branch.error is not None:
+                    del self._dropped[branch]
+                elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
+                    del self._dropped[branch]
+                    self._halt(branch, "nobody reads this branch any more")
+                    has_stopped = True
 
     def _fail(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         """Stop a branch at `op`, and with it what can only follow from it."""
@@ -446,6 +471,7 @@ class ProgramSession:
             return
         self._stop(branch, op, message, kind)
         self._fail_forks_of(branch.log, branch.error or "")
+        self._stop_dropped()
 
     def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         if self._keeper is not None:
@@ -456,6 +482,7 @@ class ProgramSession:
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
         seq = op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
         self._emit(branch.number, seq, wire.FAILED, payload)
+        self._forget_needs(branch)
         self._wake_all_of(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
@@ -471,13 +498,15 @@ class ProgramSession:
                     forks += [op for op in child.log if isinstance(op, ir.Fork)]
 
     def _wake_all_of(self, branch: Branch) -> None:
-        for key in [key for key in self._waiters if key[0] == branch.number]:
-            self._wake(key)
+        for seq in list(self._waiters.get(branch.number, ())):
+            self._wake((branch.number, seq))
 
     def _fail_stuck(self) -> bool:
         """The client sends no more: a branch that still waits waits forever."""
         stuck = [b for b in self._branches.values() if not b.is_idle]
         for branch in stuck:
+            if branch.is_idle:  # it was stopped with one before it
+                continue
             branch.is_waiting = False
             message = "it waits for something that never comes"
             self._fail(branch, branch.log[0], message, InvalidProgram.__name__)
@@ -488,8 +517,6 @@ class ProgramSession:
             self._branches[number] = Branch(number)
         return self._branches[number]
 
-
-STOPPED = "Stopped"  # the kind of what stops a branch that nobody waits for: no error of anybody's
 
 _END = -1  # in a waiter's key: the branch's End, where else a seq stands
 
