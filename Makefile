@@ -44,6 +44,9 @@ check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed pack
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
 	$(BIN)/stemma bench schedule
 	$(BIN)/stemma bench schedule --chunking
+	$(BIN)/stemma bench programs --simulate
+	$(BIN)/stemma bench dsl
+	$(BIN)/stemma bench latency
 	$(BIN)/stemma bench radix
 	$(BIN)/stemma bench startup
 	$(BIN)/stemma bench threads
