@@ -20,6 +20,7 @@ from stemma.runtime.memory.block_file import Payload
 from stemma.runtime.memory.block_key import BLOCK_TOKENS
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.step import (
     BlockRestore,
     BlockSave,
@@ -374,6 +375,7 @@ class FakeQueue:
         self.open: list[Request] = []
         self.submitted: list[Request] = []
         self.aborted: list[Request] = []
+        self.ended: list[ProgramRecord] = []
         self.refuse: Callable[[Request], None] = lambda request: None
 
     def submit(self, request: Request) -> None:
@@ -385,6 +387,10 @@ class FakeQueue:
         if not request.is_finished:
             self.aborted.append(request)
             self._finish(request, FinishReason.ABORT)
+
+    def end_program(self, program: ProgramRecord) -> None:
+        assert program not in self.ended, "a program ended twice"
+        self.ended.append(program)
 
     def generate(self, request: Request, token_ids: Sequence[int]) -> None:
         """Feed sampled tokens; the request ends (as if by EOS) unless a stop string did before."""

@@ -17,6 +17,7 @@ from ...frontend.choices import ChoiceScore, decide
 from ..detokenizer import Detokenizer, StopHit
 from ..request import FinishReason, Request, Scoring
 from ..sampling_params import SamplingParams
+from ..schedule.program_record import ProgramRecord
 from ..step import RowResult
 from ..tokenizer import Tokenizer
 
@@ -29,6 +30,9 @@ class RequestQueue(Protocol):
 
     def abort(self, request: Request) -> None:
         """End a request now; nothing happens if it has ended."""
+
+    def end_program(self, program: ProgramRecord) -> None:
+        """A program will submit no more requests; said once of each."""
 
 
 Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]

@@ -121,14 +121,15 @@ class ProgramSession:
 
     def cancel(self) -> None:
         """Stop all calls; no more events."""
+        was_done = self.is_done
         self.is_done = self.record.is_cancelled = True
         self._ready.clear()
         for branch in self._branches.values():
             call, branch.call = branch.call, None
             if call is not None:
                 call.abort(self._world.queue)
-        if self._keeper is not None:
-            self._keeper.end_all()
+        if not was_done:
+            self._end_program()
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -146,9 +147,13 @@ class ProgramSession:
             if self._fail_stuck():
                 continue
             self.is_done = True
-            if self._keeper is not None:
-                self._keeper.end_all()
+            self._end_program()
             self._emit(0, 0, wire.DONE, None)
+
+    def _end_program(self) -> None:
+        if self._keeper is not None:
+            self._keeper.end_all()
+        self._world.queue.end_program(self.record)
 
     def _advance_branch(self, branch: Branch) -> None:
         if branch.transcript is None or branch.call is not None or branch.is_waiting:
