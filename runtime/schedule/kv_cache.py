@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from ...radix.check import check
 from ...radix.owners import note_user
-from ..request import Request
+from ..request import Request, RequestState
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
 from .tiers import Publication, withdraw
 
@@ -153,7 +153,7 @@ class KVCacheManager(PrefixCache):
             return
         start = request.num_published // self.page_size
         own = request.pages[start:]
-        if keep and self.stored is not None and request.is_admitted:
+        if keep and self.stored is not None and request.state is RequestState.RUNNING:
             done = request.token_ids[: request.num_computed_tokens]
             self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
         if keep:

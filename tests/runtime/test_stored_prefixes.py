@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
 
 from stemma.errors import InvalidRequest
-from stemma.runtime.memory.block_key import blocks_of
+from stemma.runtime.memory.block_key import Block, blocks_of
 from stemma.runtime.memory.disk_store import DiskStore, Fetch
 from stemma.runtime.memory.store_folder import StoreFolder
 from stemma.runtime.request import FinishReason, Request
@@ -337,6 +337,32 @@ def test_a_shared_prefix_is_on_disk_at_once(open_shop: OpenShop) -> None:
     shop.step()
     assert shop.store.flush(30.0) and len(list(shop.folder.rglob("*.kv"))) == 2
     shop.run()
+
+
+def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> None:
+    """It is offered in each step; the store hears of it when it was preempted."""
+    shop = open_shop(num_pages=1500)
+    scheduler, num_looks = shop.engine.scheduler, 0
+    note_use = shop.store.note_use
+
+    def look(blocks: list[Block]) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return note_use(blocks)
+
+    shop.store.note_use = look  # type: ignore[method-assign,assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_require_room", lambda request, cut: None)
+        for seed in (1, 2):
+            shop.submit(prompt(seed, 700), max_tokens=200)
+        while not scheduler.stats.num_preemptions:
+            shop.step()
+    num_before, num_steps = num_looks, len(shop.executor.plans)
+    while len(scheduler.running) == 1 and shop.requests[0].finish_reason is None:
+        shop.step()
+    assert len(shop.executor.plans) - num_steps > 50 and num_looks - num_before <= 1
+    shop.run()
+    assert shop.store.flush(30.0)
 
 
 def test_blocks_must_be_whole_pages(tmp_path: Path) -> None:
