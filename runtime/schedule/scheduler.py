@@ -138,14 +138,17 @@ class Scheduler:
             return True
         if self._is_stalled:
             return self._is_awake()
-        if not self._compiling:
-            return bool(self.waiting or self.running)
-        return bool(self.waiting) or any(r.num_ready > 0 for r in self.running)
+        if self.waiting or (self.running and not self._compiling):
+            return True
+        if any(r.num_ready > 0 for r in self.running):
+            return True
+        next_s = self.deadlines.next_s  # of those whose KV is being fetched
+        return next_s is not None and self._clock() >= next_s
 
     @property
     def next_wake_s(self) -> float | None:
         """By the clock: when there may be work again though nothing has happened; None: never."""
-        return self._wake_s if self._is_stalled else None
+        return self._wake_s if self._is_stalled else self.deadlines.next_s
 
     def _is_awake(self) -> bool:
         if self._wake_s is not None and self._clock() >= self._wake_s:

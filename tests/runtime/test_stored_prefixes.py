@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -269,6 +270,22 @@ def test_a_damaged_block_is_computed_with_all_behind_it(open_shop: OpenShop) -> 
     assert shop.store.stats.num_corrupt == 1
     shop.restart()
     assert shop.serve(prompt(1, 1000)).num_disk_tokens == 768, "and is saved again"
+
+
+def test_a_deadline_ends_a_request_that_is_fetched_for(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 700))
+    shop.restart()
+    may_read = shop.with_slow_disk()
+    late = shop.submit(prompt(1, 700), deadline_s=time.perf_counter() + 0.05)
+    assert shop.stored.num_held == 1 and not shop.engine.has_work
+    assert shop.engine.next_wake_s == late.deadline_s
+    time.sleep(0.06)
+    assert shop.engine.has_work
+    shop.engine.step()
+    assert late.error_kind == "DeadlineExceeded" and not shop.engine.has_work
+    assert not shop.stored.num_held
+    may_read.set()
 
 
 @pytest.mark.parametrize("wait", [False, True])
