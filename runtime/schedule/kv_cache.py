@@ -121,9 +121,10 @@ class KVCacheManager(PrefixCache):
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return
-        self._beneficiary = request
-        self._make_room(missing)
-        self._beneficiary = None
+        if missing > self.allocator.num_free:
+            self._beneficiary = request
+            self._make_room(missing)
+            self._beneficiary = None
         request.pages.extend(self.allocator.allocate(missing))
 
     def break_pins(self, num_tokens: int) -> bool:
