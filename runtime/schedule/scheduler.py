@@ -120,6 +120,7 @@ class Scheduler:
         self._compiling: dict[Request, None] = {}  # those that lack their grammar
         self._is_stalled = False  # the last plan was empty: they all wait
         self._is_gated = False  # and some of them for the working set
+        self._has_unasked = False  # the last round ended before all had been offered
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
 
@@ -243,7 +244,7 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
-        self._is_stalled = bool(self._compiling or self._is_gated)
+        self._is_stalled = bool(self._compiling or self._is_gated) and not self._has_unasked
         now_s, times = self._clock(), [self.deadlines.next_s]
         if self._is_gated:
             times.append(now_s + self.working_set.seconds_until_open(now_s))
@@ -296,7 +297,7 @@ class Scheduler:
     def _share_out(self) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
-        self._is_gated = False
+        self._is_gated = self._has_unasked = False
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
@@ -355,12 +356,14 @@ class Scheduler:
                 if num_tokens is None:
                     return
                 if num_tokens == 0:  # it waits for its grammar, or for the working set
+                    num_held_back += request.state is RequestState.WAITING
                     continue
                 end = request.num_computed_tokens + num_tokens
                 if end < request.num_ready_tokens:
                     cut.append((request, end))
                 yield request, num_tokens
                 budget -= num_tokens
+        self._has_unasked = num_held_back >= MAX_HELD_BACK
 
     def _park(self, request: Request) -> None:
         self.stats.num_gated += 1

@@ -136,6 +136,8 @@ class WaitingQueue:
             if rest and (not heads or rest[-1][0] < heads[0][0]):
                 for _ in range(min(len(rest), MAX_LINES)):
                     _, number, tenant = rest.pop()
+                    if self._is_gate_closed and not lines[tenant].has_open:
+                        continue
                     lines[tenant].begin_round(num_refreshed)
                     opened.append(lines[tenant])
                     self._push_head(heads, number, tenant, lines[tenant], 0)

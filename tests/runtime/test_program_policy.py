@@ -21,6 +21,7 @@ from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.schedule.gate import ContextSizes
 from stemma.runtime.schedule.policy import POLICY_NAMES
 from stemma.runtime.schedule.program_record import LEVEL_FACTOR, LEVEL_SERVICE, ProgramRecord
+from stemma.runtime.schedule.scheduler import MAX_HELD_BACK
 from stemma.runtime.schedule.step_costs import LOAD_MEMORY_S, StepCosts
 from stemma.runtime.step import Row, StepPlan, StepResult
 
@@ -190,6 +191,31 @@ def test_a_gated_loop_sleeps_until_the_device_has_had_time_to_spare() -> None:
     assert engine.has_work
     house.run()
     assert_right(new)
+
+
+@pytest.mark.parametrize("num_tenants", [1, 200])
+def test_a_crowd_at_the_gate_holds_up_no_step_and_nobody_who_may_pass(num_tenants: int) -> None:
+    house = TimedHouse(num_pages=64)
+    contexts = [begun(house, seed) for seed in (1, 2)]
+    house.be_busy()
+    scheduler = house.engine.scheduler
+    crowd = [
+        house.submit(prompt_of(3 + number, 30), program=house.program(tenant=number % num_tenants))
+        for number in range(200)
+    ]
+    welcome = house.submit([*contexts[0], 1, 2], max_tokens=1, program=house.programs[0])
+    for _ in range(200 // (MAX_HELD_BACK - 1) + 2):
+        before = scheduler.stats.num_gated
+        assert house.engine.has_work or welcome.is_finished
+        house.step()
+        assert scheduler.stats.num_gated - before <= MAX_HELD_BACK
+    assert welcome.is_finished and not any(request.is_admitted for request in crowd)
+    assert not house.engine.has_work and house.engine.next_wake_s is not None
+    before, scheduler._is_stalled = scheduler.stats.num_gated, False
+    house.step()
+    assert scheduler.stats.num_gated == before + 1, "all are asked again"
+    for request in crowd:
+        house.engine.abort(request)
 
 
 def test_a_new_program_joins_while_the_device_has_time_to_spare() -> None:
