@@ -92,15 +92,20 @@ def test_the_program_that_has_had_least_is_admitted_first() -> None:
     assert [house.requests.index(request) for request in order] == [1, 3, 2, 0]
 
 
-def test_the_longest_chain_of_calls_is_begun_first() -> None:
+@pytest.mark.parametrize("is_one", [False, True])
+def test_the_longest_chain_of_calls_is_begun_first(is_one: bool) -> None:
+    """Between programs, and between the calls of one."""
     house = House(max_running=1)
     order: list[Request] = []
-    for num_calls_left in (1, 3, 2):
-        program = ProgramRecord(num_calls_left=num_calls_left)
+    program = ProgramRecord()
+    for num_calls_after in (1, 0, 3, 2):
         listener = FakeListener(when_finished=order.append)
-        house.submit(prompt_of(9, 5), program=program, listener=listener)
+        program = program if is_one else ProgramRecord()
+        house.submit(
+            prompt_of(9, 5), program=program, num_calls_after=num_calls_after, listener=listener
+        )
     house.run()
-    assert [house.requests.index(request) for request in order] == [1, 2, 0]
+    assert [house.requests.index(request) for request in order] == [2, 3, 0, 1]
 
 
 def test_all_tokens_that_a_programs_calls_compute_are_its_service() -> None:
