@@ -270,8 +270,6 @@ class Simulation:
         except StopIteration:
             self._end(job, at_s)
             return
-        if job.program is not None:
-            job.program.num_calls_left = max(call.num_calls_left for call in calls)
         job.records = [
             CallRecord(call, self, job, self._output(call), at_s + call.delay_s) for call in calls
         ]
@@ -312,6 +310,7 @@ class Simulation:
             client=call.client,
             priority=int(call.is_cold),
             program=record.job.program,
+            num_calls_after=max(0, call.num_calls_left - 1),
         )
         self._open[request.id] = record
         limit = request.match_limit

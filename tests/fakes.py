@@ -181,6 +181,7 @@ class ScriptedExecutor:
         self.fail_steps: set[int] = set()
         self.row_errors: set[int] = set()
         self.plans: list[StepPlan] = []
+        self.defects: list[Exception] = []  # what was wrong with plans; the engine only reports it
 
     @property
     def num_computed(self) -> int:
@@ -190,6 +191,15 @@ class ScriptedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """All rows store first, then each reads its whole prefix back."""
         self.plans.append(plan)
+        try:
+            return self._execute(plan)
+        except StepFailed:
+            raise
+        except Exception as error:
+            self.defects.append(error)
+            raise
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         will_fail = len(self.plans) in self.fail_steps
         payloads = []
         for copy in plan.transfers:

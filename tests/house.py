@@ -68,6 +68,8 @@ class House:
     def step(self) -> None:
         num_before = len(self.executor.plans)
         self.engine.step()
+        for defect in self.executor.defects:
+            raise defect
         self.engine.scheduler.check()
         for plan in self.executor.plans[num_before:]:
             assert plan.rows or plan.transfers

@@ -125,7 +125,6 @@ class CallFactory:
 
     def _submit(self, call: Call, requests: Sequence[Request]) -> None:
         """Queue a call's requests, all or none."""
-        self.record.num_calls_left = max((r.num_calls_after for r in requests), default=0)
         try:
             for request in requests:
                 self.world.queue.submit(request)

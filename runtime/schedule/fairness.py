@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 
 from ...errors import InvalidRequest
 from ..request import Request
@@ -39,6 +40,8 @@ class TenantShares:
         self._quantum = quantum
         self._times: OrderedDict[Hashable, float] = OrderedDict()  # the last to come back last
         self._num_open: dict[Hashable, int] = {}  # requests, of tenants that have some
+        self._by_time: list[tuple[float, int, Hashable]] = []  # of these; its times may be past
+        self._num_entered = 0
 
     def enter(self, request: Request) -> None:
         """A request has come."""
@@ -46,7 +49,9 @@ class TenantShares:
         if tenant not in self._num_open:
             self._times[tenant] = max(self._times.get(tenant, 0.0), self._least())
             self._times.move_to_end(tenant)
-        self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
+            self._num_open[tenant] = 0
+            self._note_open(tenant)
+        self._num_open[tenant] += 1
 
     def leave(self, request: Request) -> None:
         """It has ended."""
@@ -57,6 +62,7 @@ class TenantShares:
         del self._num_open[tenant]
         if not self._num_open:
             self._times.clear()  # nobody has work: all are equal again
+            self._by_time.clear()
         while len(self._times) - len(self._num_open) > _MAX_TENANTS:
             self._times.pop(next(t for t in self._times if t not in self._num_open))
 
@@ -71,8 +77,26 @@ class TenantShares:
         time = self._times.get(tenant, 0.0) + num_more / self.weights.get(tenant, 1.0)
         return int((time - self._least()) // self._quantum)
 
+    def _note_open(self, tenant: Hashable) -> None:
+        self._num_entered += 1
+        heappush(self._by_time, (self._times[tenant], self._num_entered, tenant))
+        if len(self._by_time) > 2 * len(self._num_open) + 64:
+            open_now = enumerate(self._num_open)
+            self._by_time = [(self._times[tenant], i, tenant) for i, tenant in open_now]
+            self._num_entered = len(self._by_time)
+            heapify(self._by_time)
+
     def _least(self) -> float:
-        return min((self._times[tenant] for tenant in self._num_open), default=0.0)
+        """Of those that have work. Times only grow: an entry is put right when it comes first."""
+        while self._by_time:
+            time, number, tenant = self._by_time[0]
+            if tenant not in self._num_open:
+                heappop(self._by_time)
+            elif time < self._times[tenant]:
+                heapreplace(self._by_time, (self._times[tenant], number, tenant))
+            else:
+                return time
+        return 0.0
 
 
 def tenant_weights(text: str) -> dict[Hashable, float]:

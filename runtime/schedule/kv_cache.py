@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from ...radix.check import check
 from ...radix.owners import note_user
-from ..request import Request
+from ..request import Request, RequestState
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
 from .tiers import Publication, withdraw
 
@@ -121,9 +121,10 @@ class KVCacheManager(PrefixCache):
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return
-        self._beneficiary = request
-        self._make_room(missing)
-        self._beneficiary = None
+        if missing > self.allocator.num_free:
+            self._beneficiary = request
+            self._make_room(missing)
+            self._beneficiary = None
         request.pages.extend(self.allocator.allocate(missing))
 
     def break_pins(self, num_tokens: int) -> bool:
@@ -153,7 +154,7 @@ class KVCacheManager(PrefixCache):
             return
         start = request.num_published // self.page_size
         own = request.pages[start:]
-        if keep and self.stored is not None and request.is_admitted:
+        if keep and self.stored is not None and request.state is RequestState.RUNNING:
             done = request.token_ids[: request.num_computed_tokens]
             self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
         if keep:

@@ -109,6 +109,11 @@ class Line:
         """Whether it waits for the working set."""
         return request in self._parked
 
+    @property
+    def has_open(self) -> bool:
+        """Whether it offers anything while the parked are not offered."""
+        return len(self._parked) < len(self._arrivals) or self.is_due(next(iter(self._arrivals)))
+
     def is_due(self, request: Request) -> bool:
         """Whether aging lets nobody overtake this request any more."""
         if self._max_overtakes is None or not self._policy.has_aging:

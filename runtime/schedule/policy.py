@@ -118,7 +118,7 @@ def _program_key(request: Request, prefix: float) -> Key:
     if program is None:
         return (0, 0, 0, prefix)
     level = program.level
-    return (level, level and program.number, -program.num_calls_left, prefix)
+    return (level, level and program.number, -request.num_calls_after, prefix)
 
 
 def dfs_weight(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:

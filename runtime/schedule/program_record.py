@@ -16,15 +16,13 @@ LEVEL_FACTOR = 16  # each further level has so much more (docs/scheduler.md says
 class ProgramRecord:
     """One program, from its first op to its end.
 
-    `service` is what its calls have cost so far, in tokens computed; `num_calls_left` is how many
-    more calls are known to follow each other at least (the longest chain in what was captured).
+    `service` is what its calls have cost so far, in tokens computed.
     """
 
     label: str = ""  # for people: who it is in reports
     tenant: Hashable = ""  # whose share of the engine it uses
     created_s: float = 0.0
     service: float = 0.0
-    num_calls_left: int = 0
     num_calls_started: int = 0
     is_cancelled: bool = False
     number: int = 0  # in order of first calls, from 1 on; 0: there was none

@@ -121,6 +121,7 @@ class Scheduler:
         self._compiling: dict[Request, None] = {}  # those that lack their grammar
         self._is_stalled = False  # the last plan was empty: they all wait
         self._is_gated = False  # and some of them for the working set
+        self._has_unasked = False  # the last round ended before all had been offered
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
 
@@ -139,14 +140,17 @@ class Scheduler:
             return True
         if self._is_stalled:
             return self._is_awake()
-        if not self._compiling:
-            return bool(self.waiting or self.running)
-        return bool(self.waiting) or any(r.num_ready > 0 for r in self.running)
+        if self.waiting or (self.running and not self._compiling):
+            return True
+        if any(r.num_ready > 0 for r in self.running):
+            return True
+        next_s = self.deadlines.next_s  # of those whose KV is being fetched
+        return next_s is not None and self._clock() >= next_s
 
     @property
     def next_wake_s(self) -> float | None:
         """By the clock: when there may be work again though nothing has happened; None: never."""
-        return self._wake_s if self._is_stalled else None
+        return self._wake_s if self._is_stalled else self.deadlines.next_s
 
     def _is_awake(self) -> bool:
         if self._wake_s is not None and self._clock() >= self._wake_s:
@@ -242,7 +246,7 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
-        self._is_stalled = bool(self._compiling or self._is_gated)
+        self._is_stalled = bool(self._compiling or self._is_gated) and not self._has_unasked
         now_s, times = self._clock(), [self.deadlines.next_s]
         if self._is_gated:
             times.append(now_s + self.working_set.seconds_until_open(now_s))
@@ -295,7 +299,7 @@ class Scheduler:
     def _share_out(self) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
-        self._is_gated = False
+        self._is_gated = self._has_unasked = False
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[tuple[Request, int]] = []  # with where their chunks end
@@ -354,12 +358,14 @@ class Scheduler:
                 if num_tokens is None:
                     return
                 if num_tokens == 0:  # it waits for its grammar, or for the working set
+                    num_held_back += request.state is RequestState.WAITING
                     continue
                 end = request.num_computed_tokens + num_tokens
                 if end < request.num_ready_tokens:
                     cut.append((request, end))
                 yield request, num_tokens
                 budget -= num_tokens
+        self._has_unasked = num_held_back >= MAX_HELD_BACK
 
     def _park(self, request: Request) -> None:
         self.stats.num_gated += 1

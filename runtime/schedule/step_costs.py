@@ -45,8 +45,9 @@ class StepCosts:
 
     def note(self, plan: StepPlan, duration_s: float, now_s: float) -> None:
         """A step took so long, and ended now."""
-        num_rows = sum(len(row.input_ids) == 1 for row in plan.rows)
-        num_prompt_tokens = plan.num_tokens - num_rows
+        lengths = [len(row.input_ids) for row in plan.rows]
+        num_rows = lengths.count(1)
+        num_prompt_tokens = sum(lengths) - num_rows
         if not num_prompt_tokens:
             self.decode_step_s = _mean(self.decode_step_s, duration_s)
             self._num_rows.add(num_rows, duration_s)

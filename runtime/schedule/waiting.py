@@ -16,6 +16,7 @@ from .fairness import TenantShares, tenant_of
 from .line import Line
 from .policy import Key, Policy, Surroundings
 
+MAX_LINES = 64  # of equal shares whose best requests are compared with each other (guess)
 MAX_OVERTAKES = 128  # of a request that found an empty line; see docs/scheduler.md for the price
 
 _Head = tuple[int, Key, int, Hashable, Request]  # of a line: tenant's place, key, line's number
@@ -114,24 +115,33 @@ class WaitingQueue:
         """
         self._is_gate_closed = False
         yield from tuple(reversed(self._preempted))
-        lines = dict(self._lines)
-        num_refreshed = -(-self._policy.num_refreshed // max(1, len(lines)))
-        for line in lines.values():
-            line.begin_round(num_refreshed)
+        opened: list[Line] = []
         try:
-            yield from self._by_share(lines)
+            yield from self._by_share(opened)
         finally:
-            for line in lines.values():
+            for line in opened:
                 line.end_round()
 
-    def _by_share(self, lines: dict[Hashable, Line]) -> Iterator[Request]:
+    def _by_share(self, opened: list[Line]) -> Iterator[Request]:
         """Each tenant's best, that of the tenant with the least service first, until all lines are
-        through."""
+        through. Lines are opened as they are needed: a round costs the same with ten tenants and
+        with thousands, but for putting these in order."""
+        num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._lines), MAX_LINES)))
+        lines = dict(self._lines)
+        place = self._shares.place
+        rest = sorted(((place(tenant), i, tenant) for i, tenant in enumerate(lines)), reverse=True)
         heads: list[_Head] = []
         given: dict[Hashable, int] = dict.fromkeys(lines, 0)  # tokens, in this round
-        for number, tenant in enumerate(lines):
-            self._push_head(heads, number, tenant, lines[tenant], 0)
-        while heads:
+        while heads or rest:
+            if rest and (not heads or rest[-1][0] < heads[0][0]):
+                for _ in range(min(len(rest), MAX_LINES)):
+                    _, number, tenant = rest.pop()
+                    if self._is_gate_closed and not lines[tenant].has_open:
+                        continue
+                    lines[tenant].begin_round(num_refreshed)
+                    opened.append(lines[tenant])
+                    self._push_head(heads, number, tenant, lines[tenant], 0)
+                continue
             _, _, number, tenant, request = heappop(heads)
             line = lines[tenant]
             is_due = line.is_due(request)

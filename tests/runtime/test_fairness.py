@@ -89,6 +89,59 @@ def test_tenants_are_remembered_only_while_somebody_has_work() -> None:
     assert not shares._times and not shares._num_open
 
 
+def test_who_has_had_least_is_known_without_asking_all() -> None:
+    shares, charged = TenantShares(quantum=1), Counter[int]()
+    requests = {n: make_request(n, [1], program=ProgramRecord(tenant=n)) for n in range(20)}
+    open_now: set[int] = set()
+    for step in range(2000):
+        number = step * 7 % 20
+        if number not in open_now:
+            charged[number] = max(
+                charged[number], min(map(charged.__getitem__, open_now), default=0)
+            )
+            shares.enter(requests[number])
+            open_now.add(number)
+        elif step % 3:
+            shares.charge(requests[number], step % 5)
+            charged[number] += step % 5
+        elif len(open_now) > 1:
+            shares.leave(requests[number])
+            open_now.remove(number)
+        least = min(charged[n] for n in open_now)
+        assert shares.place(number) == charged[number] - least
+    assert len(shares._by_time) <= 2 * 20 + 64
+
+
+def test_a_round_costs_the_same_with_many_tenants() -> None:
+    """One big request has no room: whatever waits behind it is not looked at."""
+    num_visits = {}
+    for num_tenants in (100, 1000):
+        house = House(num_pages=64, max_running=4)
+        first = house.submit([1] * 20, max_tokens=40)
+        for tenant in range(num_tenants):
+            house.submit([2] * 40, max_tokens=20, program=ProgramRecord(tenant=tenant))
+        house.step()
+        tree = house.engine.scheduler.kv_cache.tree
+        before = tree.num_visits
+        for _ in range(5):
+            house.step()
+        num_visits[num_tenants] = tree.num_visits - before
+        assert house.engine.scheduler.running == [first]
+    assert num_visits[1000] <= num_visits[100] + 5
+
+
+def test_of_many_tenants_everybody_is_served_in_turn() -> None:
+    house, served = house_of({}), Counter[str]()
+    house.engine.scheduler.shares._quantum = 8
+    for tenant in range(80):  # more than a round opens at once
+        submit(house, str(tenant), 2, served)
+    while len(served) < 80:
+        house.step()
+    assert sum(served.values()) <= (80 + 4) * 16, "some were served again before all were once"
+    house.run()
+    assert set(served.values()) == {2 * 16}
+
+
 def test_weights_are_read_from_text_and_bad_ones_refused() -> None:
     assert tenant_weights("a=2,b=0.5") == {"a": 2.0, "b": 0.5}
     assert tenant_weights("") == {}

@@ -21,6 +21,7 @@ from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.schedule.gate import ContextSizes
 from stemma.runtime.schedule.policy import POLICY_NAMES
 from stemma.runtime.schedule.program_record import LEVEL_FACTOR, LEVEL_SERVICE, ProgramRecord
+from stemma.runtime.schedule.scheduler import MAX_HELD_BACK
 from stemma.runtime.schedule.step_costs import LOAD_MEMORY_S, StepCosts
 from stemma.runtime.step import Row, StepPlan, StepResult
 
@@ -91,15 +92,20 @@ def test_the_program_that_has_had_least_is_admitted_first() -> None:
     assert [house.requests.index(request) for request in order] == [1, 3, 2, 0]
 
 
-def test_the_longest_chain_of_calls_is_begun_first() -> None:
+@pytest.mark.parametrize("is_one", [False, True])
+def test_the_longest_chain_of_calls_is_begun_first(is_one: bool) -> None:
+    """Between programs, and between the calls of one."""
     house = House(max_running=1)
     order: list[Request] = []
-    for num_calls_left in (1, 3, 2):
-        program = ProgramRecord(num_calls_left=num_calls_left)
+    program = ProgramRecord()
+    for num_calls_after in (1, 0, 3, 2):
         listener = FakeListener(when_finished=order.append)
-        house.submit(prompt_of(9, 5), program=program, listener=listener)
+        program = program if is_one else ProgramRecord()
+        house.submit(
+            prompt_of(9, 5), program=program, num_calls_after=num_calls_after, listener=listener
+        )
     house.run()
-    assert [house.requests.index(request) for request in order] == [1, 2, 0]
+    assert [house.requests.index(request) for request in order] == [2, 3, 0, 1]
 
 
 def test_all_tokens_that_a_programs_calls_compute_are_its_service() -> None:
@@ -190,6 +196,31 @@ def test_a_gated_loop_sleeps_until_the_device_has_had_time_to_spare() -> None:
     assert engine.has_work
     house.run()
     assert_right(new)
+
+
+@pytest.mark.parametrize("num_tenants", [1, 200])
+def test_a_crowd_at_the_gate_holds_up_no_step_and_nobody_who_may_pass(num_tenants: int) -> None:
+    house = TimedHouse(num_pages=64)
+    contexts = [begun(house, seed) for seed in (1, 2)]
+    house.be_busy()
+    scheduler = house.engine.scheduler
+    crowd = [
+        house.submit(prompt_of(3 + number, 30), program=house.program(tenant=number % num_tenants))
+        for number in range(200)
+    ]
+    welcome = house.submit([*contexts[0], 1, 2], max_tokens=1, program=house.programs[0])
+    for _ in range(200 // (MAX_HELD_BACK - 1) + 2):
+        before = scheduler.stats.num_gated
+        assert house.engine.has_work or welcome.is_finished
+        house.step()
+        assert scheduler.stats.num_gated - before <= MAX_HELD_BACK
+    assert welcome.is_finished and not any(request.is_admitted for request in crowd)
+    assert not house.engine.has_work and house.engine.next_wake_s is not None
+    before, scheduler._is_stalled = scheduler.stats.num_gated, False
+    house.step()
+    assert scheduler.stats.num_gated == before + 1, "all are asked again"
+    for request in crowd:
+        house.engine.abort(request)
 
 
 def test_a_new_program_joins_while_the_device_has_time_to_spare() -> None:

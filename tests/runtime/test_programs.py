@@ -515,7 +515,18 @@ def test_rejecting_a_program_aborts_its_calls_and_ends_it(stage: Stage) -> None:
     stage.session.reject(InvalidProgram("senseless"))
     assert stage.failures == {0: "senseless"} and stage.is_done
     assert isinstance(stage.queue, FakeQueue)
-    assert not stage.queue.open
+    assert not stage.queue.open and stage.queue.ended == [stage.session.record]
+
+
+def test_the_scheduler_hears_once_of_a_programs_end(stage: Stage) -> None:
+    assert isinstance(stage.queue, FakeQueue)
+    stage.on(0, text("q"), gen())
+    stage.send(end=True)
+    assert not stage.queue.ended
+    stage.generate("a")
+    assert stage.is_done and stage.queue.ended == [stage.session.record]
+    stage.session.cancel()
+    assert len(stage.queue.ended) == 1
 
 
 def test_a_cancelled_program_aborts_its_calls_and_says_nothing_more(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
 
 from stemma.errors import InvalidRequest
-from stemma.runtime.memory.block_key import blocks_of
+from stemma.runtime.memory.block_key import Block, blocks_of
 from stemma.runtime.memory.disk_store import DiskStore, Fetch
 from stemma.runtime.memory.store_folder import StoreFolder
 from stemma.runtime.request import FinishReason, Request
@@ -271,6 +272,22 @@ def test_a_damaged_block_is_computed_with_all_behind_it(open_shop: OpenShop) -> 
     assert shop.serve(prompt(1, 1000)).num_disk_tokens == 768, "and is saved again"
 
 
+def test_a_deadline_ends_a_request_that_is_fetched_for(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 700))
+    shop.restart()
+    may_read = shop.with_slow_disk()
+    late = shop.submit(prompt(1, 700), deadline_s=time.perf_counter() + 0.05)
+    assert shop.stored.num_held == 1 and not shop.engine.has_work
+    assert shop.engine.next_wake_s == late.deadline_s
+    time.sleep(0.06)
+    assert shop.engine.has_work
+    shop.engine.step()
+    assert late.error_kind == "DeadlineExceeded" and not shop.engine.has_work
+    assert not shop.stored.num_held
+    may_read.set()
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_an_aborted_request_leaves_nothing_behind(open_shop: OpenShop, wait: bool) -> None:
     shop = open_shop()
@@ -337,6 +354,32 @@ def test_a_shared_prefix_is_on_disk_at_once(open_shop: OpenShop) -> None:
     shop.step()
     assert shop.store.flush(30.0) and len(list(shop.folder.rglob("*.kv"))) == 2
     shop.run()
+
+
+def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> None:
+    """It is offered in each step; the store hears of it when it was preempted."""
+    shop = open_shop(num_pages=1500)
+    scheduler, num_looks = shop.engine.scheduler, 0
+    note_use = shop.store.note_use
+
+    def look(blocks: list[Block]) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return note_use(blocks)
+
+    shop.store.note_use = look  # type: ignore[method-assign,assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_require_room", lambda request, cut: None)
+        for seed in (1, 2):
+            shop.submit(prompt(seed, 700), max_tokens=200)
+        while not scheduler.stats.num_preemptions:
+            shop.step()
+    num_before, num_steps = num_looks, len(shop.executor.plans)
+    while len(scheduler.running) == 1 and shop.requests[0].finish_reason is None:
+        shop.step()
+    assert len(shop.executor.plans) - num_steps > 50 and num_looks - num_before <= 1
+    shop.run()
+    assert shop.store.flush(30.0)
 
 
 def test_blocks_must_be_whole_pages(tmp_path: Path) -> None:
