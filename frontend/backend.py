@@ -87,6 +87,8 @@ class Runtime(Backend):
         timeout_s: raise EngineError when nothing has answered by then.
         server_key, client_key: the runtime's public key and this client's secret one, as files
             (`stemma keygen` makes them) or as 40 characters each; needed for another host.
+        tenant: on whose account this client works (`--tenant-weights`); None: its own. Over
+            ZeroMQ only.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Runtime(Backend):
         *,
         server_key: str | Path | None = None,
         client_key: str | Path | None = None,
+        tenant: str | None = None,
     ) -> None:
         if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
             allowed = 'an address "ipc://...", "tcp://..." or "http://..."'
@@ -104,7 +107,8 @@ class Runtime(Backend):
             super().__init__(_http_channel(endpoint, timeout_s))
         else:
             keys = client_keys(endpoint, server_key, client_key)
-            super().__init__(Connection(endpoint, timeout_s=timeout_s, keys=keys))
+            channel = Connection(endpoint, timeout_s=timeout_s, keys=keys, tenant=tenant)
+            super().__init__(channel)
 
     def get_server_info(self) -> dict[str, Any]:
         """Model, limits, KV pool and counters of the runtime; over HTTP model and limit."""

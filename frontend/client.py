@@ -61,9 +61,12 @@ class Connection:
         timeout_s: float = CONNECT_TIMEOUT_S,
         is_alive: Callable[[], str | None] | None = None,
         keys: ClientKeys | None = None,
+        tenant: str | None = None,
     ) -> None:
-        """`is_alive` returns why the runtime's process is dead, or None (asked while waiting)."""
+        """`is_alive` returns why the runtime's process is dead, or None (asked while waiting);
+        `tenant`: on whose account this client works, None: its own."""
         self.endpoint = endpoint
+        self._tenant = tenant
         self._is_alive = is_alive or (lambda: None)
         self._keys = keys
         self._lock = threading.RLock()  # a finalizer that sends may run within
@@ -239,7 +242,12 @@ class Connection:
 
     def _keep_session(self) -> None:
         transport = Transport(
-            self._context, self.endpoint, self._keys, self._wake_r.fileno(), self._is_alive
+            self._context,
+            self.endpoint,
+            self._keys,
+            self._wake_r.fileno(),
+            self._is_alive,
+            self._tenant,
         )
         try:
             self._loop(transport)

@@ -47,9 +47,10 @@ class Transport:
         keys: ClientKeys | None,
         wake_fd: int,
         is_alive: Callable[[], str | None],
+        tenant: str | None,
     ) -> None:
         """`wake_fd`: becomes readable to end a `poll`; `is_alive`: why the runtime's process is
-        dead, or None."""
+        dead, or None; `tenant`: on whose account this client works."""
         self.link = Link()
         self.welcome: dict[str, Any] | None = None  # the first one
         self.silence_s = wire.RUNTIME_TIMEOUT_S  # after which the runtime is given up
@@ -58,6 +59,7 @@ class Transport:
         self._keys = keys
         self._wake_fd = wake_fd
         self._is_alive = is_alive
+        self._tenant = tenant
         self._session: str | None = None
         self._is_up = False  # welcomed on this socket
         self._num_failed_handshakes = 0
@@ -90,8 +92,9 @@ class Transport:
             self._poller.register(self._monitor, zmq.POLLIN)
         self._reopen_at = None
         dealer.connect(self._endpoint)
-        session: dict[str, Any] = {} if self._session is None else {"session": self._session}
-        self._send(wire.encode("hello", client="stemma", ack=self.link.told(), **session))
+        who = {"session": self._session, "tenant": self._tenant}
+        known: dict[str, Any] = {name: value for name, value in who.items() if value is not None}
+        self._send(wire.encode("hello", client="stemma", ack=self.link.told(), **known))
 
     def _shut(self, linger_ms: int) -> None:
         if self._monitor is not None:

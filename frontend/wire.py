@@ -41,6 +41,8 @@ CLIENT_CREDIT_BYTES = 32 * 1024 * 1024
 RUNTIME_CREDIT_BYTES = 8 * 1024 * 1024
 ACK_AFTER_BYTES = 512 * 1024  # what was taken is acknowledged at the latest after this much
 
+MAX_TENANT_CHARS = 256
+
 CLIENT_OPS = frozenset({"hello", "ops", "intern", "cancel", "call", "credit", "ping", "bye"})
 RUNTIME_OPS = frozenset({"welcome", "events", "reply", "credit", "pong", "error"})
 NUMBERED_OPS = frozenset({"ops", "intern", "cancel", "call", "events", "reply"})

@@ -48,12 +48,17 @@ class ClientProgram:
 class Client:
     """One session: its programs, the link to the client, and the events that wait for it."""
 
-    def __init__(self, identity: bytes, now: float, hints: KVHints) -> None:
-        """`identity`: of the connection that it has now, as the ROUTER names it."""
+    def __init__(
+        self, identity: bytes, now: float, hints: KVHints, *, number: int, tenant: str | None
+    ) -> None:
+        """`identity`: of the connection that it has now, as the ROUTER names it; `number`: how
+        others may be told of it; `tenant`: on whose account it works, None: its own."""
+        self.number = number
         self.stated = StatedLeases(hints)  # what its hints keep
         self.identity = identity
         self.last_heard_s = now
         self.session = secrets.token_hex(16)
+        self.tenant = self.session if tenant is None else tenant
         self.link = Link()
         self.texts = TakenTexts()
         self.events = EventOutbox()
@@ -104,11 +109,23 @@ class Client:
         return program.session
 
 
+def tenant_from(header: dict[str, Any]) -> str | None:
+    """Raises ProtocolError."""
+    tenant = header.get("tenant")
+    if tenant is not None and not (
+        isinstance(tenant, str) and 0 < len(tenant) <= wire.MAX_TENANT_CHARS
+    ):
+        allowed = f"a string of 1 to {wire.MAX_TENANT_CHARS} characters"
+        raise ProtocolError(f"tenant={tenant!r} is not allowed: {allowed}")
+    return tenant
+
+
 class Clients:
     """All sessions, by token and by the connection that each has now."""
 
     def __init__(self, hints: KVHints) -> None:
         self._hints = hints
+        self._num_clients = 0  # since the start
         self.by_session: dict[str, Client] = {}
         self._by_identity: dict[bytes, Client] = {}
         self._farewells: OrderedDict[str | bytes, str] = OrderedDict()
@@ -135,7 +152,10 @@ class Clients:
         if client is None:
             if len(self.by_session) >= MAX_CLIENTS:
                 raise ProtocolError(f"this runtime serves at most {MAX_CLIENTS} clients")
-            client = Client(identity, now, self._hints)
+            self._num_clients += 1
+            client = Client(
+                identity, now, self._hints, number=self._num_clients, tenant=tenant_from(header)
+            )
             self.by_session[client.session] = client
         else:
             client.link.resume(header.get("ack", 0))

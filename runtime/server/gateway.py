@@ -25,7 +25,7 @@ from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
-from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients
+from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
 from .listener import Listener, ServerKeys
 
 log = logging.getLogger(__name__)
@@ -245,8 +245,8 @@ class Gateway:
             seed=_int(values, "seed", 0),
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
-            tenant=client.session,
-            label=f"{client.session[:6]}/{program}",
+            tenant=tenant_from(values) or client.tenant,
+            label=f"{client.number}/{program}",
             tools=_tools(values.get("tools")),
             stated=client.stated,
             response_id=_optional_str(values, "response_id"),

@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from ...errors import EngineError, InvalidRequest
+from ...frontend import wire
 from ...frontend.backend import Backend
 from ...frontend.ir import GenParams
 from .completion import Completion, CompletionFailed, Message, Outcome
@@ -29,6 +30,7 @@ from .openai_schema import ChatReply, ChatRequest, CompletionRequest, Reply, Tex
 
 Prompt = str | Sequence[int] | Sequence[Message]
 Item = tuple[int, str | Outcome]  # index of the choice, and text or its end
+TENANT_HEADER = "x-stemma-tenant"
 _DISCONNECT_POLL_S = 0.2
 _GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
 _INVALID_KINDS = (
@@ -117,6 +119,10 @@ class _Server:
         if body.kv_hints is not None:
             body.kv_hints.check(needs_targets=False)
         seed = secrets.randbits(62)
+        tenant = request.headers.get(TENANT_HEADER) or None
+        if tenant is not None and len(tenant) > wire.MAX_TENANT_CHARS:
+            allowed = f"at most {wire.MAX_TENANT_CHARS} characters"
+            raise InvalidRequest.of(TENANT_HEADER, f"{tenant[:20]}...", allowed)
         calls = [
             Completion(
                 self._connection,
@@ -128,6 +134,7 @@ class _Server:
                 stream=body.stream,
                 tools=tools,
                 response_id=None if instance else make.id,
+                tenant=tenant,
             )
             for instance, prompt in enumerate(prompts)
         ]

@@ -22,6 +22,7 @@ from stemma.bench.runners.ports import free_port
 from stemma.bench.tcp_proxy import TcpProxy
 from stemma.errors import BatchError, EngineError
 from stemma.frontend import wire
+from stemma.runtime.request import Request
 from stemma.runtime.server import clients as clients_module
 from stemma.runtime.server import gateway as gateway_module
 
@@ -313,3 +314,33 @@ def test_a_batch_with_a_failing_program_over_a_session_still_names_it(
 ) -> None:
     with pytest.raises(BatchError, match=r"\[1\]"):
         program.run_batch([{"max_tokens": 2}, {"max_tokens": -1}], backend=healthy)
+
+
+def test_programs_run_on_the_account_that_their_client_names(
+    served: Served, stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants: list[object] = []
+    engine = served.loaded.engine
+    submit = engine.submit
+
+    def noting(request: Request) -> None:
+        assert request.program is not None
+        tenants.append(request.program.tenant)
+        submit(request)
+
+    monkeypatch.setattr(engine, "submit", noting)
+    with stemma.Runtime(served.endpoint, tenant="batch") as named:
+        program.run(backend=named)
+    program.run(backend=healthy)
+    stranger.hello()
+    stranger.say_ops(1, GEN, create={"tenant": "web"}, end=True)
+    stranger.events()
+    own = tenants[-2]
+    assert tenants[0] == "batch" and tenants[-1] == "web"
+    assert isinstance(own, str) and len(own) == 32, "a session is a tenant of its own"
+
+
+@pytest.mark.parametrize("tenant", ["", "x" * 257, 7])
+def test_a_tenant_that_is_no_name_is_refused(stranger: Stranger, tenant: object) -> None:
+    stranger.say("hello", tenant=tenant)
+    assert "tenant=" in stranger.hear().header["message"]
