@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 from .labels import short_source
 from .records import CallRecord, ProgramRecord
-from .report import Report, Totals
+from .run_record import RunRecord, Totals
 
 ABSENT = "-"
 _LEFT = ("branch", "call", "at", "notes")  # columns that are text
 
 
-def text_of(report: Report) -> str:
+def text_of(run: RunRecord) -> str:
     """No line break at the end. An "*" marks calls on their program's critical path."""
-    blocks = [_program(index, program) for index, program in enumerate(report.programs)]
-    return "\n\n".join([*blocks, "\n".join(f"{k:<14} {v}" for k, v in total_rows(report.totals))])
+    blocks = [_program(index, program) for index, program in enumerate(run.programs)]
+    return "\n\n".join([*blocks, "\n".join(f"{k:<14} {v}" for k, v in total_rows(run.totals))])
 
 
 def total_rows(totals: Totals) -> list[tuple[str, str]]:
