@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import ir
+from .amounts import plural
 from .labels import label_of, short_source
 from .op_graph import Branch, OpGraph
 
@@ -22,8 +23,8 @@ def text_of(graph: OpGraph, width: int = WIDTH) -> str:
 def _counts(graph: OpGraph) -> str:
     num_calls = sum(isinstance(op, ir.Gen | ir.Select) for op in graph.ops)
     return (
-        f"{_plural(len(graph.ops), 'op')}, {_plural(num_calls, 'call')}, "
-        f"{_plural(len(graph.branches), 'branch', 'branches')} "
+        f"{plural(len(graph.ops), 'op')}, {plural(num_calls, 'call')}, "
+        f"{plural(len(graph.branches), 'branch', 'branches')} "
         f"{'up to the first wait' if graph.wait else 'in one message; it never waits'}"
     )
 
@@ -87,7 +88,3 @@ def _fit(line: str, source: str, width: int) -> str:
     if len(line) > room:
         line = line[: room - 1] + "…"
     return f"{line:<{room + _LEAST_GAP}}{source}"
-
-
-def _plural(num: int, word: str, words: str = "") -> str:
-    return f"{num} {word if num == 1 else words or word + 's'}"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from .amounts import ABSENT, count, percent, plural, seconds
 from .labels import short_source
 from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
-from .report_text import ABSENT, count, seconds
 from .run_record import RunRecord, Totals
 from .timeline_prefixes import first_indices, percent_of, prefixes_of
 from .timeline_table import table_of
@@ -36,8 +36,8 @@ def page_of(run: RunRecord) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title} · timeline</title>\n<style>{_asset('timeline.css')}</style></head>",
-        f'<body class="no-script"><h1>{title}</h1><p>{_plural(totals.num_programs, "program")}, '
-        f"{_plural(totals.num_calls, 'call')}, {seconds(totals.duration_s)}</p>",
+        f'<body class="no-script"><h1>{title}</h1><p>{plural(totals.num_programs, "program")}, '
+        f"{plural(totals.num_calls, 'call')}, {seconds(totals.duration_s)}</p>",
         _tiles(totals),
         _where_time_went(run),
         '<div class="panes">',
@@ -64,7 +64,7 @@ def _tiles(totals: Totals) -> str:
         ("total time", seconds(totals.duration_s), _programs(totals)),
         ("critical path", seconds(totals.critical_s), f"{share:.0%} of the slowest program"),
         ("parallelism", _ratio(totals.parallelism), "calls at once, while any ran"),
-        ("hit rate", _percent(totals.hit_rate), f"{count(totals.cached_tokens)} tokens reused"),
+        ("hit rate", percent(totals.hit_rate), f"{count(totals.cached_tokens)} tokens reused"),
         ("prompt tokens", count(totals.prompt_tokens), _computed(totals)),
         ("generated", count(totals.generated_tokens), f"{count(totals.forced_tokens)} forced"),
         ("evicted", count(totals.evicted_tokens), f"{count(totals.preemptions)} preemptions"),
@@ -78,7 +78,7 @@ def _tiles(totals: Totals) -> str:
 
 def _programs(totals: Totals) -> str:
     failed = f", {totals.num_failed} failed" if totals.num_failed else ""
-    return f"{_plural(totals.num_programs, 'program')}{failed}"
+    return f"{plural(totals.num_programs, 'program')}{failed}"
 
 
 def _computed(totals: Totals) -> str:
@@ -262,13 +262,5 @@ def _index(run: RunRecord, program: ProgramRecord) -> int:
     return next(i for i, known in enumerate(run.programs) if known is program)
 
 
-def _percent(share: float | None) -> str:
-    return ABSENT if share is None else f"{share:.0%}"
-
-
 def _ratio(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.1f}"
-
-
-def _plural(num: int, word: str) -> str:
-    return f"{num} {word}" if num == 1 else f"{num} {word}s"

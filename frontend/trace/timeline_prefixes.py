@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from .amounts import count
 from .radix_outline import outline_of
 from .records import CallRecord, ProgramRecord
-from .report_text import count
 from .run_record import RunRecord
 
 
