@@ -314,7 +314,7 @@ class Program:
     def _raise_unseen(self) -> None:
         if self._errors:
             for branch, (_, error) in sorted(self._errors.items()):
-                if branch not in self._seen_errors:
+                if branch not in self._seen_errors and error.kind != wire.STOPPED:
                     raise _copied(error)
         if not self._is_done:
             self.raise_disconnect()

@@ -73,6 +73,8 @@ class CallFactory:
 
     def select(self, branch: Branch, op: ir.Select, report: Report) -> Call:
         """Start a choice. Raises InvalidProgram; nothing is queued then."""
+        if not op.choices:
+            raise InvalidProgram.of("choices", [], "at least one text")
         prompt = self._prompt(branch)
         choice_ids = [self.world.tokenizer.encode(choice) for choice in op.choices]
         if not all(choice_ids):

@@ -11,10 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, StemmaError
 from ...frontend.client import Connection
+from ..programs.hints import outcome_payload
+from ..schedule.hints import Outcome
 
 PROTOCOL_VERSION = 1
+MAX_REASON_CHARS = 500
 
 
 class HintAction(BaseModel):
@@ -57,7 +60,14 @@ class HintEnvelope(BaseModel):
         actions = [action.model_dump() for action in self.actions]
         for action in actions:
             action["payload"].setdefault("target", {"response_id": response_id})
-        outcomes = await asyncio.to_thread(connection.call, "kv_hints", actions=actions)
+        try:
+            outcomes = await asyncio.to_thread(connection.call, "kv_hints", actions=actions)
+        except StemmaError as error:  # a response that is there is not lost for its hints
+            reason = str(error)[:MAX_REASON_CHARS]
+            outcomes = [
+                outcome_payload(action.action_id, Outcome("rejected", reason))
+                for action in self.actions
+            ]
         return {
             "protocol_version": PROTOCOL_VERSION,
             "message_id": self.message_id,

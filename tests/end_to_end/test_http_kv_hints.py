@@ -106,6 +106,27 @@ def test_what_is_unknown_is_rejected_in_its_outcome(
 
 
 @pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ('{"ttl_ms": 1000000000000000000000}', "64-bit"),
+        ('{"x": "\\ud800"}', "cannot be encoded"),
+        (f'{{"x": {"[" * 400 + "]" * 400}}}', "cannot be encoded"),
+        (f'{{"target": {{"prompt": "{"a" * 3_000_000}"}}}}', "bytes"),
+    ],
+)
+def test_what_cannot_be_passed_on_is_rejected_and_loses_no_response(
+    http: httpx.Client, payload: str, reason: str
+) -> None:
+    hints = f'{{"actions": [{{"action_id": "a", "action_type": "pin", "payload": {payload}}}]}}'
+    body = f'{{"prompt": "Hello", "max_tokens": 2, "kv_hints": {hints}}}'
+    headers = {"content-type": "application/json"}
+    reply = http.post("/v1/completions", content=body, headers=headers)
+    assert reply.status_code == 200 and len(reply.json()["choices"]) == 1
+    (outcome,) = reply.json()["kv_hints"]["outcomes"]
+    assert outcome["outcome"] == "rejected" and reason in outcome["reason"]
+
+
+@pytest.mark.parametrize(
     ("hints", "field"),
     [
         ({"actions": []}, "kv_hints.actions"),

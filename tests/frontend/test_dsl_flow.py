@@ -106,6 +106,31 @@ def test_the_first_of_several_branches_is_enough_and_the_others_are_stopped() ->
     assert state.get_meta_info("x")[0]["completion_tokens"] == 2
 
 
+def test_forks_of_losers_and_of_dropped_branches_stop_and_are_no_errors() -> None:
+    long = st.gen("long", max_tokens=3000, **GREEDY)
+
+    @st.function
+    def program(s: st.ProgramState) -> object:
+        s += "q"
+        forks = s.fork(2)
+        of_loser = forks[1].fork(2)
+        forks += [st.gen("x", max_tokens=2, **GREEDY), long]
+        of_loser += long
+        forks.join(st.first(1))
+        side = s.copy()
+        of_side = side.fork(2)
+        of_side += long
+        of_side.join()
+        del side, of_side
+        s += st.gen("y", max_tokens=2, **GREEDY)
+        return s["y"], of_loser
+
+    before = num_computed()
+    with deadline(60):
+        program.run()
+    assert num_computed() - before < 2500, "a branch that nobody reads went on"
+
+
 def test_a_dropped_fork_is_stopped_while_the_program_goes_on() -> None:
     @st.function
     def program(s: st.ProgramState) -> int:

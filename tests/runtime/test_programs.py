@@ -175,6 +175,17 @@ def test_the_unconditional_method_also_scores_without_context(stage: Stage) -> N
     assert stage.values[0, 1] == "a" and stage.is_done
 
 
+@pytest.mark.parametrize("op", [["select", 0, 1, None], ["tokens", 0, 1, None]])
+def test_a_select_without_choices_fails_and_no_tokens_append_nothing(
+    stage: Stage, op: list[Any]
+) -> None:
+    stage.send(*stage.ops(0, text("a")), ir.op_from_wire(op), end=True)
+    assert stage.is_done
+    assert [*stage.failures.values()] == (
+        ["choices=[] is not allowed: at least one text"] if op[0] == "select" else []
+    )
+
+
 def test_a_select_that_fails_stops_its_other_requests(stage: Stage) -> None:
     stage.on(0, text("q:"), select("a", "b", "c"), end=True)
     assert isinstance(stage.queue, FakeQueue)
