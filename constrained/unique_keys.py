@@ -165,12 +165,23 @@ class UniqueKeysMatcher:
         for token in whole.among(allowed):
             quoted = self._tokens.quoted[token]
             is_seen = any(key in keys for key in quoted for keys in seen)
-            if (is_seen or len(set(quoted)) < len(quoted)) and self._repeats(scan, token):
+            is_doubled = len(set(quoted)) < len(quoted) or self._ends_a_twin(scan, token, quoted)
+            if (is_seen or is_doubled) and self._repeats(scan, token):
                 yield token
         if scan.is_in_key and scan.string is not None and BACKSLASH in scan.string:
             for token in self._tokens.with_quote.among(allowed):
                 if self._repeats(scan, token):
                     yield token
+
+    def _ends_a_twin(self, scan: Scan, token: int, quoted: list[str]) -> bool:
+        """Whether a token may end the open key and then contain it as a whole."""
+        if not scan.is_in_key or scan.string is None:
+            return False
+        begun, quote, _ = self._vocabulary.token_bytes[token].partition(b'"')
+        written = scan.string + begun
+        return bool(quote) and (
+            BACKSLASH in written or written.decode("utf-8", "replace") in quoted
+        )
 
     def _repeats(self, scan: Scan, token: int) -> bool:
         return scan.after(self._vocabulary.token_bytes[token]).repeats
@@ -364,8 +375,10 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
     places = {}
     for place, ids in tails.items():
         places[*place, True] = TokensAt(TokenSet.of(quoted), TokenSet.of(ids))
+        is_in_string = place[0]  # of a first key, perhaps, that a token ends and repeats
         places[*place, False] = TokensAt(
-            TokenSet.of(doubled), TokenSet.of(i for i in ids if i in quoted)
+            TokenSet.of(quoted if is_in_string else doubled),
+            TokenSet.of(i for i in ids if i in quoted),
         )
     return KeyTokens(
         of_byte=[of_byte.get(byte, -1) for byte in range(256)],

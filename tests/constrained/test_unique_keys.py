@@ -77,6 +77,20 @@ def test_a_token_with_a_whole_key_is_taken_out(objects: BoundGrammar) -> None:
     assert follows(objects, [*b'{"a":{"ab":1},"', TOKENS.index(b'ab"')])
 
 
+@pytest.mark.parametrize("begun", [b"", b"a", b'a":2,"b'])
+@pytest.mark.parametrize("is_regular", [True, False])
+def test_a_token_that_ends_a_key_and_repeats_it_is_taken_out(
+    begun: bytes, is_regular: bool
+) -> None:
+    """One token: the open key's end, its value, and the same key again."""
+    key = begun.rpartition(b'"')[2]
+    token = b'":1,"' + key + b'"'
+    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), token, b'":1,"c"'])
+    grammar = nested_objects("[a-c]*", 0, is_regular, vocabulary)
+    for last, is_allowed in ((256, False), (257, True)):
+        assert follows(grammar, [*b'{"', *begun, last], vocabulary) == is_allowed
+
+
 def test_rollback_forgets_keys(objects: BoundGrammar) -> None:
     matcher = objects.matcher()
     for byte in b'{"a":1,"':
