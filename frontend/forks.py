@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, overload
+from typing import Generic, TypeAlias, TypeVar, overload
 
 from ..errors import InvalidProgram
 from . import ir
 from .expr import Appendable, Expr
 from .source_lines import source_line
 from .values import Gathered
+from .writing import BranchWriter
 
-if TYPE_CHECKING:
-    from .state import ProgramState
-
-S = TypeVar("S", bound="ProgramState")
+S = TypeVar("S", bound=BranchWriter)
 ForEach: TypeAlias = Appendable | Sequence[Appendable] | Callable[[int], Appendable]
 
 

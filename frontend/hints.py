@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import InvalidProgram
 from . import ir
-from .program import Pending
-
-if TYPE_CHECKING:
-    from .state import ProgramState
+from .program import Pending, Program
 
 MAX_TTL_S = (2**31 - 1) / 1000
 
@@ -17,19 +14,20 @@ MAX_TTL_S = (2**31 - 1) / 1000
 class HintHandle:
     """A hint that was given. It never fails a program; what came of it is in `outcome`."""
 
-    def __init__(self, state: ProgramState, pending: Pending) -> None:
-        self._state = state  # while this lives the branch is not dropped
+    def __init__(self, program: Program, pending: Pending, owner: object) -> None:
+        self._program = program
         self._pending = pending
+        self._owner = owner  # the state that it was given for: not dropped while this lives
 
     @property
     def outcome(self) -> dict[str, Any]:
         """`{"action_id", "outcome", "reason", "num_tokens"}`; waits for it. The outcome is
         "accepted", "clipped", "deferred", "rejected" or "missing"."""
-        return dict(self._state._program.wait(self._pending).value)
+        return dict(self._program.wait(self._pending).value)
 
     async def aoutcome(self) -> dict[str, Any]:
         """`outcome` for async functions."""
-        return dict((await self._state._program.wait_async(self._pending)).value)
+        return dict((await self._program.wait_async(self._pending)).value)
 
 
 def hint(

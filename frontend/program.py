@@ -11,13 +11,13 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from ..errors import EngineError, InvalidProgram, ProgramError
 from . import ir, wire
 from .channel import Channel
-from .trace import observer
 from .waiting import Condition, Waiters
 
 
@@ -98,7 +98,7 @@ class Program:
         self.started_s = time.perf_counter()
         self.started_ns = time.time_ns()
         self.ended_s: float | None = None  # by time.perf_counter()
-        self.is_watched = False  # observers were told of it, and not yet of its end
+        self.on_end: Callable[[Program], None] | None = None  # called at its end, perhaps twice
         self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
@@ -375,8 +375,9 @@ class Program:
     def _note_end(self) -> None:
         if self.ended_s is None:
             self.ended_s = time.perf_counter()
-        if self.is_watched:
-            observer.program_ended(self)
+        on_end = self.on_end
+        if on_end is not None:
+            on_end(self)
         self.waiters.wake()
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from ..errors import InvalidProgram
 from .expr import RoleBeginExpr, RoleEndExpr
 from .ir import MAX_NAME_CHARS, MAX_PAUSE_S
+from .writing import BranchWriter
 
-if TYPE_CHECKING:
-    from .state import ProgramState
+S = TypeVar("S", bound=BranchWriter)
 
 
-class RoleScope:
+class RoleScope(Generic[S]):
     """A chat message for the time of the block."""
 
-    def __init__(self, state: ProgramState, role: str, source: str | None) -> None:
+    def __init__(self, state: S, role: str, source: str | None) -> None:
         self._state, self._role, self._source = state, role, source
 
-    def __enter__(self) -> ProgramState:
+    def __enter__(self) -> S:
         self._state._append(RoleBeginExpr(self._role), self._source)
         return self._state
 
@@ -34,16 +34,16 @@ class RoleScope:
             self._state._append(RoleEndExpr(self._role), self._source)
 
 
-class VarScope:
+class VarScope(Generic[S]):
     """Binds what the block appends to a name, once the block has ended well."""
 
-    def __init__(self, state: ProgramState, name: str) -> None:
+    def __init__(self, state: S, name: str) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
             raise InvalidProgram.of("name", name, f"a string of 1 to {MAX_NAME_CHARS} characters")
         self._state, self._name = state, name
         self._start = 0
 
-    def __enter__(self) -> ProgramState:
+    def __enter__(self) -> S:
         self._start = len(self._state._pieces)
         return self._state
 
@@ -57,12 +57,10 @@ class VarScope:
             self._state._bind_span(self._name, self._start)
 
 
-class PauseScope:
+class PauseScope(Generic[S]):
     """The author's code works outside for the time of the block."""
 
-    def __init__(
-        self, state: ProgramState, expected_s: float | None, label: str, source: str | None
-    ) -> None:
+    def __init__(self, state: S, expected_s: float | None, label: str, source: str | None) -> None:
         is_number = isinstance(expected_s, int | float) and not isinstance(expected_s, bool)
         if expected_s is not None and not (is_number and 0 <= expected_s <= MAX_PAUSE_S):
             allowed = f"a number of seconds in [0, {MAX_PAUSE_S:g}], or None"
@@ -72,7 +70,7 @@ class PauseScope:
         self._label, self._source = label[:MAX_NAME_CHARS], source
         self._released: AbstractContextManager[None] = nullcontext()
 
-    def __enter__(self) -> ProgramState:
+    def __enter__(self) -> S:
         self._state._send_pause(self._expected_s, self._label, self._source)
         self._released = self._state._program.released()
         self._released.__enter__()
@@ -86,7 +84,7 @@ class PauseScope:
     ) -> None:
         self._released.__exit__(kind, error, traceback)
 
-    async def __aenter__(self) -> ProgramState:
+    async def __aenter__(self) -> S:
         return self.__enter__()
 
     async def __aexit__(

@@ -15,32 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidProgram
 from . import ir
-from .expr import (
-    Appendable,
-    Expr,
-    GenExpr,
-    ImageExpr,
-    RoleBeginExpr,
-    RoleEndExpr,
-    SelectExpr,
-    Sum,
-    TokensExpr,
-    VarExpr,
-    role,
-)
+from .expr import Appendable, Expr, Sum, TokensExpr, VarExpr, role
 from .forks import Forks, require_no_offsets
 from .hints import HintHandle, hint
 from .program import Pending, Program
-from .reading import BranchReader, Message
 from .scopes import PauseScope, RoleScope, VarScope
 from .source_lines import source_line
 from .values import Known, Piece, Span
+from .writing import BranchWriter
 
 if TYPE_CHECKING:
     from .trace.report import Report
 
 
-class ProgramState(BranchReader):
+class ProgramState(BranchWriter):
     """One branch of a running program.
 
     `state += expr` appends; `state["x"]` waits for a value and returns it; `state.var("x")` is the
@@ -50,18 +38,8 @@ class ProgramState(BranchReader):
     _parent: ProgramState | None = None  # here, for the finalizer of one that never was made whole
 
     def __init__(self, program: Program, parent: ProgramState | None = None) -> None:
-        super().__init__(program)
-        self._branch = program.new_branch()
-        self._seq = 0
-        self._open_role: str | None = None
-        self._is_joined = False
-        self._own_vars: dict[str, Any] = {}
-        if parent is not None:
-            self._pieces = list(parent._pieces)
-            self._vars = dict(parent._vars)
-            self._messages = [message.copy() for message in parent._messages]
-            self._open_role = parent._open_role
-            self._parent = parent
+        super().__init__(program, parent)
+        self._parent = parent
         self.ret_value: Any = None  # what the program's function returned
 
     def __del__(self) -> None:
@@ -80,130 +58,37 @@ class ProgramState(BranchReader):
         self._append(other, source_line(sys._getframe(1)))
         return self
 
-    def _append(self, other: Appendable, source: str | None) -> None:
-        append = _APPENDERS.get(type(other))
-        if append is not None:
-            append(self, other, source)
-        elif isinstance(other, str):
-            self._append_text(other, source)
-        elif other is not None:
-            raise InvalidProgram.of("state +=", other, "a string or an expression like gen(...)")
-
-    def _append_text(self, text: str, source: str | None) -> None:
-        if text:
-            self._send_silent(ir.Text(self._branch, self._next(), source, text))
-            self._note(text)
-
-    def _append_sum(self, total: Sum, source: str | None) -> None:
-        for item in total.items:
-            self._append(item, source)
-
-    def _append_tokens(self, ids: TokensExpr, source: str | None) -> None:
-        self._note(self._send(ir.Tokens(self._branch, self._next(), source, ids.token_ids)))
-
-    def _append_gen(self, gen: GenExpr, source: str | None) -> None:
-        defaults = self._program.defaults
-        params = gen.params if defaults is None else defaults.applied_to(gen.params)
-        self._bind(gen.name, ir.Gen(self._branch, self._next(), source, gen.name, params))
-
-    def _append_select(self, select: SelectExpr, source: str | None) -> None:
-        name, choices, method = select.name, select.choices, select.method
-        self._bind(name, ir.Select(self._branch, self._next(), source, name, choices, method))
-
-    def _append_image(self, image: ImageExpr, source: str | None) -> None:
-        raise InvalidProgram(f"image: the model {self._program.model} reads only text", "image")
-
-    def _append_var(self, var: VarExpr, source: str | None) -> None:
-        if var.program is not self._program:
-            raise InvalidProgram("a var of another program cannot be appended; use its value")
-        self._note(self._send(ir.Var(self._branch, self._next(), source, var.branch, var.seq)))
-
-    def _next(self) -> int:
-        """The number of this branch's next op."""
-        if self._is_joined:
-            raise InvalidProgram("this branch was joined; nothing can be appended to it")
-        return self._seq
-
-    def _send(self, op: ir.Op) -> Pending:
-        """Send the next op; if that raises, nothing was appended."""
-        pending = self._program.send(op)
-        self._seq += 1
-        return pending
-
-    def _send_silent(self, op: ir.Op) -> None:
-        self._program.send_silent(op)
-        self._seq += 1
-
-    def _note(self, piece: Piece) -> None:
-        if self._open_role is not None:
-            self._messages[-1].pieces.append(piece)
-        self._pieces.append(piece)
-        self._program.waiters.wake()  # who iterates over the text
-
-    def _note_mark(self, piece: Piece) -> None:
-        """A piece that is no part of a message's content."""
-        self._pieces.append(piece)
-        self._program.waiters.wake()
-
-    def _bind(self, name: str, op: ir.Op) -> None:
-        pending = self._send(op)
-        if name:
-            self._vars[name] = self._own_vars[name] = pending
-        self._note(pending)
-
-    def _begin_role(self, begin: RoleBeginExpr, source: str | None) -> None:
-        name = begin.role
-        if self._open_role is not None:
-            raise InvalidProgram(f"{name} message begun inside a {self._open_role} message")
-        self._note_mark(self._send(ir.RoleBegin(self._branch, self._next(), source, name)))
-        self._open_role = name
-        self._messages.append(Message(name))
-
-    def _end_role(self, end: RoleEndExpr, source: str | None) -> None:
-        if self._open_role != end.role:
-            raise InvalidProgram(f"{end.role}_end() but the open message is {self._open_role}")
-        self._note_mark(self._send(ir.RoleEnd(self._branch, self._next(), source)))
-        self._open_role = None
-
     # --- roles and scopes ------------------------------------------------------------------------
 
-    def system(self, content: Appendable = None) -> RoleScope | None:
+    def system(self, content: Appendable = None) -> RoleScope[ProgramState] | None:
         """`s.system("...")` appends a message; `with s.system():` opens one for the block."""
         return self._role("system", content)
 
-    def user(self, content: Appendable = None) -> RoleScope | None:
+    def user(self, content: Appendable = None) -> RoleScope[ProgramState] | None:
         """`s.user("...")` appends a message; `with s.user():` opens one for the block."""
         return self._role("user", content)
 
-    def assistant(self, content: Appendable = None) -> RoleScope | None:
+    def assistant(self, content: Appendable = None) -> RoleScope[ProgramState] | None:
         """`s.assistant(gen("x"))` appends a message; `with s.assistant():` opens one."""
         return self._role("assistant", content)
 
-    def _role(self, name: str, content: Appendable) -> RoleScope | None:
+    def _role(self, name: str, content: Appendable) -> RoleScope[ProgramState] | None:
         source = source_line(sys._getframe(2))
         if content is None:
             return RoleScope(self, name, source)
         self._append(role(name, content), source)
         return None
 
-    def var_scope(self, name: str) -> VarScope:
+    def var_scope(self, name: str) -> VarScope[ProgramState]:
         """`with s.var_scope("x"):` what is appended within is also the value `x`."""
         return VarScope(self, name)
 
-    def _bind_span(self, name: str, start: int) -> None:
-        self._vars[name] = self._own_vars[name] = Span(tuple(self._pieces), start)
-        self._program.waiters.wake()
-
-    def pause(self, expected_s: float | None = None, label: str = "") -> PauseScope:
+    def pause(self, expected_s: float | None = None, label: str = "") -> PauseScope[ProgramState]:
         """`with s.pause(expected_s=2):` this branch works outside for about that long.
 
         The runtime is told at once: it keeps or moves the branch's KV by that. Also `async with`.
         """
         return PauseScope(self, expected_s, label, source_line(sys._getframe(1)))
-
-    def _send_pause(self, expected_s: float | None, label: str, source: str | None) -> None:
-        self._send_silent(ir.Pause(self._branch, self._next(), source, expected_s, label))
-        self._program.flush()
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)` inside a pause: a tool, or any function; what it raises comes
@@ -284,7 +169,7 @@ class ProgramState(BranchReader):
 
     def _hint(self, action: ir.HintAction, source: str | None, **options: Any) -> HintHandle:
         op = hint(self._branch, self._next(), source, action, **options)
-        return HintHandle(self, self._send(op))
+        return HintHandle(self._program, self._send(op), self)
 
     # --- errors, the end -------------------------------------------------------------------------
 
@@ -350,27 +235,12 @@ class ProgramState(BranchReader):
         if kind is None and self._parent is not None and not self._is_joined:
             Forks(self._parent, [self]).join()
 
-    def _end(self, source: str | None) -> None:
-        if not self._is_joined:
-            self._send_silent(ir.End(self._branch, self._next(), source))
-            self._is_joined = True
-
 
 async def _awaited(
-    pause: PauseScope, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    pause: PauseScope[ProgramState],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     async with pause:
         return await fn(*args, **kwargs)
-
-
-_APPENDERS: dict[type, Callable[[ProgramState, Any, str | None], None]] = {
-    str: ProgramState._append_text,
-    Sum: ProgramState._append_sum,
-    GenExpr: ProgramState._append_gen,
-    SelectExpr: ProgramState._append_select,
-    RoleBeginExpr: ProgramState._begin_role,
-    RoleEndExpr: ProgramState._end_role,
-    TokensExpr: ProgramState._append_tokens,
-    VarExpr: ProgramState._append_var,
-    ImageExpr: ProgramState._append_image,
-}

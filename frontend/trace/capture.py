@@ -20,7 +20,8 @@ from .. import ir
 from ..channel import EventSink
 from ..program import Pending, Program
 from ..state import ProgramState
-from .graph import Graph, Wait
+from .graph import Graph
+from .op_graph import Wait
 
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

@@ -1,104 +1,26 @@
-"""A program's ops as a graph: branches in tree order, and what flows between them.
-
-Knows ops only, not when or whether they ran: a capture and a report of a run both stand on it.
-"""
+"""A program's ops as a graph, to be read: as text, as a picture, as data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from ...errors import InvalidProgram
-from .. import ir
-
-ROOT = "main"
-OpKey = tuple[int, int]  # branch, seq
-EdgeKind = Literal["fork", "join", "var"]
+from .graph_picture import page_of, svg_of
+from .graph_text import text_of
+from .op_graph import Branch, OpGraph, Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """`target` goes on from, waits for, or appends what `origin` made: `names` say what."""
-
-    kind: EdgeKind
-    origin: OpKey
-    target: OpKey
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Where a program first wanted a value: what it read (as it is written) and where."""
-
-    reading: str
-    branch: int
-    source: str | None
-
-
-@dataclass(slots=True)
-class Branch:
-    """One branch: `path` is "main" for the root, "main.0" for its first child, and so on."""
-
-    number: int
-    path: str
-    parent: OpKey | None = None  # the fork it comes from
-    depth: int = 0
-    ops: list[ir.Op] = field(default_factory=list)
-    children: list[int] = field(default_factory=list)
-
-
-class Graph:
-    """The ops of one program in the order in which they were sent, and their structure.
-
-    A branch's ops come after the fork that makes it; else InvalidProgram is raised.
-    """
-
-    def __init__(self, name: str, ops: Sequence[ir.Op], wait: Wait | None = None) -> None:
-        self.name = name
-        self.ops = tuple(ops)
-        self.wait = wait
-        self._branches = _branches(self.ops)
-        self._by_key = {(op.branch, op.seq): op for op in self.ops}
-        self.edges = tuple(self._edges())
-
-    @property
-    def branches(self) -> list[Branch]:
-        """Depth first: a branch, then its children in the order of their forks."""
-        ordered: list[Branch] = []
-        stack = [0]
-        while stack:
-            branch = self._branches[stack.pop()]
-            ordered.append(branch)
-            stack += reversed(branch.children)
-        return ordered
-
-    def branch(self, number: int) -> Branch:
-        """Raises KeyError."""
-        return self._branches[number]
-
-    def op(self, key: OpKey) -> ir.Op:
-        """Raises KeyError."""
-        return self._by_key[key]
-
-    def name_of(self, key: OpKey) -> str:
-        """What an op's value is called, by its kind where the author gave it no name."""
-        op = self._by_key.get(key)
-        if op is None:
-            return "?"
-        return getattr(op, "name", "") or op.kind
+class Graph(OpGraph):
+    """The ops of one program in the order in which they were sent, and their structure."""
 
     def to_text(self) -> str:
         """A tree to read: a line an op, branches indented below their fork."""
-        from .graph_text import text_of
-
         return text_of(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: name, branches (path, parent, ops), edges, and the wait or None."""
         return {
             "name": self.name,
-            "branches": [self._branch_as_data(branch) for branch in self.branches],
+            "branches": [_branch_as_data(branch) for branch in self.branches],
             "edges": [
                 {"kind": e.kind, "from": list(e.origin), "to": list(e.target), "names": [*e.names]}
                 for e in self.edges
@@ -108,61 +30,20 @@ class Graph:
 
     def to_svg(self) -> str:
         """A picture: a standalone SVG file."""
-        from .graph_picture import svg_of
-
         return svg_of([self])
 
     def to_html(self) -> str:
         """The picture on a page of its own."""
-        from .graph_picture import page_of
-
         return page_of([self])
 
-    def _edges(self) -> Iterator[Edge]:
-        for op in self.ops:
-            key = (op.branch, op.seq)
-            if isinstance(op, ir.Fork):
-                for child in op.children:
-                    yield Edge("fork", key, (child, 0))
-            elif isinstance(op, ir.Var):
-                origin = (op.of_branch, op.of_seq)
-                yield Edge("var", origin, key, (self.name_of(origin),))
-            elif isinstance(op, ir.Join):
-                for child in op.children:
-                    yield Edge("join", (child, self._last_seq(child)), key, self._names(child))
 
-    def _last_seq(self, number: int) -> int:
-        ops = self._branches[number].ops
-        return ops[-1].seq if ops else 0
-
-    def _names(self, number: int) -> tuple[str, ...]:
-        ops = self._branches[number].ops
-        named = [op.name for op in ops if isinstance(op, ir.Gen | ir.Select) and op.name]
-        return tuple(dict.fromkeys(named))
-
-    def _branch_as_data(self, branch: Branch) -> dict[str, Any]:
-        return {
-            "number": branch.number,
-            "path": branch.path,
-            "parent": None if branch.parent is None else list(branch.parent),
-            "ops": [op.to_wire() for op in branch.ops],
-        }
-
-
-def _branches(ops: Sequence[ir.Op]) -> dict[int, Branch]:
-    """By number; every branch but the root comes from one fork."""
-    found = {0: Branch(0, ROOT)}
-    for op in ops:
-        if op.branch not in found:
-            raise InvalidProgram.of("branch", op.branch, f"one that was forked: {sorted(found)}")
-        branch = found[op.branch]
-        branch.ops.append(op)
-        if isinstance(op, ir.Fork):
-            for number in op.children:
-                path = f"{branch.path}.{len(branch.children)}"
-                found[number] = Branch(number, path, (op.branch, op.seq), branch.depth + 1)
-                branch.children.append(number)
-    return found
+def _branch_as_data(branch: Branch) -> dict[str, Any]:
+    return {
+        "number": branch.number,
+        "path": branch.path,
+        "parent": None if branch.parent is None else list(branch.parent),
+        "ops": [op.to_wire() for op in branch.ops],
+    }
 
 
 def _wait_as_data(wait: Wait) -> dict[str, Any]:

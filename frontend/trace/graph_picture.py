@@ -12,8 +12,8 @@ from html import escape
 from itertools import pairwise
 
 from .. import ir
-from .graph import Branch, Edge, Graph, OpKey
 from .labels import label_of, short_source
+from .op_graph import Branch, Edge, OpGraph, OpKey
 
 BOX_WIDTH, BOX_HEIGHT = 210, 40
 COLUMN, ROW = 250, 62  # from one box to the next
@@ -37,7 +37,7 @@ path{fill:none;stroke:var(--line);stroke-width:1.5}path.var{stroke:var(--var);st
 """
 
 
-def svg_of(graphs: Sequence[Graph]) -> str:
+def svg_of(graphs: Sequence[OpGraph]) -> str:
     """One standalone SVG file; several graphs stand one below the other."""
     panels = [_Panel(graph) for graph in graphs]
     width = max((panel.width for panel in panels), default=MARGIN)
@@ -56,7 +56,7 @@ def svg_of(graphs: Sequence[Graph]) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def page_of(graphs: Sequence[Graph]) -> str:
+def page_of(graphs: Sequence[OpGraph]) -> str:
     """The picture on an HTML page of its own, which scrolls where it is too wide."""
     title = escape(_title(graphs))
     return (
@@ -69,7 +69,7 @@ def page_of(graphs: Sequence[Graph]) -> str:
     )
 
 
-def _title(graphs: Sequence[Graph]) -> str:
+def _title(graphs: Sequence[OpGraph]) -> str:
     return "captured: " + ", ".join(graph.name for graph in graphs)
 
 
@@ -98,7 +98,7 @@ class _Box:
 class _Panel:
     """The picture of one graph, at the origin."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: OpGraph) -> None:
         self._graph = graph
         self._branches = graph.branches
         self._columns = {b.number: column for column, b in enumerate(self._branches)}
@@ -202,7 +202,7 @@ class _Panel:
         yield _text(x + 8, y + 32, _cut(wait.reading, CHARS_A_LINE), "soft") + "</g>"
 
 
-def _placed(graph: Graph, columns: dict[int, int]) -> dict[OpKey, _Box]:
+def _placed(graph: OpGraph, columns: dict[int, int]) -> dict[OpKey, _Box]:
     """Every op's box; a hidden op takes the row of what stands above it."""
     needs: dict[OpKey, list[OpKey]] = {}
     for edge in graph.edges:
@@ -223,7 +223,7 @@ def _placed(graph: Graph, columns: dict[int, int]) -> dict[OpKey, _Box]:
     return boxes
 
 
-def _path(graph: Graph, key: OpKey) -> str:
+def _path(graph: OpGraph, key: OpKey) -> str:
     return graph.branch(key[0]).path
 
 

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import ir
-from .graph import Branch, Graph
+from .amounts import plural
 from .labels import label_of, short_source
+from .op_graph import Branch, OpGraph
 
 WIDTH = 100
 _LEAST_GAP = 2
 
 
-def text_of(graph: Graph, width: int = WIDTH) -> str:
+def text_of(graph: OpGraph, width: int = WIDTH) -> str:
     """No line break at the end; source lines stand at the right, `width` cells away."""
     lines = [_fit(line, source, width) for line, source in _lines(graph)]
     head = f"{graph.name}: {_counts(graph)}"
     return "\n".join([head, *lines])
 
 
-def _counts(graph: Graph) -> str:
+def _counts(graph: OpGraph) -> str:
     num_calls = sum(isinstance(op, ir.Gen | ir.Select) for op in graph.ops)
     return (
-        f"{_plural(len(graph.ops), 'op')}, {_plural(num_calls, 'call')}, "
-        f"{_plural(len(graph.branches), 'branch', 'branches')} "
+        f"{plural(len(graph.ops), 'op')}, {plural(num_calls, 'call')}, "
+        f"{plural(len(graph.branches), 'branch', 'branches')} "
         f"{'up to the first wait' if graph.wait else 'in one message; it never waits'}"
     )
 
 
-def _lines(graph: Graph) -> Iterator[tuple[str, str]]:
+def _lines(graph: OpGraph) -> Iterator[tuple[str, str]]:
     """(line, source) depth first; a branch's ops are indented by its depth and by open roles."""
     stack: list[Iterator[tuple[str, str] | Branch]] = [_branch_lines(graph, graph.branch(0))]
     while stack:
@@ -41,7 +42,7 @@ def _lines(graph: Graph) -> Iterator[tuple[str, str]]:
             yield item
 
 
-def _branch_lines(graph: Graph, branch: Branch) -> Iterator[tuple[str, str] | Branch]:
+def _branch_lines(graph: OpGraph, branch: Branch) -> Iterator[tuple[str, str] | Branch]:
     indent = "    " * branch.depth
     yield f"{indent}{branch.path}", ""
     open_roles = 0
@@ -60,7 +61,7 @@ def _branch_lines(graph: Graph, branch: Branch) -> Iterator[tuple[str, str] | Br
         yield f"{indent}  waits  {graph.wait.reading}", short_source(graph.wait.source)
 
 
-def _flow(graph: Graph, op: ir.Op) -> str:
+def _flow(graph: OpGraph, op: ir.Op) -> str:
     """Where what the op takes comes from, and what it makes of it."""
     if isinstance(op, ir.Var):
         origin = (op.of_branch, op.of_seq)
@@ -87,7 +88,3 @@ def _fit(line: str, source: str, width: int) -> str:
     if len(line) > room:
         line = line[: room - 1] + "…"
     return f"{line:<{room + _LEAST_GAP}}{source}"
-
-
-def _plural(num: int, word: str, words: str = "") -> str:
-    return f"{num} {word if num == 1 else words or word + 's'}"

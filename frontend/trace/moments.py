@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import ir
-from .graph import Graph, OpKey
+from .op_graph import OpGraph, OpKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Moments:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: OpGraph,
         sent_s: Mapping[OpKey, float],
         calls: Mapping[OpKey, Span],
         end_s: float,
@@ -93,7 +93,7 @@ def busy_s(spans: Sequence[Span]) -> float:
     return total
 
 
-def _needs(graph: Graph) -> dict[OpKey, list[OpKey]]:
+def _needs(graph: OpGraph) -> dict[OpKey, list[OpKey]]:
     """Every op's predecessor on its branch, and the origins of the edges into it."""
     needs: dict[OpKey, list[OpKey]] = {}
     for op in graph.ops:
@@ -104,7 +104,7 @@ def _needs(graph: Graph) -> dict[OpKey, list[OpKey]]:
     return needs
 
 
-def _pauses(graph: Graph, sent_s: Mapping[OpKey, float], end_s: float) -> dict[OpKey, Span]:
+def _pauses(graph: OpGraph, sent_s: Mapping[OpKey, float], end_s: float) -> dict[OpKey, Span]:
     """A pause lasts until its branch's next op that appends something is sent."""
     pauses: dict[OpKey, Span] = {}
     for branch in graph.branches:

@@ -54,15 +54,16 @@ def program_started(program: Program) -> None:
     """To be called for every program that is to run, before its first op."""
     if not _is_environment_read:
         _read_environment()
-    program.is_watched = bool(_observers)
+    if _observers:
+        program.on_end = program_ended
     for observer in _observers:
         observer.program_started(program)
 
 
 def program_ended(program: Program) -> None:
-    """To be called, perhaps more than once, when a program that is watched has ended."""
+    """A program that is watched has ended; only the first call for one counts."""
     with _lock:
-        is_first, program.is_watched = program.is_watched, False
+        is_first, program.on_end = program.on_end is not None, None
     if not is_first:
         return
     for observer in _observers:

@@ -28,8 +28,8 @@ except ImportError as error:
     raise MissingDependency(package, "otel", "exporting spans") from error
 
 from .. import ir
+from .recording import record_of
 from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
-from .report import report_of
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -95,7 +95,7 @@ def export_program(
     tracer: trace.Tracer, program: Program, parent: context.Context | None = None
 ) -> None:
     """Make the spans of one program, below `parent` if that has a span."""
-    (record,) = report_of(program).programs
+    record = record_of(program, 0, program.started_s)
     _ProgramSpans(tracer, program, record).make(parent)
 
 
@@ -210,7 +210,7 @@ class _ProgramSpans:
         )
 
     def _clock(self, at_s: float) -> int:
-        """Nanoseconds of the wall clock at a report's time."""
+        """Nanoseconds of the wall clock at a record's time."""
         return self._program.started_ns + round((at_s - self._record.start_s) * 1e9)
 
 

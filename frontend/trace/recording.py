@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ProgramError
 from .. import ir
-from .graph import Graph, OpKey
 from .moments import Moments, Span
+from .op_graph import OpGraph, OpKey
 from .records import CallRecord, HintRecord, LaneRecord, PauseRecord, ProgramRecord
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Maker:
         self._program = program
         self._index = index
         log = list(program.log)
-        self._graph = Graph(program.name, [op for _, op in log])
+        self._graph = OpGraph(program.name, [op for _, op in log])
         self._shift = program.started_s - zero_s
         self._sent = {(op.branch, op.seq): at - program.started_s for at, op in log}
         self._pending = dict(program._pending)
@@ -188,7 +188,7 @@ class _Maker:
                 )
 
 
-def _followed(graph: Graph) -> dict[OpKey, OpKey | None]:
+def _followed(graph: OpGraph) -> dict[OpKey, OpKey | None]:
     """For each call the one before it on its branch, or on those that it was forked from."""
     followed: dict[OpKey, OpKey | None] = {}
     last: dict[int, OpKey | None] = {}

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from .amounts import count, percent, seconds
 from .labels import short_source
 from .records import CallRecord, ProgramRecord
-from .report import Report, Totals
+from .run_record import RunRecord, Totals
 
-ABSENT = "-"
 _LEFT = ("branch", "call", "at", "notes")  # columns that are text
 
 
-def text_of(report: Report) -> str:
+def text_of(run: RunRecord) -> str:
     """No line break at the end. An "*" marks calls on their program's critical path."""
-    blocks = [_program(index, program) for index, program in enumerate(report.programs)]
-    return "\n\n".join([*blocks, "\n".join(f"{k:<14} {v}" for k, v in total_rows(report.totals))])
+    blocks = [_program(index, program) for index, program in enumerate(run.programs)]
+    return "\n\n".join([*blocks, "\n".join(f"{k:<14} {v}" for k, v in total_rows(run.totals))])
 
 
 def total_rows(totals: Totals) -> list[tuple[str, str]]:
     """(what, how much) of a report's totals, in words."""
-    of_path = _percent(totals.critical_s / totals.slowest_s if totals.slowest_s else None)
-    hit_rate = _percent(totals.hit_rate)
+    of_path = percent(totals.critical_s / totals.slowest_s if totals.slowest_s else None)
+    hit_rate = percent(totals.hit_rate)
     lower = _parted(("host", totals.host_tokens), ("disk", totals.disk_tokens))
     num_failed = f", {totals.num_failed} failed" if totals.num_failed else ""
     return [
@@ -46,20 +46,6 @@ def total_rows(totals: Totals) -> list[tuple[str, str]]:
         ),
         ("evicted", f"{totals.evicted_tokens:,} tokens, {count(totals.preemptions)} preemptions"),
     ]
-
-
-def seconds(value: float | None) -> str:
-    """With a unit that fits its size."""
-    if value is None:
-        return ABSENT
-    if value >= 9.9995:
-        return f"{value:.1f} s"
-    return f"{value:.2f} s" if value >= 0.9995 else f"{value * 1000:.1f} ms"
-
-
-def count(value: int | None) -> str:
-    """With separators."""
-    return ABSENT if value is None else f"{value:,}"
 
 
 def notes_of(call: CallRecord) -> str:
@@ -125,10 +111,6 @@ def _table(calls: Sequence[CallRecord]) -> list[str]:
 def _row(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = zip(_COLUMNS, row, widths, strict=True)
     return "  ".join(f"{c:<{w}}" if name in _LEFT else f"{c:>{w}}" for name, c, w in cells)
-
-
-def _percent(share: float | None) -> str:
-    return ABSENT if share is None else f"{share:.0%}"
 
 
 def _parted(*parts: tuple[str, int | None]) -> str:

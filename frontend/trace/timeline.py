@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from .amounts import ABSENT, count, percent, plural, seconds
 from .labels import short_source
 from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
-from .report import Report, Totals
-from .report_text import ABSENT, count, seconds
+from .run_record import RunRecord, Totals
 from .timeline_prefixes import first_indices, percent_of, prefixes_of
 from .timeline_table import table_of
 
@@ -25,26 +25,26 @@ _ROOM = 1.02  # the axis goes on a little behind the end
 _CENTRE = 26  # of a lane's line, from the top of its row
 
 
-def page_of(report: Report) -> str:
+def page_of(run: RunRecord) -> str:
     """The whole file."""
-    names = list(dict.fromkeys(program.name for program in report.programs))
+    names = list(dict.fromkeys(program.name for program in run.programs))
     title = escape(", ".join(names) or "no program")
-    totals = report.totals
+    totals = run.totals
     script = _asset("timeline.js")
     assert "</script" not in script, "it would end the element that it stands in"
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title} · timeline</title>\n<style>{_asset('timeline.css')}</style></head>",
-        f'<body class="no-script"><h1>{title}</h1><p>{_plural(totals.num_programs, "program")}, '
-        f"{_plural(totals.num_calls, 'call')}, {seconds(totals.duration_s)}</p>",
+        f'<body class="no-script"><h1>{title}</h1><p>{plural(totals.num_programs, "program")}, '
+        f"{plural(totals.num_calls, 'call')}, {seconds(totals.duration_s)}</p>",
         _tiles(totals),
-        _where_time_went(report),
+        _where_time_went(run),
         '<div class="panes">',
-        _timeline(report),
-        prefixes_of(report),
+        _timeline(run),
+        prefixes_of(run),
         "</div>",
-        table_of(report),
+        table_of(run),
         '<div id="tip" role="status" hidden></div>',
         f"<script>{script}</script></body></html>\n",
     ]
@@ -64,7 +64,7 @@ def _tiles(totals: Totals) -> str:
         ("total time", seconds(totals.duration_s), _programs(totals)),
         ("critical path", seconds(totals.critical_s), f"{share:.0%} of the slowest program"),
         ("parallelism", _ratio(totals.parallelism), "calls at once, while any ran"),
-        ("hit rate", _percent(totals.hit_rate), f"{count(totals.cached_tokens)} tokens reused"),
+        ("hit rate", percent(totals.hit_rate), f"{count(totals.cached_tokens)} tokens reused"),
         ("prompt tokens", count(totals.prompt_tokens), _computed(totals)),
         ("generated", count(totals.generated_tokens), f"{count(totals.forced_tokens)} forced"),
         ("evicted", count(totals.evicted_tokens), f"{count(totals.preemptions)} preemptions"),
@@ -78,7 +78,7 @@ def _tiles(totals: Totals) -> str:
 
 def _programs(totals: Totals) -> str:
     failed = f", {totals.num_failed} failed" if totals.num_failed else ""
-    return f"{_plural(totals.num_programs, 'program')}{failed}"
+    return f"{plural(totals.num_programs, 'program')}{failed}"
 
 
 def _computed(totals: Totals) -> str:
@@ -87,9 +87,9 @@ def _computed(totals: Totals) -> str:
     return f"{count(totals.prompt_tokens - totals.cached_tokens)} computed"
 
 
-def _where_time_went(report: Report) -> str:
+def _where_time_went(run: RunRecord) -> str:
     """The slowest program's time along its critical path, as one bar."""
-    program = max(report.programs, key=lambda p: p.duration_s, default=None)
+    program = max(run.programs, key=lambda p: p.duration_s, default=None)
     if program is None or not program.duration_s:
         return ""
     calls = [call for call in program.calls if call.is_critical]
@@ -107,7 +107,7 @@ def _where_time_went(report: Report) -> str:
         f"{seconds(value)}</li>"
         for name, value in shown.items()
     )
-    of = "" if len(report.programs) == 1 else f" of the slowest program, #{_index(report, program)}"
+    of = "" if len(run.programs) == 1 else f" of the slowest program, #{_index(run, program)}"
     return (
         f"<section><h2>Where the time{of} went: {seconds(program.duration_s)}, along its critical "
         f'path</h2><div class="split">{bar}</div><ul class="key">{key}</ul></section>'
@@ -151,24 +151,24 @@ class _Rows:
         return f"top:{row * ROW}px;left:{percent_of(start_s, self.total_s)};width:{width}"
 
 
-def _rows(report: Report) -> _Rows:
+def _rows(run: RunRecord) -> _Rows:
     of_lane: dict[tuple[int, int], int] = {}
     of_program: dict[int, int] = {}
     row = 0
-    for index, program in enumerate(report.programs):
-        if len(report.programs) > 1:
+    for index, program in enumerate(run.programs):
+        if len(run.programs) > 1:
             of_program[index] = row
             row += 1
         for lane in program.lanes:
             of_lane[index, lane.branch] = row
             row += 1
-    return _Rows(_ROOM * (report.totals.duration_s or 1e-9), of_lane, of_program, row)
+    return _Rows(_ROOM * (run.totals.duration_s or 1e-9), of_lane, of_program, row)
 
 
-def _timeline(report: Report) -> str:
-    rows = _rows(report)
+def _timeline(run: RunRecord) -> str:
+    rows = _rows(run)
     labels, track = [], []
-    for index, program in enumerate(report.programs):
+    for index, program in enumerate(run.programs):
         if index in rows.of_program:
             name = escape(f"#{index} {program.name}")
             labels.append(f'<div class="program" title="{name}">{name}</div>')
@@ -176,8 +176,8 @@ def _timeline(report: Report) -> str:
             track.append(f'<div class="band program" style="top:{top}px"></div>')
         labels += [_label(lane) for lane in program.lanes]
         track += _lanes(index, program, rows)
-    first = first_indices(report)
-    for index, program in enumerate(report.programs):
+    first = first_indices(run)
+    for index, program in enumerate(run.programs):
         track += [_pause(index, pause, rows) for pause in program.pauses]
         ran = ((first[index] + i, call) for i, call in enumerate(program.calls))
         track += [_bar(number, call, rows) for number, call in ran if call.start_s is not None]
@@ -258,17 +258,9 @@ def _pause(index: int, pause: PauseRecord, rows: _Rows) -> str:
 # --- small things ---------------------------------------------------------------------------------
 
 
-def _index(report: Report, program: ProgramRecord) -> int:
-    return next(i for i, known in enumerate(report.programs) if known is program)
-
-
-def _percent(share: float | None) -> str:
-    return ABSENT if share is None else f"{share:.0%}"
+def _index(run: RunRecord, program: ProgramRecord) -> int:
+    return next(i for i, known in enumerate(run.programs) if known is program)
 
 
 def _ratio(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.1f}"
-
-
-def _plural(num: int, word: str) -> str:
-    return f"{num} {word}" if num == 1 else f"{num} {word}s"

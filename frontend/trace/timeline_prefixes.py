@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from html import escape
 
+from .amounts import count
 from .radix_outline import outline_of
 from .records import CallRecord, ProgramRecord
-from .report import Report
-from .report_text import count
+from .run_record import RunRecord
 
 
-def prefixes_of(report: Report) -> str:
+def prefixes_of(run: RunRecord) -> str:
     """Bars are as long as a call's tokens are many; the runtime's own tree is folded below."""
-    largest = max((_num_tokens(call) for call in report.calls), default=0) or 1
-    first = first_indices(report)
+    largest = max((_num_tokens(call) for call in run.calls), default=0) or 1
+    first = first_indices(run)
     trees = []
-    for index, program in enumerate(report.programs):
-        if len(report.programs) > 1:
+    for index, program in enumerate(run.programs):
+        if len(run.programs) > 1:
             trees.append(f"<h3>#{index} {escape(program.name)}</h3>")
         trees.append(_prefix_tree(program, first[index], largest))
     key = "".join(f'<li><i class="{name}"></i>{text}</li>' for name, text in _TOKENS.items())
-    radix = "" if report.tree is None else outline_of(report.tree)
+    radix = "" if run.tree is None else outline_of(run.tree)
     return (
         '<section aria-label="prefixes"><h2>What each call reused</h2>'
         f'<div class="tree">{"".join(trees)}</div><ul class="key">{key}</ul>{radix}</section>'
@@ -86,10 +86,10 @@ def _num_tokens(call: CallRecord) -> int:
     return (call.prompt_tokens or 0) + (call.generated_tokens or 0)
 
 
-def first_indices(report: Report) -> list[int]:
+def first_indices(run: RunRecord) -> list[int]:
     """The number of each program's first call among all calls."""
     firsts, total = [], 0
-    for program in report.programs:
+    for program in run.programs:
         firsts.append(total)
         total += len(program.calls)
     return firsts

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from .amounts import ABSENT, count, seconds
 from .labels import short_source
 from .records import CallRecord
-from .report import Report
-from .report_text import ABSENT, count, notes_of, seconds
+from .report_text import notes_of
+from .run_record import RunRecord
 
 _COLUMNS = (
     "program",
@@ -33,9 +34,9 @@ _COLUMNS = (
 _WORDS = ("program", "branch", "call", "at", "finish", "notes")
 
 
-def table_of(report: Report) -> str:
+def table_of(run: RunRecord) -> str:
     """A row a call; columns of which nothing is known are left out."""
-    rows = [_values(call) for call in report.calls]
+    rows = [_values(call) for call in run.calls]
     columns = [
         (name, [row[index] for row in rows])
         for index, name in enumerate(_COLUMNS)

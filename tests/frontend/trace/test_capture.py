@@ -13,9 +13,10 @@ import pytest
 import stemma as st
 from stemma.frontend import ir
 from stemma.frontend.trace.capture import trace_of
-from stemma.frontend.trace.graph import Graph, Wait
+from stemma.frontend.trace.graph import Graph
 from stemma.frontend.trace.graph_picture import page_of, svg_of
 from stemma.frontend.trace.observer import recorded_programs
+from stemma.frontend.trace.op_graph import Wait
 
 HERE = Path(__file__).name
 

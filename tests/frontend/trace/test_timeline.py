@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 
 from stemma.frontend.trace.radix_outline import outline_of
-from stemma.frontend.trace.report import (
-    CallRecord,
-    LaneRecord,
-    PauseRecord,
-    ProgramRecord,
-    Report,
-)
+from stemma.frontend.trace.records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
+from stemma.frontend.trace.report import Report
 from stemma.frontend.trace.timeline import page_of
 
 EVIL = "</td><script>alert(1)</script>\"'"
