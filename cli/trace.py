@@ -151,8 +151,10 @@ def _tree(backend: Backend) -> dict[str, Any] | None:
 def _program(args: argparse.Namespace) -> Callable[[], object]:
     """Runs the chosen program. Raises InvalidRequest before a backend is opened."""
     given = program_arguments(args.arg)
+    if args.seed is not None:
+        given.setdefault("seed", args.seed)
     program = find_program(load_programs(args.file), args.function)
-    return lambda: program.run(seed=args.seed, **given)
+    return lambda: program.run(**given)
 
 
 def _script(args: argparse.Namespace) -> Callable[[], object]:

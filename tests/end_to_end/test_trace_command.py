@@ -192,6 +192,23 @@ def test_run_reports_every_call_and_writes_the_timeline(
     assert "The radix tree at the end" in html.read_text()
 
 
+@pytest.mark.parametrize("command", ["run", "trace"])
+def test_a_seed_of_the_programs_own_is_left_to_it(
+    capsys: Capture, served: Any, tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import stemma as st\n\n@st.function\ndef main(s, seed='mine'):\n    s += seed\n"
+        "    print('seed:', seed)\n"
+    )
+    more = ["--run", "--html", str(tmp_path / "timeline.html")] if command == "trace" else []
+    assert main([command, str(file), *more, "--endpoint", served.endpoint]) == 0
+    given = [*more, "--arg", "seed=theirs", "--seed", "3"]
+    assert main([command, str(file), *given, "--endpoint", served.endpoint]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed:")]
+    assert lines == ["seed: mine", "seed: theirs"]
+
+
 def test_script_records_every_program_that_the_file_runs(
     capsys: Capture, served: Any, script: Path, tmp_path: Path
 ) -> None:
