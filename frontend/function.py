@@ -7,12 +7,13 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import BatchError, InvalidProgram
 from .backend import Backend
-from .batch import Batch, Execute, ExecuteAsync
+from .batch import Batch, Execute, ExecuteAsync, FinishedStates
 from .ir import GenParams
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix
@@ -120,14 +121,18 @@ class Function:
         return state
 
     def stream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
-        """Start and return at once; `state.text_iter()` yields the text as it comes."""
+        """Start and return at once; `state.text_iter()` yields the text as it comes.
+
+        Once nobody has the returned state any more, the program is cancelled.
+        """
         options, kwargs = self._split(kwargs)
         state = options.start(stream=True)
+        reader = _reader_of(state)
         target = self._execute_quietly
         runner = threading.Thread(target=target, args=(state, args, kwargs), daemon=True)
         runner.start()
         state._program.runner = runner.ident
-        return state
+        return reader
 
     async def astream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """`stream` for async code; read `state.text_async_iter()`."""
@@ -137,7 +142,7 @@ class Function:
         state = options.start(stream=True)
         running = self._execute_async_quietly(state, args, kwargs)
         state._program.runner = asyncio.get_running_loop().create_task(running)
-        return state
+        return _reader_of(state)
 
     # --- batches ---------------------------------------------------------------------------------
 
@@ -171,7 +176,8 @@ class Function:
             except BaseException as error:
                 batch.interrupt(error)
 
-        finished = self._finished(batch, progress_bar, raise_errors)
+        states = self._finished(batch, progress_bar, raise_errors)
+        finished = FinishedStates(batch, states)
         if not generator_style:
             run()
             return list(finished)
@@ -192,7 +198,7 @@ class Function:
                 await batch.run_async(execute_async, advance)
             else:
                 await batch.run_beside(execute, MAX_THREADS, advance)
-        return list(self._finished(batch, False, raise_errors))
+        return list(FinishedStates(batch, self._finished(batch, False, raise_errors)))
 
     def _batch(
         self, batch_kwargs: Sequence[Arguments], kwargs: Mapping[str, Any]
@@ -213,7 +219,7 @@ class Function:
 
     def _finished(
         self, batch: Batch, progress_bar: bool, raise_errors: bool
-    ) -> Iterator[ProgramState]:
+    ) -> Generator[ProgramState, None, None]:
         with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
             for state in batch.finished():
                 advance()
@@ -303,6 +309,15 @@ class Function:
     def _options(self, given: Mapping[str, Any]) -> RunOptions:
         spec = self._num_api_spec_tokens
         return RunOptions(given, name=self.__name__, num_api_spec_tokens=spec)
+
+
+def _reader_of(state: ProgramState) -> ProgramState:
+    """What a streaming run returns: all that `state` is, which only the function has, as long as it
+    runs. So when this one goes nobody is left who could read, and the program is cancelled."""
+    reader = ProgramState.__new__(ProgramState)
+    reader.__dict__ = state.__dict__
+    weakref.finalize(reader, state._program.cancel_soon).atexit = False
+    return reader
 
 
 def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
