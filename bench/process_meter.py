@@ -9,7 +9,6 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 IDLE_WINDOW_S = 1.0
@@ -38,12 +37,7 @@ class ProcessMeter:
         self._before = self._read()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         before, after = self._before, self._read()
         self.cpu_s = after.tree_s - before.tree_s
         others_s = after.machine_s - before.machine_s - self.cpu_s

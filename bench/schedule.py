@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
 from ..errors import InvalidRequest
+from .percentiles import percentile
 from .report import write_report
 from .simulation import DEVICES, CallRecord, Device, Simulation
 from .traces import TRACES, Call, Start, single
@@ -163,6 +164,4 @@ def _gaps(record: CallRecord) -> Iterable[tuple[float, float]]:
 
 
 def _percentile_ms(seconds: Iterable[float], percent: int) -> float:
-    """The smallest of the values that `percent` of them do not exceed."""
-    values: Sequence[float] = sorted(seconds)
-    return 1000 * values[max(0, -(-len(values) * percent // 100) - 1)]
+    return 1000 * percentile(sorted(seconds), percent)

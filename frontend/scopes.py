@@ -24,12 +24,7 @@ class RoleScope(Generic[S]):
         self._state._append(RoleBeginExpr(self._role), self._source)
         return self._state
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._state._append(RoleEndExpr(self._role), self._source)
 
@@ -47,12 +42,7 @@ class VarScope(Generic[S]):
         self._start = len(self._state._pieces)
         return self._state
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._state._bind_span(self._name, self._start)
 

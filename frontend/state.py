@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidProgram
@@ -226,12 +225,7 @@ class ProgramState(BranchWriter):
     def __enter__(self) -> ProgramState:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._parent is not None and not self._is_joined:
             Forks(self._parent, [self]).join()
 

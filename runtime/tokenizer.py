@@ -101,7 +101,11 @@ class Tokenizer:
         return [i for i in with_marks[: with_marks.index(without[0])] if i in self.special_ids]
 
     def _require_fits(self, path: Path, vocab_size: int) -> None:
-        largest = max(self._special.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = self._special.get_vocab(with_added_tokens=True)
+        self.longest_token_chars = max(
+            map(len, vocabulary), default=1
+        )  # at most so many characters
+        largest = max(vocabulary.values(), default=-1)
         if largest >= vocab_size:
             raise ModelLoadError(
                 f"{path}: token id {largest} but the model's vocab_size is {vocab_size}"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def sources() -> Iterator[Path]:
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, int]]:
-    """Absolute names of all imports, also those inside functions: (module, level)."""
+    """Absolute names of all imports, also those for types only and inside functions, and of what
+    is taken from a module, which may be one itself: (name, level)."""
     package = ["stemma", *path.relative_to(ROOT).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -37,10 +39,14 @@ def imports_of(path: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = [*base, *(node.module.split(".") if node.module else [])]
-            if node.module is None:
-                for alias in node.names:
-                    yield ".".join([*module, alias.name]), node.level
+            for alias in node.names:
+                yield ".".join([*module, alias.name]), node.level
             yield ".".join(module), node.level
+
+
+def module_of(path: Path) -> str:
+    parts = ["stemma", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts).removesuffix(".__init__")
 
 
 def room_of(module: str) -> str:
@@ -78,6 +84,16 @@ def test_inside_the_library_imports_are_relative() -> None:
     for path in sources():
         for module, level in imports_of(path):
             assert level or not module.startswith("stemma"), f"{path}: import {module}"
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    """Raises CycleError, which names one."""
+    paths = {module_of(path): path for path in sources()}
+    graph = {
+        module: {name for name, _ in imports_of(path) if name in paths and name != module}
+        for module, path in paths.items()
+    }
+    TopologicalSorter(graph).prepare()
 
 
 def test_the_host_half_imports_no_torch() -> None:

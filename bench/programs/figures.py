@@ -9,6 +9,7 @@ from statistics import fmean
 
 from ...radix.tree import RadixTree
 from ..clairvoyant import Use, num_hits
+from ..percentiles import percentile
 from .record import CallRecord, ProgramRecord, RunRecord
 
 
@@ -68,11 +69,6 @@ def clairvoyant_share(run: RunRecord, num_tokens: int) -> float:
     calls = run.calls
     uses = [Use(c.prompt, c.output[:-1], c.admitted_s, c.ended_s) for c in calls]
     return sum(call.num_cached for call in calls) / max(1, num_hits(uses, num_tokens))
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest of the values that `percent` of them do not exceed."""
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def _infinite_hits(calls: Sequence[CallRecord]) -> int:

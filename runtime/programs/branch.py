@@ -42,7 +42,7 @@ class Branch:
     num_wanted: int = 0  # Vars and Joins, not done yet, that need it
     unforked: list[Branch] = field(default_factory=list)  # children of Forks in the log
     joined_by: Branch | None = None  # whose log has the Join of this branch
-    is_registered: bool = False  # its Join waits for whichever child ends next
+    num_awaited: int = 0  # ends of branches that its Join still needs; 0: it does not wait for any
 
     @property
     def is_ended(self) -> bool:

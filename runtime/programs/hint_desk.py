@@ -20,6 +20,7 @@ from .hints import Action, StatedLeases, outcome_payload
 ACTION_VERSION = 1
 MAX_ACTIONS = 64  # of one envelope
 MAX_RESPONSES = 8192
+MAX_RESPONSE_TOKENS = 1 << 24  # of all together, 4 bytes each
 MAX_TARGET_TOKENS = 1 << 22
 
 
@@ -32,13 +33,14 @@ class Responses:
     """The token ids of past responses with their prompts, by response id; the oldest forgotten."""
 
     _ids: OrderedDict[str, array[int]] = field(default_factory=OrderedDict)
+    _num_tokens: int = 0
 
     def remember(self, response_id: str, token_ids: array[int]) -> None:
         """A response has ended: its prompt and output."""
+        self._num_tokens += len(token_ids) - len(self._ids.pop(response_id, ()))
         self._ids[response_id] = token_ids
-        self._ids.move_to_end(response_id)
-        if len(self._ids) > MAX_RESPONSES:
-            self._ids.popitem(last=False)
+        while len(self._ids) > MAX_RESPONSES or self._num_tokens > MAX_RESPONSE_TOKENS:
+            self._num_tokens -= len(self._ids.popitem(last=False)[1])
 
     def find(self, response_id: str) -> array[int] | None:
         """Its ids, while they are remembered."""
@@ -52,6 +54,7 @@ class HintDesk:
     tokenizer: Tokenizer
     responses: Responses
     vocab_size: int
+    max_text_chars: int
 
     def carry_out(
         self, actions: Sequence[Mapping[str, Any]], stated: StatedLeases
@@ -98,6 +101,8 @@ class HintDesk:
         if kind == "response_id" and isinstance(value, str):
             return self.responses.find(value)
         if kind == "prompt" and isinstance(value, str):
+            if len(value) > self.max_text_chars:
+                raise Rejected(f"a prompt of {len(value)} characters fits no context")
             return [*self.tokenizer.bos_ids, *self.tokenizer.encode(value)]
         if kind == "token_ids" and isinstance(value, list) and self._are_ids(value):
             return value

@@ -3,6 +3,8 @@
 A branch stops at a `Gen` or `Select` until its requests have ended, at a `Var` until the value is
 there, at a `Join` until the children have ended. Everything else is done at once. Nothing here
 blocks: `advance` is called again when ops arrive or requests finish. One planner thread owns it.
+
+It is long because starting, waiting, stopping and failing are one state machine over branches.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InvalidProgram, StemmaError
+from ...errors import InvalidProgram, PromptTooLong, StemmaError
 from ...frontend import ir, wire
 from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
@@ -28,6 +30,7 @@ from .world import World
 
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
 
+MAX_FORKED_TOKENS = 1 << 25  # of a program: each branch has its own copy, 4 bytes a token
 MAX_ERROR_CHARS = 4096  # joins of failed joins quote each other
 
 
@@ -72,6 +75,8 @@ class ProgramSession:
         self._dropped: dict[Branch, None] = {}  # nobody reads them, but something may need them
         self._ready: deque[Branch] = deque()
         self._end_numbers = itertools.count()
+        self._num_calls = 0  # under way
+        self._num_forked_tokens = 0
         self._has_ended = False
         self.is_done = False
         root = self._branch(0)
@@ -96,9 +101,13 @@ class ProgramSession:
                 self._fail_forks_of([op], branch.error)
             if isinstance(op, ir.Drop):
                 self._dropped[branch] = None
-                self._stop_dropped()
+                if self._stop_if_dropped(branch):
+                    self._stop_dropped()
             self._ready.append(branch)
-        self._has_ended = self._has_ended or end
+        if end:
+            self._has_ended = True
+            for branch in [b for b in self._branches.values() if b.error is not None]:
+                self._halt_joined(branch)
 
     def _note_needs(self, branch: Branch, op: ir.Op) -> None:
         """Who will need whom."""
@@ -137,9 +146,7 @@ class ProgramSession:
         self.record.is_cancelled = True
         self._ready.clear()
         for branch in self._branches.values():
-            call, branch.call = branch.call, None
-            if call is not None:
-                call.abort(self._world.queue)
+            self._abort_call(branch)
         self._finish()
 
     def _finish(self) -> None:
@@ -160,7 +167,7 @@ class ProgramSession:
                 if self._keeper is not None and not self.is_done:
                     pause = self._pauses.get(branch)
                     self._keeper.settle(branch, pause, is_last=self._has_ended)
-            if not self._has_ended or any(b.call is not None for b in self._branches.values()):
+            if not self._has_ended or self._num_calls:
                 return
             if self._fail_stuck():
                 continue
@@ -180,7 +187,7 @@ class ProgramSession:
                 return
             if branch.log:  # a branch that was stopped meanwhile has none
                 branch.log.popleft()
-            if self._dropped:
+            if self._dropped and isinstance(op, ir.Var | ir.Join | ir.Fork):
                 self._stop_dropped()
 
     def _carry_out(self, branch: Branch, op: ir.Op) -> bool:
@@ -205,9 +212,11 @@ class ProgramSession:
                 self._mark(branch, op, self._append_tokens(branch, op))
             case ir.Gen():
                 branch.call = self._factory.gen(branch, op, _BranchReport(self, branch))
+                self._num_calls += 1
                 return False
             case ir.Select():
                 branch.call = self._factory.select(branch, op, _BranchReport(self, branch))
+                self._num_calls += 1
                 return False
             case ir.Var():
                 return self._append_var(branch, op)
@@ -229,6 +238,12 @@ class ProgramSession:
         if not branch.pending_text:
             return
         text = "".join(op.text for op in branch.pending_text)
+        if len(text) > self._world.max_text_chars:
+            most = self._world.max_text_chars
+            raise PromptTooLong(
+                f"a text of {len(text)} characters; {most} are more than any prompt can hold",
+                "text",
+            )
         is_replay = all(op.is_replay for op in branch.pending_text)
         branch.pending_text.clear()
         transcript = branch.begun
@@ -282,6 +297,7 @@ class ProgramSession:
         """A call has ended well: append its ids (and text that survived a stop string)."""
         op = branch.log.popleft()
         branch.call = None
+        self._num_calls -= 1
         branch.num_calls -= 1
         transcript = branch.begun
         text: str = payload["text"]
@@ -305,11 +321,16 @@ class ProgramSession:
 
     def fail_call(self, branch: Branch, message: str, kind: str) -> None:
         """A call has ended badly; what else it asked for is of no use."""
-        call, branch.call = branch.call, None
-        assert call is not None, "a call failed twice"
-        call.abort(self._world.queue)
+        assert branch.call is not None, "a call failed twice"
+        self._abort_call(branch)
         self._fail(branch, branch.log[0], message, kind)
         self._on_ready(self)
+
+    def _abort_call(self, branch: Branch) -> None:
+        call, branch.call = branch.call, None
+        if call is not None:
+            self._num_calls -= 1
+            call.abort(self._world.queue)
 
     def emit_delta(self, branch: Branch, text: str) -> None:
         """Text of the branch's current call, as it comes."""
@@ -338,6 +359,12 @@ class ProgramSession:
 
     def _fork(self, branch: Branch, op: ir.Fork) -> None:
         children = [self._branch(number) for number in op.children]
+        self._num_forked_tokens += len(branch.begun.ids) * len(children)
+        if self._num_forked_tokens > MAX_FORKED_TOKENS:
+            raise InvalidProgram(
+                f"the forks of this program begin with {self._num_forked_tokens} tokens together; "
+                f"at most {MAX_FORKED_TOKENS}"
+            )
         for index, child in enumerate(children):
             if child.transcript is not None or child is branch:
                 allowed = "branches that were not forked before"
@@ -352,18 +379,9 @@ class ProgramSession:
 
     def _join(self, branch: Branch, op: ir.Join) -> bool:
         children = [self._branch(number) for number in op.children]
-        if op.num_needed is not None:
-            winners = self._first_to_end(branch, children, op.num_needed)
-            if winners is None:
-                return False
-        else:
-            for child in children:
-                if child.error is not None:
-                    raise InvalidProgram(f"a joined branch failed: {child.error}")
-            for child in children:
-                if not child.is_ended:
-                    return self._wait_for(branch, (child.number, _END))
-            winners = [*range(len(children))]
+        winners = self._first_to_end(branch, children, op.num_needed or len(children))
+        if winners is None:
+            return False
         for child in children:
             child.num_wanted -= 1
         text = ""
@@ -379,19 +397,21 @@ class ProgramSession:
         """Indices of the first `num_needed` children that ended well; the others are stopped. None
         while it has to wait."""
         failed = [child for child in children if child.error is not None]
+        if failed and num_needed == len(children):
+            raise InvalidProgram(f"a joined branch failed: {failed[0].error}")
         if len(children) - len(failed) < num_needed:
             what = f"{num_needed} of {len(children)} branches are needed"
-            reason = f", {len(failed)} failed: {failed[0].error}" if failed else ""
-            raise InvalidProgram(what + reason)
+            raise InvalidProgram(f"{what}, {len(failed)} failed: {failed[0].error}")
         ended = [i for i, child in enumerate(children) if child.is_ended and child.error is None]
         if len(ended) < num_needed:
-            if not branch.is_registered:
-                branch.is_registered = True
+            if not branch.num_awaited:
+                branch.num_awaited = num_needed - len(ended)
                 for child in children:
-                    self._wait_for(branch, (child.number, _END))
+                    if not child.is_ended and child.error is None:
+                        self._wait_for(branch, (child.number, _END))
             branch.is_waiting = True
             return None
-        branch.is_registered = False
+        branch.num_awaited = 0
         ended.sort(key=lambda index: children[index].end_number or 0)
         winners = set(ended[:num_needed])
         losers = [child for index, child in enumerate(children) if index not in winners]
@@ -419,6 +439,9 @@ class ProgramSession:
     def _wake(self, key: tuple[int, int]) -> None:
         number, seq = key
         for branch in self._waiters.get(number, {}).pop(seq, ()):
+            if seq == _END and branch.num_awaited > 1 and self._branch(number).error is None:
+                branch.num_awaited -= 1  # its join needs more
+                continue
             branch.is_waiting = False
             self._ready.append(branch)
 
@@ -441,9 +464,7 @@ class ProgramSession:
             branch = open_branches.pop()
             if branch.is_ended or branch.error is not None:
                 continue
-            call, branch.call = branch.call, None
-            if call is not None:
-                call.abort(self._world.queue)
+            self._abort_call(branch)
             last = ir.End(branch.number, branch.num_received, None)
             self._stop(branch, branch.log[0] if branch.log else last, reason, wire.STOPPED)
             open_branches += branch.unforked
@@ -458,12 +479,18 @@ class ProgramSession:
         while has_stopped:  # one that has stopped needs no others
             has_stopped = False
             for branch in list(self._dropped):
-                if branch.is_ended or branch.error is not None:
-                    del self._dropped[branch]
-                elif not branch.num_wanted and all(c.error is not None for c in branch.unforked):
-                    del self._dropped[branch]
-                    self._halt(branch, "nobody reads this branch any more")
-                    has_stopped = True
+                has_stopped = self._stop_if_dropped(branch) or has_stopped
+
+    def _stop_if_dropped(self, branch: Branch) -> bool:
+        """Whether this branch, which nobody reads, has been stopped now."""
+        if branch.is_ended or branch.error is not None:
+            del self._dropped[branch]
+            return False
+        if branch.num_wanted or any(child.error is None for child in branch.unforked):
+            return False
+        del self._dropped[branch]
+        self._halt(branch, "nobody reads this branch any more")
+        return True
 
     def _fail(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         """Stop a branch at `op`, and with it what can only follow from it."""
@@ -472,6 +499,14 @@ class ProgramSession:
         self._stop(branch, op, message, kind)
         self._fail_forks_of(branch.log, branch.error or "")
         self._stop_dropped()
+        if self._has_ended:
+            self._halt_joined(branch)
+
+    def _halt_joined(self, failed: Branch) -> None:
+        """The client says no more: nobody waits for what a failed branch would have joined."""
+        joined = [op for op in failed.log if isinstance(op, ir.Join)]
+        children = [self._branch(number) for op in joined for number in op.children]
+        self._halt_trees([c for c in children if c.error is None], "the branch that joins failed")
 
     def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
         if self._keeper is not None:

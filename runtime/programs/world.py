@@ -105,3 +105,4 @@ class World:
     kv: KVLeases | None = None  # None: nothing is leased
     habits: Habits = field(default_factory=Habits)
     responses: Responses = field(default_factory=Responses)
+    max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized

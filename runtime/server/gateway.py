@@ -83,6 +83,7 @@ class Gateway:
             grammars=self._engine.grammars,
             jump_forward=not loaded.config.disable_jump_forward,
             kv=self._engine.scheduler.kv_cache,
+            max_text_chars=self._engine.max_model_len * loaded.tokenizer.longest_token_chars,
         )
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router
@@ -280,7 +281,7 @@ class Gateway:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
         world = self._world
-        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size)
+        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size, world.max_text_chars)
         return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:

@@ -115,9 +115,8 @@ class RadixMachine(RuleBasedStateMachine):
         inserts: list[Inserted | None] = []
         step: list[Handle] = []
         if self.handles:
-            running = self.handles[data.draw(st.integers(0, len(self.handles) - 1))]
-            self.handles.remove(running)
-            step.append(running)
+            index = data.draw(st.integers(0, len(self.handles) - 1))
+            step.append(self.handles.pop(index))  # not remove(): two handles may be equal
         new = [self.begin("", self.tokens(symbols)) for symbols in prompts]
         survivors = set(self.model)  # nothing is evicted from here on
         for handle, symbols in zip(new, prompts, strict=True):

@@ -10,6 +10,8 @@ import pytest
 from program_stage import Stage, drop, end, fork, gen, join, text, var
 
 from stemma.frontend import wire
+from stemma.runtime.programs import session as session_module
+from stemma.runtime.programs.branch import Branch
 from stemma.runtime.programs.world import World
 
 
@@ -224,3 +226,58 @@ def test_branches_forked_from_nothing_are_joined_without_their_bos(world: World)
         stage.on(branch, text(str(branch)), end())
     stage.on(0, join(1, 2, mode="concate_and_append"), gen("x"))
     assert list(stage.queue.open[0].prompt) == [256, *b"12"]
+
+
+def test_the_first_failure_fails_the_join_at_once(stage: Stage) -> None:
+    three_tips(stage, first=None)
+    stage.queue.fail(stage.queue.open[1], "lost")
+    stage.session.advance()
+    assert "a joined branch failed" in stage.failures[0]
+    assert not stage.prompts and stage.is_done, "the client says no more: nobody reads the others"
+
+
+def test_siblings_of_a_failed_branch_go_on_while_the_client_may_read_them(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2))
+    for branch in (1, 2):
+        stage.on(branch, gen("tip"), end())
+    stage.on(0, join(1, 2))
+    stage.queue.fail(stage.queue.open[0], "lost")
+    stage.session.advance()
+    assert "a joined branch failed" in stage.failures[0] and len(stage.prompts) == 1
+    stage.send(end=True)
+    assert not stage.prompts and stage.is_done
+
+
+def test_forks_of_a_long_prefix_are_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_FORKED_TOKENS", 100)
+    stage.on(0, text("a" * 30), fork(1, 2, 3))
+    stage.on(0, fork(4))
+    assert "120 tokens together; at most 100" in stage.failures[0]
+
+
+def test_a_text_that_fits_no_prompt_is_refused_before_it_is_tokenized(world: World) -> None:
+    stage = Stage(replace(world, max_text_chars=10))
+    stage.on(0, text("a" * 11), gen())
+    assert "a text of 11 characters; 10 are more than any prompt can hold" in stage.failures[0]
+
+
+def test_joins_cost_no_more_a_branch_the_more_there_are(stage: Stage) -> None:
+    """In looks at branches, not in seconds."""
+    num_looks = 0
+
+    class Counted(Branch):
+        @property
+        def is_ended(self) -> bool:
+            nonlocal num_looks
+            num_looks += 1
+            return self.end_number is not None
+
+    children = range(1, 401)
+    stage.session._branches.update({n: Counted(n) for n in children})
+    stage.on(0, text("a"), fork(*children))
+    for branch in children:
+        stage.on(branch, gen("x"), end())
+    stage.on(0, join(*children), end=True)
+    while stage.prompts:
+        stage.generate("x")
+    assert stage.is_done and num_looks < 30 * len(children)
