@@ -134,6 +134,9 @@ class _AnsweringChannel:
     def close_program(self, program: int) -> None:
         self._sinks.pop(program, None)
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

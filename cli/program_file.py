@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +35,7 @@ def add_program_flags(
 def load_programs(file: Path) -> dict[str, Function]:
     """All programs at the file's top level, by name; its main block does not run.
 
-    Raises InvalidRequest if there is no such file.
+    Raises InvalidRequest if there is no such file, or it raises.
     """
     return {name: value for name, value in vars(_load(file)).items() if isinstance(value, Function)}
 
@@ -53,6 +55,14 @@ def program_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     return dict(_argument(pair) for pair in pairs)
 
 
+def own_traceback(error: BaseException, file: Path) -> str:
+    """As Python shows what ends a script: from the first line of the file itself on."""
+    shown = traceback.TracebackException.from_exception(error)
+    own = itertools.dropwhile(lambda frame: Path(frame.filename) != file.absolute(), shown.stack)
+    shown.stack = traceback.StackSummary.from_list(list(own))
+    return "".join(shown.format()).rstrip()
+
+
 def _load(file: Path) -> ModuleType:
     if not file.is_file():
         raise InvalidRequest.of("file", str(file), "an existing Python file")
@@ -60,7 +70,10 @@ def _load(file: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InvalidRequest(f"{file} cannot be loaded:\n{own_traceback(error, file)}") from error
     return module
 
 

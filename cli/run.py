@@ -24,11 +24,13 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; print its text, or with --json its values."""
-    arguments = program_arguments(args.arg)
+    given = program_arguments(args.arg)
+    if args.seed is not None:
+        given.setdefault("seed", args.seed)
     program = find_program(load_programs(args.file), args.function)
     with open_backend(args) as backend:
         set_default_backend(backend)
-        state = program.run(seed=args.seed, **arguments)
+        state = program.run(**given)
         print(json.dumps(_values(state), default=str) if args.json else state.text())
     return 0
 

@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from traceback import format_exception_only
 from typing import Any
 
 from ..errors import InvalidRequest, StemmaError
@@ -19,7 +20,13 @@ from ..frontend.trace.graph_picture import page_of, svg_of
 from ..frontend.trace.observer import recorded_programs
 from ..frontend.trace.report import Report, report_of_all
 from .connect import Commands, add_backend_flags, open_backend
-from .program_file import add_program_flags, find_program, load_programs, program_arguments
+from .program_file import (
+    add_program_flags,
+    find_program,
+    load_programs,
+    own_traceback,
+    program_arguments,
+)
 
 
 def add_parser(commands: Commands) -> None:
@@ -73,13 +80,17 @@ def _capture(args: argparse.Namespace) -> int:
         programs = {args.function or "main": find_program(programs, args.function)}
     _require_known(given, programs)
     graphs: list[Graph] = []
-    errors: list[StemmaError] = []
+    failures: list[str] = []
     for program in programs.values():
         known = {name: given[name] for name in given if name in program.parameters}
         try:
             graphs.append(program.trace(**known))
         except StemmaError as error:
-            errors.append(error)
+            failures.append(str(error))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also sys.exit(): the others are shown all the same
+            failures.append(f"{program.__name__}: {format_exception_only(error)[-1].rstrip()}")
     if args.json:
         print(json.dumps([graph.to_json() for graph in graphs]))
     elif graphs:
@@ -87,9 +98,9 @@ def _capture(args: argparse.Namespace) -> int:
     if graphs:
         _write(args.html, lambda: page_of(graphs))
         _write(args.svg, lambda: svg_of(graphs))
-    for failure in errors:
+    for failure in failures:
         print(f"stemma trace: {failure}", file=sys.stderr)
-    return 1 if errors else 0
+    return 1 if failures else 0
 
 
 def _require_known(given: dict[str, Any], programs: dict[str, Function]) -> None:
@@ -121,9 +132,12 @@ def _run(args: argparse.Namespace) -> int:
         report = report_of_all(programs, _tree(backend))
         set_default_backend(None)
     _show(report, args)
-    if failure is not None:
+    if failure is None:
+        return 0
+    if isinstance(failure, StemmaError | SystemExit):
         raise failure
-    return 0
+    shown = own_traceback(failure, args.file)
+    raise InvalidRequest(f"{args.file} failed:\n{shown}") from failure
 
 
 def _tree(backend: Backend) -> dict[str, Any] | None:
@@ -137,8 +151,10 @@ def _tree(backend: Backend) -> dict[str, Any] | None:
 def _program(args: argparse.Namespace) -> Callable[[], object]:
     """Runs the chosen program. Raises InvalidRequest before a backend is opened."""
     given = program_arguments(args.arg)
+    if args.seed is not None:
+        given.setdefault("seed", args.seed)
     program = find_program(load_programs(args.file), args.function)
-    return lambda: program.run(seed=args.seed, **given)
+    return lambda: program.run(**given)
 
 
 def _script(args: argparse.Namespace) -> Callable[[], object]:
@@ -154,7 +170,7 @@ def _script(args: argparse.Namespace) -> Callable[[], object]:
         sys.argv = [str(args.file)]
         sys.path.insert(0, str(args.file.resolve().parent))
         try:
-            runpy.run_path(str(args.file), run_name="__main__")
+            runpy.run_path(str(args.file.absolute()), run_name="__main__")
         finally:
             sys.argv = before
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -181,16 +182,12 @@ class Batch:
             raise
 
     def finished(self) -> Iterator[ProgramState]:
-        """Each state once it and those before it are done; what fails is in `errors` then. Who
-        stops iterating, or is interrupted, cancels the rest."""
-        try:
-            for index, state in enumerate(self.states):
-                if not self._is_over(index):
-                    state._program.waiters.wait(partial(self._is_over, index))
-                self._finish(index)
-                yield state
-        finally:
-            self.cancel()
+        """Each state once it and those before it are done; what fails is in `errors` then."""
+        for index, state in enumerate(self.states):
+            if not self._is_over(index):
+                state._program.waiters.wait(partial(self._is_over, index))
+            self._finish(index)
+            yield state
 
     def cancel(self) -> None:
         """Stop what is not done yet."""
@@ -199,6 +196,11 @@ class Batch:
         for state in self.states:
             if not state._program.is_done:
                 state.cancel()
+
+    def cancel_soon(self) -> None:
+        """`cancel` for a finalizer: it takes no lock, a thread of the channel's does the work."""
+        if self.states:
+            self.states[0]._program.call_soon(self.cancel)
 
     def interrupt(self, error: BaseException) -> None:
         """Stop all; `finished` raises `error`."""
@@ -244,6 +246,31 @@ class Batch:
                 program.wait_done()
             except Exception as error:
                 self.errors[index] = error
+
+
+class FinishedStates(Iterator[ProgramState]):
+    """States of a batch, each as soon as it and those before it are done. What is not done yet is
+    cancelled when it is closed, also before the first, or when nobody has it any more."""
+
+    def __init__(self, batch: Batch, states: Generator[ProgramState, None, None]) -> None:
+        """`states`: those that `batch.finished` yields."""
+        self._batch = batch
+        self._states = states
+        self._finalizer = weakref.finalize(self, batch.cancel_soon)
+        self._finalizer.atexit = False
+
+    def __next__(self) -> ProgramState:
+        try:
+            return next(self._states)
+        except BaseException:  # the last was yielded, one failed, Ctrl-C
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancel what is not done yet; nothing more is yielded."""
+        self._states.close()
+        if self._finalizer.detach() is not None:
+            self._batch.cancel()
 
 
 def _is_done(state: ProgramState) -> bool:

@@ -6,6 +6,7 @@ whether a runtime shares KV between its calls or a client asks some server call 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import EngineError
@@ -46,6 +47,13 @@ class Channel(Protocol):
 
     def close_program(self, program: int) -> None:
         """Forget a program; if it has not ended, what is left of it is cancelled."""
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have a thread of the channel's run `work`, which must neither block nor raise; it is not
+        run once the channel has ended.
+
+        Safe in a finalizer, on any thread: it takes no lock.
+        """
 
 
 class OwnedChannel(Channel, Protocol):

@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,7 @@ class Connection:
         self._closing = False
         self._sleep = _AWAKE
         self._is_woken = False
+        self._posted: deque[Callable[[], None]] = deque()  # work for the I/O thread
         self._is_urgent = False  # somebody waits for what is queued
         self._last_sent_s = 0.0
         self._wake_r, self._wake_w = socket.socketpair()
@@ -154,6 +156,12 @@ class Connection:
             self._outbox.forget(program)
             if known and not self._error:
                 self._queue("cancel", program=program)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have the I/O thread run `work`; takes no lock."""
+        self._posted.append(work)
+        if self._sleep:
+            self._wake()
 
     def call(self, method: str, timeout_s: float = CALL_TIMEOUT_S, **args: object) -> Any:
         """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its answer."""
@@ -266,6 +274,7 @@ class Connection:
                 self._be_welcomed(transport.welcome)
             for message in messages:
                 self._dispatch(message)
+            self._run_posted()
             flush_at = self._flush_overdue(flush_at)
             self._send(transport)
         self._send(transport)
@@ -273,7 +282,7 @@ class Connection:
     def _timeout_s(self, flush_at: float | None) -> float:
         """How long to poll, as things are now; also settles how deep the sleep is."""
         is_busy = time.monotonic() - self._last_sent_s < BUSY_S
-        if self._outbox.has_queued and (self._is_urgent or not is_busy):
+        if self._posted or (self._outbox.has_queued and (self._is_urgent or not is_busy)):
             return 0.0
         if is_busy:
             self._sleep = _NAPPING
@@ -323,6 +332,10 @@ class Connection:
             call = self._calls.get(header["id"])
             if call is not None:
                 call.set(header)
+
+    def _run_posted(self) -> None:
+        while self._posted:
+            self._posted.popleft()()
 
     def _fail(self, error: EngineError) -> None:
         with self._lock:

@@ -7,12 +7,13 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import BatchError, InvalidProgram
 from .backend import Backend
-from .batch import Batch, Execute, ExecuteAsync
+from .batch import Batch, Execute, ExecuteAsync, FinishedStates
 from .ir import GenParams
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix
@@ -26,19 +27,22 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 64
 
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 Arguments = Mapping[str, Any] | Sequence[Any]  # of one program of a batch
 
 
 class Function:
     """A program that can be run, streamed, and run over a batch; also of an `async def`.
 
-    Options of `run`, `run_batch`, `stream` and their async twins (a parameter of the function's own
-    with the same name wins): `backend`; `seed`, which fixes all draws; and defaults for every gen
-    that does not say itself: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
-    `stop_token_ids`, `stop_regex`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`,
-    `presence_penalty`, `repetition_penalty`, `ignore_eos`, `priority`, `return_logprob`,
-    `logprob_start_len`, `top_logprobs_num`. SGLang's `use_thread` and `return_text_in_logprobs`
-    have no effect: no program needs a thread, and the text is always there.
+    Options of `run`, `run_batch`, `stream` and their async twins, of which a parameter of the
+    function's own with the same name wins, also over those that only one of them has: `backend`;
+    `seed`, which fixes all draws; and defaults for every gen that does not say itself: `max_tokens`
+    (or `max_new_tokens`), `min_tokens`, `n`, `stop`, `stop_token_ids`, `stop_regex`, `temperature`,
+    `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`,
+    `ignore_eos`, `priority`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`. SGLang's
+    `use_thread` and `return_text_in_logprobs` have no effect: no program needs a thread, and the
+    text is always there.
     """
 
     def __init__(
@@ -53,13 +57,15 @@ class Function:
         self.__name__ = getattr(fn, "__name__", "program")
         self.__doc__ = fn.__doc__
         self.is_async = inspect.iscoroutinefunction(fn)
-        names = [p.name for p in inspect.signature(fn).parameters.values()]
-        if not names:
+        parameters = list(inspect.signature(fn).parameters.values())
+        if not parameters:
             raise InvalidProgram(f"{self.__name__}() needs the state as its first parameter")
-        self._state_name, self._argument_names = names[0], names[1:]
-        self._options = RUN_OPTIONS.difference(names)
+        self._state_name = parameters[0].name
+        self._argument_names = [p.name for p in parameters[1:]]
+        self._keywords = {p.name for p in parameters[1:] if p.kind in _BY_KEYWORD}
+        self._run_options = RUN_OPTIONS - self._keywords
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """With a state first: run inside that program (an async one: to be awaited), and return
         what the function returns. Else the same as `run`."""
         state = args[0] if args else kwargs.get(self._state_name)
@@ -72,7 +78,7 @@ class Function:
         """Names of all parameters but the state, in their order."""
         return tuple(self._argument_names)
 
-    def bind(self, **kwargs: object) -> Function:
+    def bind(self, /, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
         unknown = sorted(set(kwargs).difference(self._argument_names))
         if unknown:
@@ -82,22 +88,18 @@ class Function:
 
     # --- one run ---------------------------------------------------------------------------------
 
-    def run(self, *args: Any, stream: bool = False, **kwargs: Any) -> ProgramState:
+    def run(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """Run once and return the state; raises what failed inside, also in forks nobody read.
 
-        With `stream=True` it returns at once; read `state.text_iter()`.
+        With `stream=True` it returns at once, see `stream`.
         """
-        if self.is_async and not stream:
+        if self._take(kwargs, "stream", False):
+            return self.stream(*args, **kwargs)
+        if self.is_async:
             done: ProgramState = _run_loop(self.arun, *args, **kwargs)
             return done
         options, kwargs = self._split(kwargs)
-        state = options.start(stream=stream)
-        if stream:
-            target = self._execute_quietly
-            runner = threading.Thread(target=target, args=(state, args, kwargs), daemon=True)
-            runner.start()
-            state._program.runner = runner.ident
-            return state
+        state = options.start()
         self._execute(state, args, kwargs)
         try:
             state._program.wait_done()
@@ -106,7 +108,7 @@ class Function:
             raise
         return state
 
-    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+    async def arun(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` for async code. A plain function runs on a thread, an async one needs none."""
         options, kwargs = self._split(kwargs)
         state = options.start()
@@ -118,11 +120,21 @@ class Function:
             raise
         return state
 
-    def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Start and return at once; `state.text_iter()` yields the text as it comes."""
-        return self.run(*args, stream=True, **kwargs)
+    def stream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+        """Start and return at once; `state.text_iter()` yields the text as it comes.
 
-    async def astream(self, *args: Any, **kwargs: Any) -> ProgramState:
+        Once nobody has the returned state any more, the program is cancelled.
+        """
+        options, kwargs = self._split(kwargs)
+        state = options.start(stream=True)
+        reader = _reader_of(state)
+        target = self._execute_quietly
+        runner = threading.Thread(target=target, args=(state, args, kwargs), daemon=True)
+        runner.start()
+        state._program.runner = runner.ident
+        return reader
+
+    async def astream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """`stream` for async code; read `state.text_async_iter()`."""
         if not self.is_async:
             return self.stream(*args, **kwargs)
@@ -130,34 +142,29 @@ class Function:
         state = options.start(stream=True)
         running = self._execute_async_quietly(state, args, kwargs)
         state._program.runner = asyncio.get_running_loop().create_task(running)
-        return state
+        return _reader_of(state)
 
     # --- batches ---------------------------------------------------------------------------------
 
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Arguments],
-        *,
-        progress_bar: bool = False,
-        num_threads: int | str = "auto",
-        generator_style: bool = False,
-        raise_errors: bool = True,
-        **kwargs: Any,
-    ) -> Any:
+    def run_batch(self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any) -> Any:
         """Run once for each set of arguments, a mapping or a list; all are in flight together.
 
         Returns the states in the same order; with `generator_style=True` an iterator that yields
-        each as soon as it and those before it are done. At most `num_threads` functions wait at a
-        time; those that never wait, and async ones, need no thread. All instances are finished
-        before one BatchError names those that failed; with `raise_errors=False` nothing is raised
-        and `state.error()` tells.
+        each as soon as it and those before it are done. At most `num_threads` ("auto": 64)
+        functions wait at a time; those that never wait, and async ones, need no thread. All
+        instances are finished before one BatchError names those that failed; with
+        `raise_errors=False` nothing is raised and `state.error()` tells. `progress_bar=True` shows
+        how many are done.
         """
+        num_threads = self._take(kwargs, "num_threads", "auto")
         threads = MAX_THREADS if num_threads == "auto" else int(num_threads)
         if threads < 1:
             raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
+        generator_style = self._take(kwargs, "generator_style", False)
         if self.is_async and not generator_style:
-            given = {"progress_bar": progress_bar, "raise_errors": raise_errors, **kwargs}
-            return _run_loop(self.arun_batch, batch_kwargs, **given)
+            return _run_loop(self.arun_batch, batch_kwargs, **kwargs)
+        progress_bar = self._take(kwargs, "progress_bar", False)
+        raise_errors = self._take(kwargs, "raise_errors", True)
         batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
 
         def run() -> None:
@@ -169,7 +176,8 @@ class Function:
             except BaseException as error:
                 batch.interrupt(error)
 
-        finished = self._finished(batch, progress_bar, raise_errors)
+        states = self._finished(batch, progress_bar, raise_errors)
+        finished = FinishedStates(batch, states)
         if not generator_style:
             run()
             return list(finished)
@@ -178,21 +186,19 @@ class Function:
         return finished
 
     async def arun_batch(
-        self,
-        batch_kwargs: Sequence[Arguments],
-        *,
-        progress_bar: bool = False,
-        raise_errors: bool = True,
-        **kwargs: Any,
+        self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any
     ) -> list[ProgramState]:
-        """`run_batch` for async code; async functions are a task each, plain ones use threads."""
+        """`run_batch` for async code; async functions are a task each, plain ones use threads. Of
+        its options it has `progress_bar` and `raise_errors`."""
+        progress_bar = self._take(kwargs, "progress_bar", False)
+        raise_errors = self._take(kwargs, "raise_errors", True)
         batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
         with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
             if self.is_async:
                 await batch.run_async(execute_async, advance)
             else:
                 await batch.run_beside(execute, MAX_THREADS, advance)
-        return list(self._finished(batch, False, raise_errors))
+        return list(FinishedStates(batch, self._finished(batch, False, raise_errors)))
 
     def _batch(
         self, batch_kwargs: Sequence[Arguments], kwargs: Mapping[str, Any]
@@ -213,7 +219,7 @@ class Function:
 
     def _finished(
         self, batch: Batch, progress_bar: bool, raise_errors: bool
-    ) -> Iterator[ProgramState]:
+    ) -> Generator[ProgramState, None, None]:
         with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
             for state in batch.finished():
                 advance()
@@ -223,10 +229,11 @@ class Function:
 
     # --- before running --------------------------------------------------------------------------
 
-    def trace(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Graph:
         """The graph of all ops up to the first wait; nothing is sent to a backend."""
         from .trace.capture import trace_of
 
+        self._take(kwargs, "backend", None)  # SGLang's
         return trace_of(self._fn, args, {**self._bound, **kwargs})
 
     def cache(self, backend: Backend | None = None) -> int:
@@ -236,9 +243,8 @@ class Function:
         The function is run without a backend, with unknown arguments, up to where the text depends
         on one or the model is called. Its own code up to there is carried out.
         """
-        options, _ = self._split({} if backend is None else {"backend": backend})
         missing = [name for name in self._argument_names if name not in self._bound]
-        return cache_prefix(self._fn, self._bound, missing, options)
+        return cache_prefix(self._fn, self._bound, missing, self._options({"backend": backend}))
 
     # --- carrying out ----------------------------------------------------------------------------
 
@@ -290,14 +296,28 @@ class Function:
         with contextlib.suppress(Exception):
             await self._execute_async(state, args, kwargs)
 
+    def _take(self, given: dict[str, Any], name: str, default: Any) -> Any:
+        """An option of the call, out of `given`, unless the function has a parameter so called."""
+        return default if name in self._keywords else given.pop(name, default)
+
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
         """Options of the run apart from arguments of the function."""
-        given = {name: value for name, value in kwargs.items() if name in self._options}
-        rest = {name: value for name, value in kwargs.items() if name not in self._options}
-        options = RunOptions(
-            given, name=self.__name__, num_api_spec_tokens=self._num_api_spec_tokens
-        )
-        return options, rest
+        given = {name: value for name, value in kwargs.items() if name in self._run_options}
+        rest = {name: value for name, value in kwargs.items() if name not in self._run_options}
+        return self._options(given), rest
+
+    def _options(self, given: Mapping[str, Any]) -> RunOptions:
+        spec = self._num_api_spec_tokens
+        return RunOptions(given, name=self.__name__, num_api_spec_tokens=spec)
+
+
+def _reader_of(state: ProgramState) -> ProgramState:
+    """What a streaming run returns: all that `state` is, which only the function has, as long as it
+    runs. So when this one goes nobody is left who could read, and the program is cancelled."""
+    reader = ProgramState.__new__(ProgramState)
+    reader.__dict__ = state.__dict__
+    weakref.finalize(reader, state._program.cancel_soon).atexit = False
+    return reader
 
 
 def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -308,7 +328,7 @@ def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
     raise InvalidProgram.of("batch_kwargs", given, "a mapping or a list of arguments each")
 
 
-def _run_loop(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_loop(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a coroutine function to its end, where no event loop runs."""
     try:
         asyncio.get_running_loop()

@@ -81,6 +81,9 @@ class _Prefix:
     def close_program(self, program: int) -> None:
         """Nothing: nobody works for it."""
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Nothing: the function never waits."""
+
     def close(self) -> None:
         """Nothing."""
 

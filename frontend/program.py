@@ -11,8 +11,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import EngineError, InvalidProgram, ProgramError
@@ -104,6 +105,7 @@ class Program:
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
         self._seen_errors: set[int] = set()
         self._dropped: deque[tuple[int, int]] = deque()
+        self._num_waits = 0  # of the program's function
         self._disconnect: Exception | None = None
         self._branches = itertools.count()
         self._is_done = False
@@ -157,9 +159,12 @@ class Program:
         """Nobody can read `branch` any more; its log ended before `seq`.
 
         Safe in a finalizer, on any thread: it takes no lock. The runtime is told with the next op
-        or wait; what goes with the end of the function is not dropped, so no error in it is lost.
+        or wait, or at once while the function waits; what goes with the end of the function is not
+        dropped, so no error in it is lost.
         """
         self._dropped.append((branch, seq))
+        if self._num_waits:  # looked at after the append: a wait that begins now sees that
+            self._channel.call_soon(partial(self._send_dropped_one, (branch, seq)))
 
     def _send_dropped(self) -> None:
         while not self.is_ended:
@@ -167,13 +172,26 @@ class Program:
                 branch, seq = self._dropped.popleft()
             except IndexError:  # all sent, perhaps by another thread
                 return
-            self._seen_errors.add(branch)
-            op = ir.Drop(branch, seq, None)
-            try:
-                self._channel.send_op(self.id, op)
-            except EngineError:  # who appends or waits next is told
-                return
-            self.log.append((time.perf_counter(), op))
+            self._send_drop(branch, seq)
+
+    def _send_dropped_one(self, dropped: tuple[int, int]) -> None:
+        """Only that: the function may have gone on, and what it leaves at its end is not meant."""
+        try:
+            self._dropped.remove(dropped)
+        except ValueError:  # sent meanwhile
+            return
+        if not self.is_ended:
+            self._send_drop(*dropped)
+            self._channel.flush(self.id)
+
+    def _send_drop(self, branch: int, seq: int) -> None:
+        self._seen_errors.add(branch)
+        op = ir.Drop(branch, seq, None)
+        try:
+            self._channel.send_op(self.id, op)
+        except EngineError:  # who appends or waits next is told
+            return
+        self.log.append((time.perf_counter(), op))
 
     def flush(self) -> None:
         """Have all that was appended carried out now."""
@@ -198,7 +216,8 @@ class Program:
         """The same for a coroutine."""
         if not pending.is_done:
             self.begin_wait(pending)
-            await self.waiters.wait_async(lambda: self._is_settled(pending))
+            with self.released():
+                await self.waiters.wait_async(lambda: self._is_settled(pending))
         return self._checked(pending)
 
     def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
@@ -212,7 +231,8 @@ class Program:
         """The same for a coroutine."""
         if not self._has_chunks(pending, num_seen):
             self.begin_wait(pending)
-            await self.waiters.wait_async(lambda: self._has_chunks(pending, num_seen))
+            with self.released():
+                await self.waiters.wait_async(lambda: self._has_chunks(pending, num_seen))
         return self._fresh_chunks(pending, num_seen)
 
     def wait_done(self) -> None:
@@ -239,9 +259,23 @@ class Program:
         with self.released():
             self.waiters.wait(condition)
 
-    def released(self) -> AbstractContextManager[None]:
-        """For the time in which this program's function only waits."""
-        return nullcontext() if self.relay is None else self.relay.released()
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """For the time in which this program's function only waits: others run meanwhile, and forks
+        that nobody can read any more are dropped at once."""
+        with nullcontext() if self.relay is None else self.relay.released():
+            if self.is_run_elsewhere():  # it is a reader who waits
+                yield
+                return
+            with self.waiters.lock:
+                self._num_waits += 1
+            try:
+                if self._dropped:  # between the last flush and here
+                    self.flush()
+                yield
+            finally:
+                with self.waiters.lock:
+                    self._num_waits -= 1
 
     def is_run_elsewhere(self) -> bool:
         """Whether values may still come that the caller does not make itself."""
@@ -338,6 +372,15 @@ class Program:
             self._disconnect = EngineError("the program was cancelled")
         self._note_end()
         self._channel.close_program(self.id)
+
+    def cancel_soon(self) -> None:
+        """`cancel` for a finalizer: it takes no lock, a thread of the channel's does the work."""
+        if not self.is_done:
+            self.call_soon(self.cancel)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have a thread of the channel's run `work`; takes no lock."""
+        self._channel.call_soon(work)
 
     def fail(self, error: Exception) -> None:
         """Cancel because the author's own code raised `error`; every wait raises it."""

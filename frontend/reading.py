@@ -144,12 +144,15 @@ class BranchReader:
         return [{"role": m.role, "content": _content(m)} for m in self._messages]
 
     def sync(self) -> None:
-        """Wait until everything appended to this branch so far is done; raise what failed."""
+        """Wait until everything appended to this branch so far is done; raise what failed, also
+        what has ended the program as a whole."""
         self._settle(Span(tuple(self._pieces), 0))
+        self._program.raise_disconnect()
 
     async def adone(self) -> None:
         """`sync` for async functions."""
         await self._settle_async(Span(tuple(self._pieces), 0))
+        self._program.raise_disconnect()
 
     # --- text as it comes ------------------------------------------------------------------------
 

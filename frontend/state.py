@@ -89,7 +89,7 @@ class ProgramState(BranchWriter):
         """
         return PauseScope(self, expected_s, label, source_line(sys._getframe(1)))
 
-    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)` inside a pause: a tool, or any function; what it raises comes
         through. An async one is to be awaited in an async function, elsewhere it is run."""
         source = source_line(sys._getframe(1))
@@ -101,7 +101,7 @@ class ProgramState(BranchWriter):
         called = _awaited(pause, fn, args, kwargs)
         return called if self._program.loop_thread is not None else asyncio.run(called)
 
-    async def acall(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for async functions; a plain function runs on a thread, so that others go on."""
         source = source_line(sys._getframe(1))
         expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")

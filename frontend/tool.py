@@ -23,7 +23,7 @@ class Tool:
         self.fn = fn
         self.expected_s = expected_s
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], ProgramState):
             return args[0].call(self, *args[1:], **kwargs)
         return self.fn(*args, **kwargs)

@@ -100,6 +100,9 @@ class PlayedChannel:
     def close_program(self, program: int) -> None:
         self.closed.append(program)
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, daemon=True).start()
+
     def close(self) -> None:
         if self._queue is not None:
             self._queue.put(None)

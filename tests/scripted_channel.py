@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from stemma.frontend import ir, wire
@@ -43,6 +45,9 @@ class ScriptedChannel:
 
     def close_program(self, program: int) -> None:
         self._ops[program] = []
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, daemon=True).start()
 
     def close(self) -> None:
         pass

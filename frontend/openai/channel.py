@@ -7,6 +7,7 @@ loop as they come and carried out there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
@@ -109,6 +110,11 @@ class OpenAIChannel:
         known = self._programs.pop(program, None)
         if known is not None:
             self._post(known.cancel)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have the loop's thread run `work`; takes no lock."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(work)
 
     def close(self) -> None:
         """Cancel all programs, close all connections and end the thread; safe to call twice."""

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from traceback import extract_tb, format_exception_only
 from types import FrameType
 from typing import Any
 
@@ -61,6 +62,10 @@ class Recorder:
     def close_program(self, program: int) -> None:
         """Nothing: nobody works for it."""
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """At once: there is no other thread, and nothing here takes a lock."""
+        work()
+
     def close(self) -> None:
         """Nothing."""
 
@@ -98,7 +103,7 @@ def trace_of(
     except Waits:
         pass
     except Exception as error:
-        raise InvalidProgram(_failure(name, error, invented)) from error
+        raise InvalidProgram(_failure(fn, name, error, invented)) from error
     finally:
         state._program.end()
     return Graph(name, recorder.ops, recorder.wait)
@@ -130,8 +135,12 @@ def _with_placeholders(
     return {**given, **{name: f"{{{name}}}" for name in missing}}, missing
 
 
-def _failure(name: str, error: Exception, invented: list[str]) -> str:
-    message = f"{name} raised {type(error).__name__} before its first wait: {error}"
+def _failure(fn: Callable[..., Any], name: str, error: Exception, invented: list[str]) -> str:
+    message = f"{name} raised {format_exception_only(error)[-1].rstrip()}, before its first wait"
+    file = getattr(getattr(fn, "__code__", None), "co_filename", None)
+    lines = [line for line in extract_tb(error.__traceback__) if line.filename == file]
+    if lines:
+        message += f" (at {file}:{lines[-1].lineno})"
     if invented:
         message += f" (not given, so placeholders: {', '.join(invented)})"
     return message

@@ -68,9 +68,10 @@ class Deadlines:
 
 def refusal(left_s: float, expected_s: float) -> DeadlineExceeded:
     """Why a request that has just come is refused."""
-    return DeadlineExceeded(
-        f"the deadline is in {max(left_s, 0.0):.3g} s, the output is expected in {expected_s:.3g} s"
-    )
+    when = f"is in {left_s:.3g} s" if left_s > 0 else f"passed {-left_s:.3g} s ago"
+    if expected_s == 0:  # nothing is known of it yet
+        return DeadlineExceeded(f"the deadline {when}")
+    return DeadlineExceeded(f"the deadline {when}, the output is expected in {expected_s:.3g} s")
 
 
 def expiry(request: Request, now_s: float) -> DeadlineExceeded:

@@ -39,6 +39,39 @@ if __name__ == "__main__":
 """
 
 
+FAILING = """
+import stemma as st
+
+class Wordless(Exception):
+    def __str__(self):
+        raise LookupError
+
+class Stop(BaseException):
+    pass
+
+@st.function
+def divides(s):
+    s += "x" + st.gen("x")
+    1 / 0
+
+@st.function
+def leaves(s):
+    raise SystemExit(3)
+
+@st.function
+def wordless(s):
+    raise Wordless
+
+@st.function
+async def stops(s):
+    raise Stop("here")
+
+@st.function
+def last(s):
+    s += "y" + st.gen("y")
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     file = tmp_path / "two.py"
@@ -72,6 +105,78 @@ def test_one_program_with_arguments_as_data(capsys: Capture, script: Path) -> No
     assert graph["wait"]["reading"] == "s['answer']" and "two.py:7" in graph["wait"]["source"]
 
 
+def test_programs_that_fail_are_named_with_their_lines_and_the_others_listed(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(FAILING)
+    assert main(["trace", str(file)]) == 1
+    done = capsys.readouterr()
+    assert "last: 2 ops" in done.out
+    divides, leaves, wordless, stops = done.err.splitlines()
+    assert "divides raised ZeroDivisionError: division by zero" in divides
+    assert divides.endswith("failing.py:14)")
+    assert leaves.endswith("leaves: SystemExit: 3")
+    assert "Wordless: <exception str() failed>" in wordless
+    assert stops.startswith("stemma trace: stops: ") and stops.endswith("Stop: here")
+
+
+@pytest.mark.parametrize("command", [("trace",), ("trace", "--run"), ("run",)])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("import json\nx = (\n", '  File "{0}", line 2\n    x = (\n        ^\nSyntaxError: '),
+        (
+            "import json\ndef read():\n    json.loads('')\nread()\n",
+            'Traceback (most recent call last):\n  File "{0}", line 4, in <module>\n    read()\n'
+            "  File \"{0}\", line 3, in read\n    json.loads('')\n",
+        ),
+        (
+            "raise SystemExit('no')",
+            'Traceback (most recent call last):\n  File "{0}", line 1, in <module>\n',
+        ),
+    ],
+    ids=["syntax", "import", "exit"],
+)
+def test_a_file_that_cannot_be_loaded_is_shown_as_python_shows_it(
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: tuple[str, ...],
+    text: str,
+    shown: str,
+) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "bad.py"]) == 1
+    error = capsys.readouterr().err
+    first, _, rest = error.partition("\n")
+    assert first == f"stemma {command[0]}: bad.py cannot be loaded:"
+    assert rest.startswith(shown.format(file))
+    assert "program_file" not in error and "importlib" not in error
+
+
+@pytest.mark.parametrize("flags", [("--run",), ("--run", "--script")])
+def test_a_run_that_fails_is_shown_from_the_files_own_line_on(
+    capsys: Capture, served: Any, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(
+        "import stemma as st\n\n@st.function\ndef main(s):\n    s += 'x'\n    1 / 0\n"
+        "\nif __name__ == '__main__':\n    main.run()\n"
+    )
+    html = tmp_path / "timeline.html"
+    command = ["trace", str(file), *flags, "--endpoint", served.endpoint, "--html", str(html)]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    number = 9 if "--script" in flags else 6
+    head = f'{file} failed:\nTraceback (most recent call last):\n  File "{file}", line {number}, in'
+    assert f"stemma trace: {head}" in error
+    assert error.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert html.is_file(), "what was done until then is reported"
+
+
 def test_run_reports_every_call_and_writes_the_timeline(
     capsys: Capture, served: Any, script: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +190,23 @@ def test_run_reports_every_call_and_writes_the_timeline(
     assert "critical path" in done.out and "programs       1 with 1 calls" in done.out
     assert "answer on main" in html.read_text()
     assert "The radix tree at the end" in html.read_text()
+
+
+@pytest.mark.parametrize("command", ["run", "trace"])
+def test_a_seed_of_the_programs_own_is_left_to_it(
+    capsys: Capture, served: Any, tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import stemma as st\n\n@st.function\ndef main(s, seed='mine'):\n    s += seed\n"
+        "    print('seed:', seed)\n"
+    )
+    more = ["--run", "--html", str(tmp_path / "timeline.html")] if command == "trace" else []
+    assert main([command, str(file), *more, "--endpoint", served.endpoint]) == 0
+    given = [*more, "--arg", "seed=theirs", "--seed", "3"]
+    assert main([command, str(file), *given, "--endpoint", served.endpoint]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed:")]
+    assert lines == ["seed: mine", "seed: theirs"]
 
 
 def test_script_records_every_program_that_the_file_runs(

@@ -374,6 +374,16 @@ def test_a_request_that_cannot_be_done_by_its_deadline_is_refused_with_both_time
     assert house.engine.scheduler.stats.num_missed_deadlines == 1
 
 
+def test_a_deadline_that_has_passed_on_arrival_is_said_to_have_passed() -> None:
+    house = TimedHouse(num_pages=400)
+    with pytest.raises(DeadlineExceeded, match=r"^the deadline passed 1e-06 s ago$"):
+        house.submit(prompt_of(1, 30), max_tokens=5, deadline_s=house.now_s - 1e-6)
+    house.submit(prompt_of(1, 30), max_tokens=5)
+    house.run()
+    with pytest.raises(DeadlineExceeded, match=r"passed 2e-07 s ago, the .* expected in 0\.\d"):
+        house.submit(prompt_of(2, 100), max_tokens=5, deadline_s=house.now_s - 2e-7)
+
+
 def test_the_queue_ahead_counts_for_a_deadline() -> None:
     house = TimedHouse(num_pages=400)
     house.submit(prompt_of(1, 30), max_tokens=5)

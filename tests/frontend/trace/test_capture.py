@@ -177,7 +177,7 @@ def test_an_error_before_the_first_wait_names_the_placeholders() -> None:
     def program(s: st.ProgramState, num: int, name: str = "") -> None:
         s.fork(range(num))  # type: ignore[arg-type]
 
-    with pytest.raises(st.InvalidProgram, match=r"raised TypeError .*placeholders: num\)") as found:
+    with pytest.raises(st.InvalidProgram, match=r"raised TypeError.*placeholders: num\)") as found:
         trace_of(program)
     assert isinstance(found.value.__cause__, TypeError)
 
