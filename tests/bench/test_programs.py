@@ -229,6 +229,7 @@ def test_a_server_is_asked_call_by_call_with_what_it_answered_before() -> None:
     assert figures_of(run).queued_s is None, "it does not tell"
 
 
+@pytest.mark.slow  # six engines
 def test_react_holds_the_policies_against_each_other(tmp_path: Path) -> None:
     done = programs(tmp_path, "--quick", "--work", "react", "--repeats", "1", "--json")
     assert done.returncode == 0, done.stderr

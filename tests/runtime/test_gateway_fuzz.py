@@ -107,7 +107,7 @@ def expected(healthy: stemma.Runtime) -> str:
     return program.run(backend=healthy).text()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(messages=st.lists(FRAMES, min_size=1, max_size=6))
 def test_any_frames_leave_the_gateway_and_others_unharmed(
     served: Served, healthy: stemma.Runtime, expected: str, messages: list[list[bytes]]

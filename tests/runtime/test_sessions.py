@@ -214,7 +214,7 @@ backend = stemma.Runtime(sys.argv[1])
 @stemma.function
 def program(s):
     s += "dead" + stemma.gen("x", max_tokens=3900, ignore_eos=True)
-program.stream(backend=backend)
+state = program.stream(backend=backend)
 print("streaming", flush=True)
 sys.stdin.read()
 """
@@ -333,7 +333,8 @@ def test_programs_run_on_the_account_that_their_client_names(
         program.run(backend=named)
     program.run(backend=healthy)
     stranger.hello()
-    stranger.say_ops(1, GEN, create={"tenant": "web"}, end=True)
+    ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 2}]]
+    stranger.say_ops(1, ops, create={"tenant": "web"}, end=True)
     stranger.events()
     own = tenants[-2]
     assert tenants[0] == "batch" and tenants[-1] == "web"
