@@ -57,11 +57,12 @@ def line_of(file: str, marker: str) -> str:
 
 
 def wait_until_idle(engine: st.Engine, seconds: float = 10.0) -> None:
-    """Nothing runs, and all that is not free is cached and evictable."""
+    """Nothing runs, and all that is not free is cached, and evictable or only leased."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         info = engine.get_server_info()
         held = info["total_tokens"] - info["free_tokens"] - info["evictable_tokens"]
+        held -= info["leases"]["leased_tokens"]
         if not (info["num_running"] or info["num_waiting"] or info["num_programs"] or held):
             return
         time.sleep(0.02)
