@@ -95,7 +95,7 @@ class ProgramSession:
             branch.places.note(op)
             if branch.error is None:
                 self._note_needs(branch, op)
-            if self._keeper is not None:
+            if self._keeper is not None and not isinstance(op, ir.Hint):
                 self._keeper.note_op(branch)
             if branch.error is not None:
                 self._fail_forks_of([op], branch.error)
@@ -143,7 +143,6 @@ class ProgramSession:
         """Stop all calls; no more events. Nothing happens to one that has ended."""
         if self.is_done:
             return
-        self.record.is_cancelled = True
         self._ready.clear()
         for branch in self._branches.values():
             self._abort_call(branch)
@@ -201,11 +200,11 @@ class ProgramSession:
         if isinstance(op, ir.Pause):
             self._pauses[branch] = op
             return True
-        self._pauses.pop(branch, None)
         if isinstance(op, ir.Hint):
             outcome = outcome_payload(f"{branch.number}.{op.seq}", self._hinted(branch, op))
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
             return True
+        self._pauses.pop(branch, None)
         self._flush_text(branch)
         match op:
             case ir.Tokens():

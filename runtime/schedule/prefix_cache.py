@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from ...radix.leases import Lease, Leases
-from ...radix.owners import age, age_path
+from ...radix.owners import age_path
 from ...radix.pages import PageAllocator, Pages
 from ...radix.tree import Node, NodeSnapshot, RadixTree
 from ..request import Request
@@ -184,13 +184,6 @@ class PrefixCache:
             self.host.leases.release(lease.colder, is_last_use=is_last_use)
             lease.colder = None
             self._prefetch_at.pop(lease, None)
-
-    def age(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
-        """A program has used this prefix for the last time: what only that one has used of it is
-        evicted before all else."""
-        node = self._node_of(namespace, token_ids) if self.options.has_leases else None
-        if node is not None:
-            age(node, self.tree.use_order)
 
     def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
         """What the device has of this prefix, and nobody else goes on from, is evicted before all

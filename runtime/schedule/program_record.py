@@ -24,7 +24,6 @@ class ProgramRecord:
     created_s: float = 0.0
     service: float = 0.0
     num_calls_started: int = 0
-    is_cancelled: bool = False
     number: int = 0  # in order of first calls, from 1 on; 0: there was none
     num_context_tokens: int = 0  # of its longest call so far
     num_shared_tokens: int = 0  # of them, those that others had computed before it began

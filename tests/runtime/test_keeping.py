@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from program_stage import Stage, end, fork, gen, join, pause, select, text
+from program_stage import Stage, end, fork, gen, hint, join, pause, select, text
 
 from stemma.radix.leases import Lease
 from stemma.runtime.programs.keeping import FIRST_THINK_S, MIN_TTL_S, SOON_S, Habits
@@ -99,6 +99,14 @@ def test_a_pause_is_due_at_its_end(
     assert [kept.ttl_s for kept in kv.held.values()] == [ttl_s]
     leased.on(0, text("seen"), gen("y"))
     assert dues(kv) == [0.0], "the pause has ended"
+
+
+def test_a_hint_within_a_pause_does_not_end_it(leased: Stage, kv: FakeKV) -> None:
+    leased.on(0, text("a"), gen("x"), pause(3.0, "tool"))
+    leased.generate("X")
+    leased.on(0, hint("demote"))
+    assert dues(kv) == [3.0]
+    assert leased.world.habits.expected_s(("", "tool")) == FIRST_THINK_S, "nothing was learned yet"
 
 
 def test_who_waits_for_a_join_is_due_soon(leased: Stage, kv: FakeKV) -> None:
