@@ -7,7 +7,7 @@ import sys
 
 from ..errors import InvalidRequest
 from ..runtime.config import add_engine_flags
-from ..runtime.server.listener import add_client_flags, server_keys
+from ..runtime.gateway.listener import add_client_flags, server_keys
 from .connect import DEFAULT_PORT, Commands, default_endpoint, start_engine
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest.of("port", args.port, "an integer in [1, 65535]")
     import uvicorn
 
-    from ..runtime.server.http import create_app
+    from ..runtime.server.app import create_app
 
     endpoint = args.endpoint or default_endpoint(args.port)
     server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..errors import StemmaError
 from .config import add_engine_flags, engine_config
-from .server.listener import add_client_flags, server_keys
+from .gateway.listener import add_client_flags, server_keys
 from .threads import configure_threads, default_num_threads
 
 
@@ -48,7 +48,7 @@ def _serve(args: argparse.Namespace) -> None:
     config = engine_config(args)
     configure_threads(config.num_threads or default_num_threads(config.model), config.spin_us)
     from .engine import LoadedModel
-    from .server.gateway import Gateway
+    from .gateway.gateway import Gateway
 
     stop_fd = sys.stdin.fileno() if args.watch_stdin else None
     gateway = Gateway(

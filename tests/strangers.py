@@ -12,8 +12,8 @@ from stemma.frontend import wire
 from stemma.frontend.link import Link
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
-from stemma.runtime.server.gateway import Gateway
-from stemma.runtime.server.listener import ServerKeys
+from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.gateway.listener import ServerKeys
 
 
 class Served:

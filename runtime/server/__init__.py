@@ -1,1 +1,1 @@
-"""The faces of an engine: the ZeroMQ gateway and the HTTP application."""
+"""The HTTP side: a process of its own, a client of the engine like any other."""

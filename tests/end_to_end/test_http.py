@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -11,11 +10,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from starlette.requests import Request
 
 import stemma as st
-from stemma.runtime.server.completion import CompletionFailed
-from stemma.runtime.server.http import _on_completion_failed
+from stemma.runtime.server.failures import failed_response
+from stemma.runtime.server.generation.pieces import GenerationFailed
 
 MODEL = "stemma-tiny"
 RECALL = [
@@ -257,10 +255,7 @@ def test_a_body_that_is_no_request_is_a_400(served: Any, body: bytes) -> None:
     ("kind", "status"), [("EngineError", 503), ("InvalidGrammar", 400), ("KeyError", 500)]
 )
 def test_what_may_be_tried_again_is_told_apart_by_its_status(kind: str, status: int) -> None:
-    failed = CompletionFailed("busy", kind)
-    assert (
-        asyncio.run(_on_completion_failed(Request({"type": "http"}), failed)).status_code == status
-    )
+    assert failed_response(GenerationFailed("busy", kind)).status_code == status
 
 
 def test_another_model_and_another_path_are_404(client: openai.OpenAI, served: Any) -> None:

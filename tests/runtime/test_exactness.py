@@ -47,11 +47,11 @@ from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
+from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.request import FinishReason, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.grammar import PendingGrammar
 from stemma.runtime.schedule.policy import DEFAULT_POLICY, POLICY_NAMES
-from stemma.runtime.server.gateway import Gateway
 
 Load = Callable[..., LoadedModel]
 

@@ -18,8 +18,8 @@ from strangers import Served, Stranger
 import stemma
 from stemma.errors import ProtocolError
 from stemma.frontend import wire
+from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.programs import call_factory
-from stemma.runtime.server.gateway import Gateway
 
 GRACE_S = 1.5
 

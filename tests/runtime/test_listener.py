@@ -16,7 +16,7 @@ import stemma
 from stemma.bench.runners.ports import free_port
 from stemma.errors import EngineError, InvalidRequest
 from stemma.frontend.keys import client_keys, read_public, read_secret, write_pair
-from stemma.runtime.server.listener import Listener, ServerKeys
+from stemma.runtime.gateway.listener import Listener, ServerKeys
 
 
 @pytest.fixture(scope="module")

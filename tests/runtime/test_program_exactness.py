@@ -21,7 +21,7 @@ from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
-from stemma.runtime.server.gateway import Gateway
+from stemma.runtime.gateway.gateway import Gateway
 
 NUM_AGENTS = 6
 NAMES = ("t0", "t1", "t2", "last")

@@ -22,9 +22,9 @@ from stemma.bench.runners.ports import free_port
 from stemma.bench.tcp_proxy import TcpProxy
 from stemma.errors import BatchError, EngineError
 from stemma.frontend import wire
+from stemma.runtime.gateway import clients as clients_module
+from stemma.runtime.gateway import gateway as gateway_module
 from stemma.runtime.request import Request
-from stemma.runtime.server import clients as clients_module
-from stemma.runtime.server import gateway as gateway_module
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,17 @@ from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest, UnsupportedSchema
 from stemma.frontend.constraint import Constraint
 from stemma.runtime.chat_template import ChatTemplate
-from stemma.runtime.server.completion import Outcome
-from stemma.runtime.server.openai_schema import ChatReply, TextReply
-from stemma.runtime.server.tools import BEGIN, END, NamedChoice, Tool, ToolChoice, ToolUse
+from stemma.runtime.server.generation.pieces import Outcome, Piece
+from stemma.runtime.server.openai.chat import ChatReply
+from stemma.runtime.server.openai.completions import TextReply
+from stemma.runtime.server.tool_calls.tools import (
+    BEGIN,
+    END,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    ToolUse,
+)
 from stemma.runtime.tokenizer import Tokenizer
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -34,6 +42,11 @@ CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "a {{b}}"}}}}\n{EN
 
 def use(choice: ToolChoice, knows: bool = True) -> ToolUse:
     return ToolUse(TOOLS, choice, knows)
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    lines = stream.decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
 
 
 def test_a_forced_call_is_json_of_the_functions_and_their_arguments() -> None:
@@ -143,8 +156,8 @@ def test_calls_are_read_as_they_were_written(
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_what_was_cut_behind_a_call_keeps_its_reason_and_its_text(reason: str) -> None:
     reply = ChatReply("m", use("auto"))
-    outcome = Outcome(f"A {CALL}{CUT}", {"finish_reason": reason})
-    choice = reply.choice(0, outcome)
+    outcome = Outcome(0, f"A {CALL}{CUT}", {"finish_reason": reason})
+    choice = reply.choice(outcome)
     assert choice["finish_reason"] == ("tool_calls" if reason == "stop" else "length")
     assert choice["message"]["content"] == f"A {CUT}"
     assert len(choice["message"]["tool_calls"]) == 1
@@ -166,9 +179,9 @@ def test_schemas_are_strict_where_a_tool_is_and_else_lenient(choice: ToolChoice)
 
 
 def test_a_stream_ends_with_the_warnings() -> None:
-    outcome = Outcome("{}", {"finish_reason": "stop", "warnings": ["/: something"]})
-    for reply in (ChatReply("m"), TextReply("m", has_token_ids=False)):
-        last = reply.chunks(0, outcome)[-1]["choices"][0]
+    outcome = Outcome(0, "{}", {"finish_reason": "stop", "warnings": ["/: something"]})
+    for reply in (ChatReply("m"), TextReply("m")):
+        last = events(reply.end(outcome))[-1]["choices"][0]
         assert last["warnings"] == ["/: something"] and last["finish_reason"] == "stop"
 
 
@@ -183,9 +196,9 @@ def test_a_stream_sends_text_at_once_and_calls_whole(text: str, size: int) -> No
     reply = ChatReply("m", tool_use)
     deltas: list[dict[str, Any]] = []
     for start in range(0, len(text), size):
-        chunks = reply.chunks(0, text[start : start + size])
+        chunks = events(reply.piece(Piece(0, text[start : start + size])))
         deltas += [chunk["choices"][0]["delta"] for chunk in chunks]
-    chunks = reply.chunks(0, Outcome(text, {"finish_reason": "stop"}))
+    chunks = events(reply.end(Outcome(0, text, {"finish_reason": "stop"})))
     deltas += [chunk["choices"][0]["delta"] for chunk in chunks]
     streamed = "".join(delta.get("content", "") for delta in deltas)
     content, calls = tool_use.read(text)

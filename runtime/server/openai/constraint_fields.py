@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...errors import InvalidProgram, InvalidRequest
-from ...frontend.constraint import (
+from ....errors import InvalidProgram, InvalidRequest
+from ....frontend.constraint import (
     Constraint,
     Formats,
     PropertyOrder,

@@ -1,4 +1,4 @@
-"""The `kv_hints` envelope of HTTP requests: actions on the KV cache, and an outcome for each.
+"""`kv_hints`: actions on the KV cache that come with a request, or alone in POST /kv_hints.
 
 In a request to a completion endpoint an action without a target means the request's own prompt and
 output, and all are carried out when it has ended. docs/leases.md describes the envelope.
@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...errors import InvalidRequest, StemmaError
-from ...frontend.client import Connection
-from ..programs.hints import outcome_payload
-from ..schedule.hints import Outcome
+from ....errors import InvalidRequest, StemmaError
+from ....frontend.client import Connection
+from ...programs.hints import outcome_payload
+from ...schedule.hints import Outcome
 
 PROTOCOL_VERSION = 1
 MAX_REASON_CHARS = 500

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ...errors import InvalidProgram, InvalidRequest
-from ...frontend.constraint import Constraint, constraint_of
+from ....errors import InvalidProgram, InvalidRequest
+from ....frontend.constraint import Constraint, constraint_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"\s*,\s*"arguments"\s*:\s*')

@@ -9,39 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from ...errors import EngineError
-from ...frontend import ir, wire
-from ...frontend.client import Connection
-from ..sampling_params import seed_of_sample
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A chat message."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished completion: its text, and counts and times as `get_meta_info` gives them."""
-
-    text: str
-    meta: dict[str, Any]
-
-
-class CompletionFailed(Exception):
-    """The runtime refused or failed; `kind` names the class of its error."""
-
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.field: str | None = None  # of the client's request, where that is known
+from ....errors import EngineError
+from ....frontend import ir, wire
+from ....frontend.client import Connection
+from ...sampling_params import seed_of_sample
+from .pieces import GenerationFailed, Outcome, Piece
+from .task import Message, Prompt
 
 
 class Completion:
@@ -51,7 +28,7 @@ class Completion:
     def __init__(
         self,
         connection: Connection,
-        prompt: str | Sequence[int] | Sequence[Message],
+        prompt: Prompt,
         params: ir.GenParams,
         *,
         n: int = 1,
@@ -82,21 +59,19 @@ class Completion:
             connection.send_op(self._program, op)
         connection.flush(self._program, end=True)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, str | Outcome]]:
-        """Each sample's text as it comes (with `stream`), then its outcome, led by its index.
-
-        Raises CompletionFailed.
-        """
+    async def pieces(self, first: int = 0) -> AsyncIterator[Piece | Outcome]:
+        """Each sample's text as it comes (with `stream`), then its outcome; samples are numbered
+        from `first`. Raises GenerationFailed."""
         num_open = self.n
         while num_open:
             index, kind, payload = await self._events.get()
             if kind == wire.DELTA:
-                yield index, payload
+                yield Piece(first + index, payload)
             elif kind == wire.VALUE:
-                yield index, Outcome(payload["text"], payload["meta"])
+                yield Outcome(first + index, payload["text"], payload["meta"])
                 num_open -= 1
             elif kind == wire.FAILED:
-                raise CompletionFailed(payload["message"], payload["kind"])
+                raise GenerationFailed(payload["message"], payload["kind"])
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +98,7 @@ class Completion:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, payload))
 
 
-def _prompt_ops(prompt: str | Sequence[int] | Sequence[Message]) -> Sequence[ir.Op]:
+def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):

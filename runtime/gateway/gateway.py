@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,10 @@ import zmq
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ..engine import LoadedModel
-from ..programs.hint_desk import HintDesk
-from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
+from .control import Control
 from .listener import Listener, ServerKeys
 
 log = logging.getLogger(__name__)
@@ -33,8 +31,6 @@ log = logging.getLogger(__name__)
 MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, it never stops it
 MAX_BYTES_A_STEP = 32 * 1024 * 1024
 MAX_OPS_A_MESSAGE = 65_536  # a client's own bound of bytes keeps it below that
-MAX_CALL_BYTES = 2 * 1024 * 1024  # of a `call`: it is answered within the loop
-MAX_ERROR_CHARS = 4096
 IDLE_POLL_MS = 500
 
 
@@ -64,14 +60,6 @@ class Gateway:
         self._clients = Clients(self._engine.hints)
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
-        self._calls: dict[str, Callable[..., Any]] = {
-            "info": self._info,
-            "tree": self._tree,
-            "flush_cache": self._engine.flush_cache,
-            "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
-            "kv_hints": self._carry_out_hints,
-            "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
-        }
         self._world = World(
             tokenizer=loaded.tokenizer,
             vocab_size=loaded.model_config.vocab_size,
@@ -85,6 +73,7 @@ class Gateway:
             kv=self._engine.scheduler.kv_cache,
             max_text_chars=self._engine.max_model_len * loaded.tokenizer.longest_token_chars,
         )
+        self._control = Control(loaded, self._clients, self._world)
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router
         self._poller = zmq.Poller()
@@ -181,7 +170,7 @@ class Gateway:
         elif message.op == "ping":
             self._send(client.identity, wire.encode("pong", ack=client.link.told()))
         elif message.op == "call":
-            self._answer(client, message)
+            self._control.answer(client, message)
         elif message.op == "cancel":
             session = client.remove(_int(header, "program"))
             if session is not None:
@@ -257,51 +246,6 @@ class Gateway:
         """Ops that cannot be read at all: the program ends here."""
         self._ready.pop(session, None)
         session.reject(error)
-
-    def _answer(self, client: Client, message: wire.Message) -> None:
-        header = message.header
-        method, args = header.get("method"), header.get("args")
-        reply: dict[str, Any] = {"id": header.get("id")}
-        try:
-            if message.num_bytes > MAX_CALL_BYTES:
-                raise InvalidProgram(
-                    f"a call of {message.num_bytes} bytes; at most {MAX_CALL_BYTES} are answered"
-                )
-            if method not in self._calls:
-                raise InvalidProgram.of("method", method, f"one of {sorted(self._calls)}")
-            given = args if isinstance(args, dict) else {}
-            if method == "kv_hints":
-                given = {**given, "stated": client.stated}
-            result = self._calls[method](**given)
-            client.link.put("reply", **reply, ok=True, result=result)
-        except Exception as error:  # the arguments are a client's: whatever they cause, it is told
-            client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
-
-    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
-        if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
-            raise InvalidProgram.of("actions", actions, "a list of objects")
-        world = self._world
-        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size, world.max_text_chars)
-        return desk.carry_out(actions, stated)
-
-    def _info(self) -> dict[str, Any]:
-        return {
-            **self._loaded.describe(),
-            **self._engine.describe(),
-            "num_clients": len(self._clients),
-            "num_programs": sum(
-                len(client.programs) for client in self._clients.by_session.values()
-            ),
-            "peak_rss_bytes": _peak_rss_bytes(),
-        }
-
-    def _tree(self, max_token_ids: int = 48) -> dict[str, Any]:
-        """The radix tree with the text of each edge's first tokens."""
-        decode = self._loaded.tokenizer.decode
-        rows: list[dict[str, Any]] = []
-        for node in self._engine.scheduler.kv_cache.snapshot(int(max_token_ids)):
-            rows.append({**node, "text": decode(node["token_ids"], skip_special=False)})
-        return {"nodes": rows, **self._engine.describe()}
 
     # --- programs -------------------------------------------------------------------------------
 
@@ -403,10 +347,3 @@ def _tools(value: object) -> tuple[Any, ...]:
     if not isinstance(tools, list):
         raise ProtocolError("tools is not a list")
     return tuple(tools)
-
-
-def _peak_rss_bytes() -> int:
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

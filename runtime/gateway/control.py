@@ -1,0 +1,90 @@
+"""What a client may ask of a runtime beside its programs: counters, the tree, the cache, texts.
+
+Each `call` is answered at once, within the engine's loop, so each must be short.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import InvalidProgram
+from ...frontend import wire
+from ..engine import LoadedModel
+from ..programs.hint_desk import HintDesk
+from ..programs.hints import StatedLeases
+from ..programs.world import World
+from .clients import Client, Clients
+
+MAX_CALL_BYTES = 2 * 1024 * 1024
+MAX_ERROR_CHARS = 4096
+
+
+class Control:
+    """The methods of `Connection.call`, by name."""
+
+    def __init__(self, loaded: LoadedModel, clients: Clients, world: World) -> None:
+        self._loaded = loaded
+        self._engine = loaded.engine
+        self._clients = clients
+        self._world = world
+        self._methods: dict[str, Callable[..., Any]] = {
+            "info": self._info,
+            "tree": self._tree,
+            "flush_cache": self._engine.flush_cache,
+            "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
+            "kv_hints": self._carry_out_hints,
+            "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
+        }
+
+    def answer(self, client: Client, message: wire.Message) -> None:
+        """Reply to a `call`, whatever is in it."""
+        header = message.header
+        method, args = header.get("method"), header.get("args")
+        reply: dict[str, Any] = {"id": header.get("id")}
+        try:
+            if message.num_bytes > MAX_CALL_BYTES:
+                raise InvalidProgram(
+                    f"a call of {message.num_bytes} bytes; at most {MAX_CALL_BYTES} are answered"
+                )
+            if method not in self._methods:
+                raise InvalidProgram.of("method", method, f"one of {sorted(self._methods)}")
+            given = args if isinstance(args, dict) else {}
+            if method == "kv_hints":
+                given = {**given, "stated": client.stated}
+            result = self._methods[method](**given)
+            client.link.put("reply", **reply, ok=True, result=result)
+        except Exception as error:  # the arguments are a client's: whatever they cause, it is told
+            client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
+
+    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+        if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
+            raise InvalidProgram.of("actions", actions, "a list of objects")
+        world = self._world
+        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size, world.max_text_chars)
+        return desk.carry_out(actions, stated)
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            **self._loaded.describe(),
+            **self._engine.describe(),
+            "num_clients": len(self._clients),
+            "num_programs": self._clients.num_programs,
+            "peak_rss_bytes": _peak_rss_bytes(),
+        }
+
+    def _tree(self, max_token_ids: int = 48) -> dict[str, Any]:
+        """The radix tree with the text of each edge's first tokens."""
+        decode = self._loaded.tokenizer.decode
+        rows: list[dict[str, Any]] = []
+        for node in self._engine.scheduler.kv_cache.snapshot(int(max_token_ids)):
+            rows.append({**node, "text": decode(node["token_ids"], skip_special=False)})
+        return {"nodes": rows, **self._engine.describe()}
+
+
+def _peak_rss_bytes() -> int:
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

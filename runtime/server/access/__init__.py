@@ -1,0 +1,1 @@
+"""Who may ask for how much: keys, rates, limits, namespaces."""

@@ -1,0 +1,63 @@
+"""What an endpoint asks of the engine, and how it words what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ....frontend.ir import GenParams
+from .hint_envelope import HintEnvelope
+from .pieces import GenerationFailed, Outcome, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A chat message."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request: `n` samples of each prompt. Samples are numbered through all prompts."""
+
+    prompts: Sequence[Prompt]
+    params: GenParams
+    n: int = 1
+    stream: bool = False
+    tools: str | None = None  # what the chat template is to tell the model of, as JSON
+    hints: HintEnvelope | None = None
+    constraint_field: str | None = None  # what the client called a grammar that may be refused
+
+    @property
+    def num_samples(self) -> int:
+        """Of all prompts."""
+        return len(self.prompts) * self.n
+
+
+class Reply(Protocol):
+    """How one endpoint words one answer. Streams are server-sent events, ready to be sent."""
+
+    @property
+    def id(self) -> str:
+        """Of the answer; hints and `/abort` may name it."""
+
+    def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
+        """The body of an answer that is not streamed; `hints`: what became of them."""
+
+    def piece(self, piece: Piece) -> bytes:
+        """What a stream says of fresh text; the first one also begins the stream."""
+
+    def end(self, outcome: Outcome) -> bytes:
+        """What a stream says when a sample ends; it may be the first thing that it says."""
+
+    def close(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> bytes:
+        """The end of a stream, outcomes in order of their index."""
+
+    def failed(self, error: GenerationFailed) -> bytes:
+        """The end of a stream that was begun and cannot go on."""

@@ -1,0 +1,1 @@
+"""What the server counts, in Prometheus form."""

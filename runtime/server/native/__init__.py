@@ -1,0 +1,1 @@
+"""Stemma's own endpoints."""

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: fields in, wording out."""

@@ -1,0 +1,80 @@
+"""Fields of a request that both of OpenAI's completion endpoints have.
+
+Values are checked where they are used, by the runtime, whose errors name the field; here only types
+are.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....errors import InvalidRequest
+from ....frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
+from ..generation.hint_envelope import HintEnvelope
+from .constraint_fields import ConstraintFields
+
+UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class SamplingFields(ConstraintFields):
+    """Fields that both endpoints share; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
+    `stop_token_ids` and `ignore_eos` are extras that vLLM has too."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    kv_hints: HintEnvelope | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def gen_params(self, max_tokens: int, logprobs: int | None) -> GenParams:
+        if logprobs is not None and self.stream:
+            raise InvalidRequest.of("logprobs", logprobs, "only without stream, for now")
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return GenParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k == -1 else self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=None if self.logit_bias is None else logit_bias_pairs(self.logit_bias),
+            min_tokens=self.min_tokens,
+            seed=self.seed,
+            stop=None if stop is None else tuple(stop),
+            stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            constraint=self.constraint(),
+            jump_forward=self.jump_forward,
+        )

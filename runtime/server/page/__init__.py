@@ -1,0 +1,1 @@
+"""The page at `/`: a chat, and a look at the engine at work."""
