@@ -239,6 +239,7 @@ class Gateway:
             tools=_tools(values.get("tools")),
             stated=client.stated,
             response_id=_optional_str(values, "response_id"),
+            namespace=_optional_str(values, "namespace") or "",
         )
         return session
 

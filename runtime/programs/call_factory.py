@@ -32,6 +32,7 @@ class CallFactory:
     seed: int
     instance: int
     is_streaming: bool
+    namespace: str = ""
 
     def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
         """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
@@ -101,6 +102,7 @@ class CallFactory:
             prompt=prompt,
             sampling=sampling,
             listener=listener,
+            namespace=self.namespace,
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
