@@ -12,20 +12,21 @@ from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import Message, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
 from ..tool_calls.tools import BEGIN, Tool, ToolChoice, ToolUse
 from .reply import CompletionReply, event, warnings_of
-from .sampling_fields import UNBOUNDED, SamplingFields
+from .sampling_fields import SamplingFields
 
 _Delta = tuple[dict[str, Any], str | None]  # and the finish reason
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -41,6 +42,7 @@ def router(service: Service) -> APIRouter:
             stream=body.stream,
             tools=tool_use.for_template,
             hints=body.kv_hints,
+            cache_salt=body.cache_salt,
             constraint_field=body.constraint_field or of_tools,
         )
         reply = ChatReply(service.model, tool_use, n=body.n, includes_usage=body.includes_usage)

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
 from ..generation.task import Task
@@ -19,7 +20,7 @@ from .sampling_fields import SamplingFields
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -31,6 +32,7 @@ def router(service: Service) -> APIRouter:
             n=body.n,
             stream=body.stream,
             hints=body.kv_hints,
+            cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
         )
         reply = TextReply(

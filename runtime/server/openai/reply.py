@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from ..failures import error_body
+from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome
 
 
@@ -55,7 +55,7 @@ class CompletionReply:
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: GenerationFailed) -> bytes:
-        return event(error_body(str(error), "server_error"))
+        return event(failure_of(error).body)
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
         """A finished choice."""
