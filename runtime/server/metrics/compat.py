@@ -13,35 +13,36 @@ from .samples import (
     Figure,
     Info,
     ended_family,
-    figures_family,
+    figure_families,
     histogram_family,
     hit_rate,
     kv_usage,
+    of,
     stat,
 )
 
 SGLANG = (
-    Figure("sglang:num_running_reqs", "Running requests.", lambda i: i["num_running"]),
-    Figure("sglang:num_queue_reqs", "Waiting requests.", lambda i: i["num_waiting"]),
+    Figure("sglang:num_running_reqs", "Running requests.", of("num_running")),
+    Figure("sglang:num_queue_reqs", "Waiting requests.", of("num_waiting")),
     Figure("sglang:num_used_tokens", "KV tokens held by requests.",
            lambda i: i["total_tokens"] - i["free_tokens"] - i["evictable_tokens"]),
-    Figure("sglang:max_total_num_tokens", "Room for KV tokens.", lambda i: i["total_tokens"]),
+    Figure("sglang:max_total_num_tokens", "Room for KV tokens.", of("total_tokens")),
     Figure("sglang:token_usage", "Share of KV tokens held by requests.", kv_usage),
     Figure("sglang:cache_hit_rate", "Share of prompt tokens from the cache.", hit_rate),
-    Figure("sglang:gen_throughput", "Output tokens a second.", lambda i: i["output_tokens_per_s"]),
+    Figure("sglang:gen_throughput", "Output tokens a second.", of("output_tokens_per_s")),
     Figure("sglang:prompt_tokens", "Prompt tokens.", stat("num_prompt_tokens"), "counter"),
     Figure("sglang:generation_tokens", "Output tokens.", stat("num_generated_tokens"), "counter"),
     Figure("sglang:cached_tokens", "Cached prompt tokens.", stat("num_cached_tokens"), "counter"),
     Figure("sglang:num_requests", "Requests that have ended.", stat("num_finished"), "counter"),
     Figure("sglang:num_aborted_requests", "Aborted requests.",
-           lambda i: i["requests"]["num_ended"]["abort"], "counter"),
+           of("requests", "num_ended", "abort"), "counter"),
     Figure("sglang:num_retracted_requests", "Preempted requests.",
            stat("num_preemptions"), "counter"),
 )  # fmt: skip
 
 VLLM = (
-    Figure("vllm:num_requests_running", "Running requests.", lambda i: i["num_running"]),
-    Figure("vllm:num_requests_waiting", "Waiting requests.", lambda i: i["num_waiting"]),
+    Figure("vllm:num_requests_running", "Running requests.", of("num_running")),
+    Figure("vllm:num_requests_waiting", "Waiting requests.", of("num_waiting")),
     Figure("vllm:num_requests_swapped", "There is no such state here.", lambda i: 0.0),
     Figure("vllm:kv_cache_usage_perc", "Share of KV tokens held by requests.", kv_usage),
     Figure("vllm:gpu_cache_usage_perc", "Its older name.", kv_usage),
@@ -75,17 +76,17 @@ VLLM_HISTOGRAMS = {
     "prefill": ("vllm:request_prefill_time_seconds",),
     "decode": ("vllm:request_decode_time_seconds",),
     "prompt_tokens": ("vllm:request_prompt_tokens",),
-    "output_tokens": ("vllm:request_generation_tokens",),
+    "output_tokens": ("vllm:request_generation_tokens", "vllm:request_max_num_generation_tokens"),
 }
 
 
 def compat_families(info: Info) -> Iterator[Metric]:
     """Under both engines' names."""
     labels = {"model_name": str(info["model"])}
-    yield from figures_family(SGLANG, info, labels)
+    yield from figure_families(SGLANG, info, labels)
     yield from _histograms(SGLANG_HISTOGRAMS, info, labels)
     vllm_labels = {**labels, "engine": "0"}
-    yield from figures_family(VLLM, info, vllm_labels)
+    yield from figure_families(VLLM, info, vllm_labels)
     yield from _histograms(VLLM_HISTOGRAMS, info, vllm_labels)
     text = "Requests that have ended."
     yield ended_family("vllm:request_success", text, "finished_reason", info, vllm_labels)

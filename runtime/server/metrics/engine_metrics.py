@@ -6,17 +6,26 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .samples import Figure, Info, ended_family, figures_family, histogram_family, kv_usage, stat
+from .samples import (
+    Figure,
+    Info,
+    ended_family,
+    figure_families,
+    histogram_family,
+    kv_usage,
+    of,
+    stat,
+)
 
 FIGURES = (
-    Figure("stemma_requests_running", "Requests in the running batch.", lambda i: i["num_running"]),
-    Figure("stemma_requests_waiting", "Requests in the queue.", lambda i: i["num_waiting"]),
-    Figure("stemma_programs_running", "Programs that have not ended.", lambda i: i["num_programs"]),
-    Figure("stemma_clients", "Clients over ZeroMQ; this server is one.", lambda i: i["num_clients"]),
+    Figure("stemma_requests_running", "Requests in the running batch.", of("num_running")),
+    Figure("stemma_requests_waiting", "Requests in the queue.", of("num_waiting")),
+    Figure("stemma_programs_running", "Programs that have not ended.", of("num_programs")),
+    Figure("stemma_clients", "Clients over ZeroMQ; this server is one.", of("num_clients")),
     Figure("stemma_kv_usage_ratio", "Share of KV tokens held by requests.", kv_usage),
-    Figure("stemma_kv_leased_tokens", "Under a lease or pin.", lambda i: i["leases"]["leased_tokens"]),
-    Figure("stemma_engine_uptime_seconds", "Since the engine started.", lambda i: i["uptime_s"]),
-    Figure("stemma_engine_peak_rss_bytes", "Memory at its peak.", lambda i: i["peak_rss_bytes"]),
+    Figure("stemma_kv_leased_tokens", "Under a lease or pin.", of("leases", "leased_tokens")),
+    Figure("stemma_engine_uptime_seconds", "Since the engine started.", of("uptime_s")),
+    Figure("stemma_engine_peak_rss_bytes", "Memory at its peak.", of("peak_rss_bytes")),
     Figure("stemma_prompt_tokens", "Prompt tokens.", stat("num_prompt_tokens"), "counter"),
     Figure("stemma_cached_prompt_tokens", "Of these: not computed, as their KV was there.",
            stat("num_cached_tokens"), "counter"),
@@ -33,12 +42,15 @@ FIGURES = (
     Figure("stemma_missed_deadlines", "Requests refused or ended for their deadline.",
            stat("num_missed_deadlines"), "counter"),
     Figure("stemma_broken_leases", "Leases given up for requests that needed the room.",
-           lambda i: i["leases"]["num_broken"], "counter"),
+           of("leases", "num_broken"), "counter"),
 )  # fmt: skip
 
 HISTOGRAMS = {
-    "time_to_first_token": ("stemma_time_to_first_token_seconds", "From arrival to the first token."),
-    "inter_token": ("stemma_inter_token_seconds", "Between tokens, a request's mean for each."),
+    "time_to_first_token": (
+        "stemma_time_to_first_token_seconds",
+        "Arrival to first token.",
+    ),
+    "inter_token": ("stemma_inter_token_seconds", "Between tokens."),
     "latency": ("stemma_request_latency_seconds", "From arrival to the last token."),
     "queue": ("stemma_request_queue_seconds", "From arrival to the first admission."),
     "prefill": ("stemma_request_prefill_seconds", "From admission to the first token."),
@@ -48,34 +60,34 @@ HISTOGRAMS = {
 }
 
 GRAMMARS = (
-    Figure("stemma_grammars_cached", "Grammars ready for use.", lambda i: i["grammars"]["num_cached"]),
-    Figure("stemma_grammar_hits", "Asked for and there.", lambda i: i["grammars"]["num_hits"], "counter"),
+    Figure("stemma_grammars_cached", "Grammars ready for use.", of("grammars", "num_cached")),
+    Figure("stemma_grammar_hits", "Asked for and there.", of("grammars", "num_hits"), "counter"),
     Figure("stemma_grammar_compilations", "Compiled.",
-           lambda i: i["grammars"]["num_compiled"], "counter"),
-    Figure("stemma_grammar_refusals", "Refused.", lambda i: i["grammars"]["num_refused"], "counter"),
-    Figure("stemma_grammar_compile_seconds", "Time that requests waited for compilations.",
-           lambda i: i["grammars"]["compile_s"], "counter"),
+           of("grammars", "num_compiled"), "counter"),
+    Figure("stemma_grammar_refusals", "Refused.", of("grammars", "num_refused"), "counter"),
+    Figure("stemma_grammar_compile_seconds", "Waited for compilations.",
+           of("grammars", "compile_s"), "counter"),
 )  # fmt: skip
 
 HOST_TIER = (
-    Figure("stemma_host_kv_cached_tokens", "KV on the host tier.", lambda i: i["host"]["cached_tokens"]),
-    Figure("stemma_host_kv_total_tokens", "Room on the host tier.", lambda i: i["host"]["total_tokens"]),
+    Figure("stemma_host_kv_cached_tokens", "KV on the host tier.", of("host", "cached_tokens")),
+    Figure("stemma_host_kv_total_tokens", "Room on the host tier.", of("host", "total_tokens")),
     Figure("stemma_host_kv_stored_tokens", "Copied to the host.",
-           lambda i: i["host"]["stored_tokens"], "counter"),
+           of("host", "stored_tokens"), "counter"),
     Figure("stemma_host_kv_loaded_tokens", "Copied back.",
-           lambda i: i["host"]["loaded_tokens"], "counter"),
+           of("host", "loaded_tokens"), "counter"),
 )  # fmt: skip
 
 
 def engine_families(info: Info) -> Iterator[Metric]:
     """Everything that the engine says of itself."""
     labels = {"model": str(info["model"])}
-    yield from figures_family(FIGURES, info, labels)
+    yield from figure_families(FIGURES, info, labels)
     yield _kv_tokens(info, labels)
     if info["grammars"]:
-        yield from figures_family(GRAMMARS, info, labels)
+        yield from figure_families(GRAMMARS, info, labels)
     if info["host"]:
-        yield from figures_family(HOST_TIER, info, labels)
+        yield from figure_families(HOST_TIER, info, labels)
     text = "Requests that have ended."
     yield ended_family("stemma_requests", text, "finish_reason", info, labels)
     for key, (name, meaning) in HISTOGRAMS.items():

@@ -27,25 +27,39 @@ class Figure:
     kind: Literal["gauge", "counter"] = "gauge"
 
 
+def of(*path: str) -> Callable[[Info], float]:
+    """Reads what lies at a path of keys."""
+
+    def read(info: Info) -> float:
+        value: Any = info
+        for key in path:
+            value = value[key]
+        return float(value)
+
+    return read
+
+
 def stat(name: str) -> Callable[[Info], float]:
     """Reads one of the scheduler's counters."""
-    return lambda info: info["stats"][name]
+    return of("stats", name)
 
 
 def kv_usage(info: Info) -> float:
     """Share of the pool that requests hold, in [0, 1]: neither free nor only cached."""
     total = info["total_tokens"]
     idle = info["free_tokens"] + info["evictable_tokens"]
-    return 1.0 - idle / total if total else 0.0
+    return float(1.0 - idle / total) if total else 0.0
 
 
 def hit_rate(info: Info) -> float:
     """Share of prompt tokens that came from the cache since the start, in [0, 1]."""
     stats = info["stats"]
-    return stats["num_cached_tokens"] / max(1, stats["num_prompt_tokens"])
+    return float(stats["num_cached_tokens"] / max(1, stats["num_prompt_tokens"]))
 
 
-def figures_family(figures: tuple[Figure, ...], info: Info, labels: dict[str, str]) -> Iterator[Metric]:
+def figure_families(
+    figures: tuple[Figure, ...], info: Info, labels: dict[str, str]
+) -> Iterator[Metric]:
     """A family for each figure, under the same labels."""
     names, values = list(labels), list(labels.values())
     for figure in figures:
