@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+from .anthropic import messages
 from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
@@ -18,7 +19,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     """The application that serves `engine`'s model."""
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
     service = Service(engine, settings or ServerSettings())
-    for room in (health, metrics, kv_hints, models, chat, completions):
+    for room in (health, metrics, kv_hints, models, chat, completions, messages):
         app.include_router(room.router(service))
     add_error_handlers(app)
     app.add_middleware(Observed, metrics=service.metrics, observers=_observers(service.settings))
