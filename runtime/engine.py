@@ -124,13 +124,13 @@ class Engine:
         not expected in time.
         """
         room = self.max_model_len - request.num_prompt_tokens
-        if room < (1 if request.scoring is None else 0):
+        if room < (1 if request.samples else 0):
             raise PromptTooLong(
                 f"the prompt has {request.num_prompt_tokens} tokens; this engine takes at most "
                 f"{self.max_model_len - 1} (max_model_len or the KV pool, whichever is less)",
                 "prompt",
             )
-        if request.scoring is None:
+        if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)
 

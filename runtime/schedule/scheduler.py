@@ -553,7 +553,9 @@ class Scheduler:
     def _take(self, request: Request, outcome: RowResult) -> None:
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
-        if request.scoring is not None:
+        if outcome.pooled is not None and request.hidden is not None:
+            request.hidden.add(outcome.pooled, request.num_computed_tokens)
+        if not request.samples:
             if request.num_computed_tokens == request.num_tokens:
                 self._finish(request, FinishReason.STOP)
             return
