@@ -20,6 +20,7 @@ from .grammar_compiler import GrammarCompiler
 from .memory.block_key import KVLayout
 from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
+from .observe.step_log import StepLog
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
@@ -92,6 +93,7 @@ class Engine:
             clock=clock,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
+        self.step_log = StepLog()
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
 
@@ -150,9 +152,14 @@ class Engine:
         """Plan, execute, apply: once."""
         if self.grammars is not None and self.grammars.is_ready:
             self.grammars.collect()
+        is_watched = self.step_log.is_on
+        if is_watched:
+            self.step_log.begin(self.scheduler)
         plan = self.scheduler.plan()
         if plan is None:
             return
+        if is_watched:
+            self.step_log.note_plan(plan, self.scheduler)
         try:
             result = self._executor.execute(plan)
         except Exception as error:
@@ -160,6 +167,8 @@ class Engine:
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
             return
         self.scheduler.apply(result)
+        if is_watched:
+            self.step_log.end(result, self.scheduler)
 
     def flush_cache(self) -> int:
         """Drop cached KV that nothing uses; the number of tokens dropped."""

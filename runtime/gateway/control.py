@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...errors import InvalidProgram
 from ...frontend import wire
 from ..engine import LoadedModel
+from ..observe.observer import Observer
 from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.world import World
@@ -29,11 +31,15 @@ class Control:
         self._engine = loaded.engine
         self._clients = clients
         self._world = world
+        self.observer = Observer(
+            loaded.engine, partial(loaded.tokenizer.decode, skip_special=False)
+        )
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
+            "watch": self.observer.watch,
             "kv_hints": self._carry_out_hints,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }

@@ -68,6 +68,7 @@ class PrefixCache:
         self.allocator = PageAllocator(num_pages)
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages
+        self.num_evicted_tokens = 0  # since the start
         self._copies: list[TierCopy] = []  # for the next plan, in their order
         self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
         self.stored = self.options.stored
@@ -289,7 +290,9 @@ class PrefixCache:
             self.leases.give_up(wanted, due_after_s=due_after_s, also_pins=also_pins)
         if short <= self.tree.evictable_pages:
             short = max(short, self._min_evicted)
-            self.allocator.free(self.tree.evict(short, self._note_eviction))
+            freed = self.tree.evict(short, self._note_eviction)
+            self.allocator.free(freed)
+            self.num_evicted_tokens += len(freed) * self.page_size
         self._follow_broken()
 
     def _note_eviction(self, leaf: Node, num_kept_pages: int) -> None:

@@ -132,6 +132,22 @@ class Scheduler:
         return len(self.waiting) + (0 if stored is None else stored.num_held)
 
     @property
+    def num_free_rows(self) -> int:
+        """Requests that could run beside those that do, if there were pages for them."""
+        return len(self._free_rows)
+
+    @property
+    def in_flight(self) -> tuple[Request, ...]:
+        """The requests of the plan that is neither applied nor failed, row by row."""
+        return () if self._in_flight is None else self._in_flight.requests
+
+    def is_behind_prefix(self, request: Request) -> bool:
+        """Whether a request that waits shares more with a prompt that is being computed than is
+        there of it yet: it is admitted once that has come further."""
+        cut = [(r, r.num_computed_tokens) for r in self.running if r.num_ready > 1]
+        return _shares_with(request, cut)
+
+    @property
     def has_work(self) -> bool:
         """Whether a plan would have rows or copies between tiers, or a request is to be ended."""
         if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
