@@ -21,6 +21,8 @@ from .clients import Client, Clients
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_ERROR_CHARS = 4096
+MAX_TREE_NODES = 5000
+MAX_NODE_IDS = 1024
 
 
 class Control:
@@ -80,13 +82,32 @@ class Control:
             "peak_rss_bytes": _peak_rss_bytes(),
         }
 
-    def _tree(self, max_token_ids: int = 48) -> dict[str, Any]:
-        """The radix tree with the text of each edge's first tokens."""
-        decode = self._loaded.tokenizer.decode
-        rows: list[dict[str, Any]] = []
-        for node in self._engine.scheduler.kv_cache.snapshot(int(max_token_ids)):
-            rows.append({**node, "text": decode(node["token_ids"], skip_special=False)})
+    def _tree(
+        self, max_token_ids: int = 48, max_nodes: int = 2000, has_text: bool = True
+    ) -> dict[str, Any]:
+        """The radix tree, of a large one the part used last; with the text of each edge's first
+        tokens, or without for clients that decode by themselves."""
+        scheduler = self._engine.scheduler
+        rows: list[dict[str, Any]] = [
+            {**node}
+            for node in scheduler.kv_cache.snapshot(
+                [request.node for request in scheduler.running if request.node is not None],
+                max_nodes=_bounded("max_nodes", max_nodes, MAX_TREE_NODES),
+                max_token_ids=_bounded("max_token_ids", max_token_ids, MAX_NODE_IDS),
+            )
+        ]
+        if has_text:
+            decode = self._loaded.tokenizer.decode
+            for row in rows:
+                row["text"] = decode(row["token_ids"], skip_special=False)
         return {"nodes": rows, **self._engine.describe()}
+
+
+def _bounded(name: str, value: object, most: int) -> int:
+    """Raises InvalidProgram."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise InvalidProgram.of(name, value, f"an integer in [0, {most}]")
+    return value
 
 
 def _peak_rss_bytes() -> int:

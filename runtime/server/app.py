@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from .failures import add_error_handlers
-from .native import health, kv_hints
-from .openai import chat, completions, models
+from .native import cache, health, kv_hints, tokens
+from .openai import chat, completions, embeddings, models
 from .page import page
 from .service import EngineLink, Service
 from .settings import ServerSettings
@@ -16,7 +16,8 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     """The application that serves `engine`'s model."""
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
     service = Service(engine, settings or ServerSettings())
-    for room in (health, kv_hints, models, chat, completions, page):
+    rooms = (health, kv_hints, cache, tokens, models, chat, completions, embeddings, page)
+    for room in rooms:
         app.include_router(room.router(service))
     add_error_handlers(app)
     return app

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from starlette.exceptions import HTTPException
 
 from ...frontend.client import Connection
+from .model_text import ModelText
 from .settings import ServerSettings
 
 
@@ -27,6 +28,10 @@ class Service:
     engine: EngineLink
     settings: ServerSettings
     created_s: int = field(default_factory=lambda: int(time.time()))
+    text: ModelText = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = ModelText(lambda: self.info)
 
     @property
     def info(self) -> dict[str, Any]:

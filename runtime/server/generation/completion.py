@@ -54,7 +54,7 @@ class Completion:
         if tenant is not None:
             create["tenant"] = tenant
         self._program = connection.open_program(self, create)
-        ops = _prompt_ops(prompt)
+        ops = prompt_ops(prompt)
         for op in (*ops, *_gen_ops(len(ops), params, n)):
             connection.send_op(self._program, op)
         connection.flush(self._program, end=True)
@@ -98,7 +98,8 @@ class Completion:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, payload))
 
 
-def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+    """What makes a program's first branch begin with `prompt`."""
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):
