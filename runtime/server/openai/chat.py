@@ -41,6 +41,7 @@ def router(service: Service) -> APIRouter:
             params,
             n=body.n,
             stream=body.stream,
+            has_token_ids=body.wanted.needs_token_ids,
             tools=tool_use.for_template,
             hints=body.kv_hints,
             constraint_field=body.constraint_field or of_tools,
@@ -216,4 +217,6 @@ class ChatSample(Sample):
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:
     token: str = entry["token"]
-    return {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode())}
+    is_text = "\ufffd" not in token  # else its bytes are no characters, and not known here
+    data = list(token.encode()) if is_text else None
+    return {"token": token, "logprob": entry["logprob"], "bytes": data}

@@ -33,6 +33,7 @@ def router(service: Service) -> APIRouter:
             body.params(),
             n=body.n,
             stream=body.stream,
+            has_token_ids=body.wanted.needs_token_ids,
             hints=body.kv_hints,
             constraint_field=body.constraint_field,
         )
@@ -59,8 +60,6 @@ class CompletionRequest(SamplingFields):
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's."""
         if self.echo:
             raise InvalidRequest.of("echo", True, "false")
-        if self.return_token_ids and self.stream:
-            raise InvalidRequest.of("return_token_ids", True, "only without stream, for now")
         return self.gen_params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:

@@ -33,6 +33,11 @@ class Wanted:
     has_stop_text: bool = False  # the text goes on to the end of the stop string
     has_timing: bool = False
 
+    @property
+    def needs_token_ids(self) -> bool:
+        """Whether a stream has to know them."""
+        return self.has_token_ids or self.has_running_usage
+
 
 def usage(
     outcomes: Sequence[Outcome], n: int = 1, *, num_reasoning: int = 0, has_timing: bool = False

@@ -67,8 +67,6 @@ class SamplingFields(ConstraintFields):
         return False
 
     def gen_params(self, max_tokens: int, logprobs: int | None) -> GenParams:
-        if logprobs is not None and self.stream:
-            raise InvalidRequest.of("logprobs", logprobs, "only without stream, for now")
         if self.best_of not in (None, self.n):
             raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
