@@ -31,6 +31,7 @@ class Control:
         self._world = world
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
+            "metrics": self._metrics,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
@@ -73,6 +74,10 @@ class Control:
             "num_programs": self._clients.num_programs,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
+
+    def _metrics(self) -> dict[str, Any]:
+        """What `info` says, and histograms of requests."""
+        return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
 
     def _tree(self, max_token_ids: int = 48) -> dict[str, Any]:
         """The radix tree with the text of each edge's first tokens."""

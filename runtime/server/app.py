@@ -5,6 +5,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from .failures import add_error_handlers
+from .metrics import routes as metrics
+from .metrics.observed import Observed, Observer
+from .metrics.request_log import log_request
 from .native import health, kv_hints
 from .openai import chat, completions, models
 from .service import EngineLink, Service
@@ -15,7 +18,17 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     """The application that serves `engine`'s model."""
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
     service = Service(engine, settings or ServerSettings())
-    for room in (health, kv_hints, models, chat, completions):
+    for room in (health, metrics, kv_hints, models, chat, completions):
         app.include_router(room.router(service))
     add_error_handlers(app)
+    app.add_middleware(Observed, metrics=service.metrics, observers=_observers(service.settings))
     return app
+
+
+def _observers(settings: ServerSettings) -> list[Observer]:
+    """Who is told of every request."""
+    if not settings.otlp_traces:
+        return [log_request]
+    from .metrics.traces import tracing_observer  # needs an extra
+
+    return [log_request, tracing_observer()]

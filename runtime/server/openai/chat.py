@@ -33,25 +33,30 @@ def router(service: Service) -> APIRouter:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """OpenAI's chat completions."""
         service.require_model(body.model)
-        tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
-        params = body.params(tool_use)
-        of_tools = None if params.constraint is None else "tools"
-        task = Task(
-            [[message.plain() for message in body.messages]],
-            params,
-            n=body.n,
-            stream=body.stream,
-            has_token_ids=body.wanted.needs_token_ids,
-            tools=tool_use.for_template,
-            hints=body.kv_hints,
-            constraint_field=body.constraint_field or of_tools,
-        )
-        new_reader = partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
+        task, new_reader = chat_task(service, body)
         fingerprint = fingerprint_of(service.info)
         reply = ChatReply(service.model, new_reader, body.wanted, fingerprint=fingerprint)
         return await answer(service, request, task, reply)
 
     return routes
+
+
+def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
+    """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
+    tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
+    params = body.params(tool_use)
+    of_tools = None if params.constraint is None else "tools"
+    task = Task(
+        [[message.plain() for message in body.messages]],
+        params,
+        n=body.n,
+        stream=body.stream,
+        has_token_ids=body.wanted.needs_token_ids,
+        tools=tool_use.for_template,
+        hints=body.kv_hints,
+        constraint_field=body.constraint_field or of_tools,
+    )
+    return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
 
 
 class TextPart(BaseModel):
