@@ -38,6 +38,7 @@ class Control:
         )
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
+            "metrics": self._metrics,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
@@ -81,6 +82,10 @@ class Control:
             "num_programs": self._clients.num_programs,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
+
+    def _metrics(self) -> dict[str, Any]:
+        """What `info` says, and histograms of requests."""
+        return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
 
     def _tree(
         self, max_token_ids: int = 48, max_nodes: int = 2000, has_text: bool = True

@@ -34,4 +34,5 @@ def caller_of(request: Request) -> Caller:
     if tenant is not None and len(tenant) > wire.MAX_TENANT_CHARS:
         allowed = f"at most {wire.MAX_TENANT_CHARS} characters"
         raise InvalidRequest.of(TENANT_HEADER, f"{tenant[:20]}...", allowed)
-    return Caller(tenant)
+    request.state.caller = caller = Caller(tenant)
+    return caller

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from starlette.exceptions import HTTPException
 
 from ...frontend.client import Connection
+from .metrics.http_metrics import HttpMetrics
 from .model_text import ModelText
 from .settings import ServerSettings
 
@@ -27,6 +28,7 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
+    metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     text: ModelText = field(init=False)
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass, fields
+from typing import Literal, get_args
 
 from ...errors import InvalidRequest
+
+LogFormat = Literal["text", "json"]
+LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,10 @@ class ServerSettings:
     keep_alive_s: float = 75.0  # an idle connection is kept so long; proxies reuse theirs for 60 s
     drain_s: float = 30.0  # how long what runs may take to end once the server is asked to stop
     engine_timeout_s: float = 60.0  # an engine whose loop stands still for longer is restarted
+    metrics_compat: bool = False  # /metrics also under the names of SGLang and vLLM
+    otlp_traces: bool = False
+    log_level: str = "info"
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, 65_535)
@@ -48,6 +57,19 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--engine-timeout-s", type=float, metavar="S",
         help="restart an engine that has not answered for so many seconds, more than any one of "
         "its steps takes (default: %(default)g)",
+    )  # fmt: skip
+    seeing = parser.add_argument_group("logs, metrics and traces")
+    seeing.add_argument("--log-level", choices=LOG_LEVELS, help="default: %(default)s")
+    seeing.add_argument(
+        "--log-format", choices=LOG_FORMATS, help="a line a request (default: %(default)s)"
+    )
+    seeing.add_argument(
+        "--metrics-compat", action="store_true",
+        help="/metrics also under the names that dashboards for SGLang and vLLM read",
+    )  # fmt: skip
+    seeing.add_argument(
+        "--otlp-traces", action="store_true",
+        help="export a trace of each request, as OTEL_EXPORTER_OTLP_ENDPOINT says (extra: otel)",
     )  # fmt: skip
     parser.set_defaults(**asdict(ServerSettings()))
 

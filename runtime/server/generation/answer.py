@@ -39,6 +39,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             seed=seed,
             instance=instance,
             stream=task.stream,
+            has_token_ids=task.has_token_ids,
             tools=task.tools,
             response_id=None if instance else reply.id,
             tenant=caller.tenant,
@@ -48,10 +49,12 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     items = _merged(calls, task.constraint_field)
     if not task.stream:
         outcomes = await _collect(items, task.num_samples, request)
+        request.state.outcomes = outcomes  # for the log
         hints = await _carry_out_hints(connection, task, reply)
         return JSONResponse(reply.whole(outcomes, hints))
     first = await anext(items)  # a refusal comes before the first byte, with a status of its own
-    events = _sse(first, items, connection, task, reply)
+    request.state.outcomes = outcomes = []
+    events = _sse(first, items, connection, task, reply, outcomes)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
@@ -125,13 +128,13 @@ async def _sse(
     connection: Connection,
     task: Task,
     reply: Reply,
+    outcomes: list[Outcome],
 ) -> AsyncIterator[bytes]:
-    outcomes: dict[int, Outcome] = {}
 
     def events(item: Piece | Outcome) -> bytes:
         if isinstance(item, Piece):
             return reply.piece(item)
-        outcomes[item.index] = item
+        outcomes.append(item)
         return reply.end(item)
 
     try:
@@ -139,7 +142,7 @@ async def _sse(
         async for item in rest:
             yield events(item)
         hints = await _carry_out_hints(connection, task, reply)
-        yield reply.close([outcomes[index] for index in sorted(outcomes)], hints)
+        yield reply.close(sorted(outcomes, key=lambda outcome: outcome.index), hints)
     except GenerationFailed as error:
         yield reply.failed(error)
     finally:
