@@ -8,7 +8,7 @@ from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import cache, health, kv_hints, tokens
+from .native import cache, generate, health, kv_hints, score, tokens
 from .openai import chat, completions, embeddings, models
 from .page import page
 from .service import EngineLink, Service
@@ -19,7 +19,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     """The application that serves `engine`'s model."""
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
     service = Service(engine, settings or ServerSettings())
-    own = (health, metrics, kv_hints, cache, tokens)
+    own = (health, metrics, generate, score, kv_hints, cache, tokens)
     for room in (*own, models, chat, completions, embeddings, page):
         app.include_router(room.router(service))
     add_error_handlers(app)
