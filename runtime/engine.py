@@ -277,6 +277,7 @@ class LoadedModel:
             "device": self.config.device,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
+            "max_running_requests": self.config.max_running_requests,
             "template_knows_tools": self.template.knows_tools,
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}

@@ -59,11 +59,20 @@ class Control:
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
 
-    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+    def _carry_out_hints(
+        self, actions: object, stated: StatedLeases, namespace: str = "", account: str = ""
+    ) -> list[dict[str, Any]]:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
         world = self._world
-        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size, world.max_text_chars)
+        desk = HintDesk(
+            world.tokenizer,
+            world.responses,
+            world.vocab_size,
+            world.max_text_chars,
+            str(namespace),
+            str(account),
+        )
         return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:
@@ -79,11 +88,14 @@ class Control:
         """What `info` says, and histograms of requests."""
         return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
 
-    def _tree(self, max_token_ids: int = 48) -> dict[str, Any]:
-        """The radix tree with the text of each edge's first tokens."""
+    def _tree(self, max_token_ids: int = 48, namespace: str | None = None) -> dict[str, Any]:
+        """The radix tree with the text of each edge's first tokens; of one namespace alone, where
+        one is named."""
         decode = self._loaded.tokenizer.decode
         rows: list[dict[str, Any]] = []
         for node in self._engine.scheduler.kv_cache.snapshot(int(max_token_ids)):
+            if namespace is not None and node["namespace"] != namespace:
+                continue
             rows.append({**node, "text": decode(node["token_ids"], skip_special=False)})
         return {"nodes": rows, **self._engine.describe()}
 
