@@ -28,11 +28,13 @@ ChoicesMethod = Literal[
 JoinMode = Literal["gather_variable", "concate_and_append"]
 HintAction = Literal["pin", "retain", "demote", "prefetch", "share"]
 Tier = Literal["device", "host", "disk"]
+Pooling = Literal["last", "mean"]
 
 CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
 JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
 HINT_ACTIONS: tuple[str, ...] = get_args(HintAction)
 TIERS: tuple[str, ...] = get_args(Tier)
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 MAX_CHOICES = 1024
 MAX_SAMPLES = 64
 MAX_NAME_CHARS = 1024
@@ -173,12 +175,32 @@ class Gen(Op):
 
 @dataclass(frozen=True, slots=True)
 class Select(Op):
-    """Append the likeliest of `choices` under `method` and call it `name`."""
+    """Append the likeliest of `choices` under `method` and call it `name`. With `choice_ids` the
+    choices are token ids, and no texts are given."""
 
     kind: ClassVar[str] = "select"
     name: str = ""
     choices: tuple[str, ...] = ()
     method: str = CHOICES_METHODS[0]
+    choice_ids: tuple[tuple[int, ...], ...] = ()
+
+    def to_wire(self) -> list[object]:
+        head = [self.kind, self.branch, self.seq, self.source, self.name]
+        if self.choice_ids:
+            return [*head, self.choices or None, self.method, self.choice_ids]
+        return [*head, self.choices, self.method]
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Op):
+    """Make an embedding of all that the branch has so far and call it `name`; appends nothing. The
+    value is a list of floats, as long as the model's hidden states are wide: the last token's final
+    one or the mean of all, with `normalize` scaled to length 1."""
+
+    kind: ClassVar[str] = "embed"
+    name: str = ""
+    pooling: str = POOLINGS[0]
+    normalize: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +321,7 @@ _OPS: dict[str, type[Op]] = {
         Tokens,
         Gen,
         Select,
+        Embed,
         RoleBegin,
         RoleEnd,
         Fork,
@@ -313,8 +336,11 @@ _OPS: dict[str, type[Op]] = {
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
-_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label"})
-_ALLOWED = {"method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS}
+_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
+_ALLOWED = {
+    "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
+    "pooling": POOLINGS,
+}  # fmt: skip
 _MAX_INT = 2**31 - 1
 MAX_PAUSE_S = 86_400.0
 
@@ -342,8 +368,10 @@ def _checked(name: str, value: object) -> Any:
     if name == "token_ids":
         return tuple(_require_int(name, item) for item in _require_list(name, value, 1 << 24))
     if name == "choices":
-        return _checked_choices(value)
-    if name == "is_replay":
+        return () if value is None else _checked_choices(value)  # None: they are given as ids
+    if name == "choice_ids":
+        return _checked_choice_ids(value)
+    if name in ("is_replay", "normalize"):
         return bool(value)
     if name == "source":
         return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
@@ -389,6 +417,16 @@ def _checked_choices(value: object) -> tuple[str, ...]:
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise InvalidProgram.of("choices", value, "non-empty strings")
     return tuple(str(choice) for choice in choices)
+
+
+def _checked_choice_ids(value: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(
+            _require_int("choice_ids", token_id)
+            for token_id in _require_list("choice_ids", ids, 1 << 20)
+        )
+        for ids in _require_list("choice_ids", value, MAX_CHOICES)
+    )
 
 
 def _checked_str(name: str, value: object) -> str:

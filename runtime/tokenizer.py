@@ -53,7 +53,7 @@ class Tokenizer:
             for token_id, token in self._special.get_added_tokens_decoder().items()
             if token.special
         )
-        self.bos_ids = self._leading_bos()
+        self.bos_ids, self.suffix_ids = self._marks_of_text()
         self._kept = KeptEncodings()
 
     def encode(self, text: str) -> list[int]:
@@ -92,13 +92,19 @@ class Tokenizer:
         """Tokens that the tokenizer knows, added ones included."""
         return int(self._special.get_vocab_size(with_added_tokens=True))
 
-    def _leading_bos(self) -> list[int]:
-        """What the post-processor puts before raw text: usually one BOS, or nothing."""
+    def _marks_of_text(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before raw text, usually one BOS or nothing, and behind it,
+        which only models of embeddings want."""
         with_marks: list[int] = self._special.encode("a", add_special_tokens=True).ids
         without: list[int] = self._special.encode("a", add_special_tokens=False).ids
         if not without or without[0] not in with_marks:
-            return []
-        return [i for i in with_marks[: with_marks.index(without[0])] if i in self.special_ids]
+            return [], []
+        start = with_marks.index(without[0])
+        before, behind = with_marks[:start], with_marks[start + len(without) :]
+        return (
+            [i for i in before if i in self.special_ids],
+            [i for i in behind if i in self.special_ids],
+        )
 
     def _require_fits(self, path: Path, vocab_size: int) -> None:
         vocabulary = self._special.get_vocab(with_added_tokens=True)

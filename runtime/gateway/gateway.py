@@ -99,6 +99,7 @@ class Gateway:
                 self._receive(self._patience_ms())
                 if time.monotonic() > next_sweep:  # all that was sent during a long step is read
                     self._dismiss_silent_clients()
+                    self._control.observer.tick()
                     next_sweep = time.monotonic() + 1.0
                 self._advance()
                 if self._engine.has_work:

@@ -124,7 +124,7 @@ class ProgramSession:
     def _note_needs(self, branch: Branch, op: ir.Op) -> None:
         """Who will need whom."""
         match op:
-            case ir.Gen() | ir.Select():
+            case ir.Gen() | ir.Select() | ir.Embed():
                 branch.num_calls += 1
             case ir.Var():
                 self._branch(op.of_branch).num_wanted += 1
@@ -227,6 +227,10 @@ class ProgramSession:
                 return False
             case ir.Select():
                 branch.call = self._factory.select(branch, op, _BranchReport(self, branch))
+                self._num_calls += 1
+                return False
+            case ir.Embed():
+                branch.call = self._factory.embed(branch, op, _BranchReport(self, branch))
                 self._num_calls += 1
                 return False
             case ir.Var():

@@ -13,10 +13,24 @@ from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import health, kv_hints
-from .openai import chat, completions, models
+from .native import cache, health, kv_hints, tokens
+from .openai import chat, completions, embeddings, models
+from .page import page
 from .service import EngineLink, Service
 from .settings import ServerSettings
+
+ROOMS = (
+    health,
+    metrics,
+    kv_hints,
+    cache,
+    tokens,
+    models,
+    chat,
+    completions,
+    embeddings,
+    page,
+)  # each with its `router`
 
 
 def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> FastAPI:
@@ -25,7 +39,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     settings = settings or ServerSettings()
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
     service = Service(engine, settings)
-    for room in (health, metrics, kv_hints, models, chat, completions):
+    for room in ROOMS:
         app.include_router(room.router(service))
     add_error_handlers(app)
     app.state.strict_fields = settings.strict_fields

@@ -61,7 +61,7 @@ class Completion:
         if namespace:
             create["namespace"] = namespace
         self._program = connection.open_program(self, create)
-        ops = _prompt_ops(prompt)
+        ops = prompt_ops(prompt)
         for op in (*ops, *_gen_ops(len(ops), params, n)):
             connection.send_op(self._program, op)
         connection.flush(self._program, end=True)
@@ -118,7 +118,8 @@ def _piece(index: int, delta: str | dict[str, Any]) -> Piece:
     )
 
 
-def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+    """What makes a program's first branch begin with `prompt`."""
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):
