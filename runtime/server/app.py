@@ -13,7 +13,7 @@ from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import cache, health, kv_hints, tokens
+from .native import cache, health, kv_hints, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
 from .service import EngineLink, Service
@@ -25,6 +25,7 @@ ROOMS = (
     kv_hints,
     cache,
     tokens,
+    watch,
     models,
     chat,
     completions,
