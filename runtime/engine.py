@@ -278,6 +278,7 @@ class LoadedModel:
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
             "template_knows_tools": self.template.knows_tools,
+            "chat_format": self.template.describe(),
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

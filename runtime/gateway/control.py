@@ -35,6 +35,7 @@ class Control:
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
             "kv_hints": self._carry_out_hints,
+            "generation_prompt": loaded.template.generation_prompt,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
 
