@@ -240,6 +240,7 @@ class Gateway:
             told=_told(values),
             stated=client.stated,
             response_id=_optional_str(values, "response_id"),
+            has_token_ids=bool(values.get("token_ids")),
         )
         return session
 

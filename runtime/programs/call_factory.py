@@ -32,6 +32,7 @@ class CallFactory:
     seed: int
     instance: int
     is_streaming: bool
+    has_token_ids: bool = False  # of what streams
 
     def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
         """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
@@ -119,6 +120,7 @@ class CallFactory:
             sampling,
             self.world.tokenizer,
             is_streaming=self.is_streaming and not is_silent,
+            has_token_ids=self.has_token_ids,
             validate=None if self.world.grammars is None else self.world.grammars.validate,
             prompt_scores=scores,
         )

@@ -39,10 +39,14 @@ Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]
 """(schema, text, on_done): see `world.GrammarSource.validate`."""
 
 
+Delta = str | dict[str, Any]
+"""Fresh text; where its tokens are wanted, too, an object: see `wire.DELTA`."""
+
+
 class Report(Protocol):
     """Whom a call tells what came of it: any number of deltas, then exactly one of the others."""
 
-    def delta(self, text: str) -> None:
+    def delta(self, delta: Delta) -> None:
         """Text as it comes."""
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
@@ -69,13 +73,16 @@ class GenCall:
         tokenizer: Tokenizer,
         *,
         is_streaming: bool,
+        has_token_ids: bool = False,
         validate: Validate | None = None,
         prompt_scores: PromptScores | None = None,
     ) -> None:
-        """`validate`: for outputs of which a grammar holds only a part. `prompt_scores`: reported
-        together with the output."""
+        """`has_token_ids`: a stream has the ids, too. `validate`: for outputs of which a grammar
+        holds only a part. `prompt_scores`: reported together with the output."""
         self._report = report
         self._is_streaming = is_streaming
+        self._has_token_ids = has_token_ids
+        self._num_sent_tokens: int | None = None
         self._validate = validate
         self._prompt_scores = prompt_scores
         self._tokenizer = tokenizer
@@ -104,7 +111,7 @@ class GenCall:
             self._detokenizer.cut(self._hit)
             return FinishReason.STOP
         if self._is_streaming:
-            self._send_delta(is_final=False)
+            self._send_delta(request)
         return None
 
     def on_finish(self, request: Request) -> None:
@@ -116,9 +123,9 @@ class GenCall:
             return
         if self._hit is None:
             self._detokenizer.flush()
-        if self._is_streaming:
-            self._send_delta(is_final=True)
         num_kept = request.num_output_tokens if self._hit is None else self._hit.num_tokens
+        if self._is_streaming:
+            self._send_delta(request, num_kept)
         ids = array("i", request.output_ids[:num_kept])
         tail = "" if self._hit is None else self._hit.tail
         payload = self._payload(request, ids)
@@ -149,10 +156,31 @@ class GenCall:
 
         scores.when_done(finish)
 
-    def _send_delta(self, *, is_final: bool) -> None:
-        delta = self._detokenizer.take_delta(is_final=is_final)
-        if delta:
-            self._report.delta(delta)
+    def _send_delta(self, request: Request, num_kept: int | None = None) -> None:
+        """What is final by now; `num_kept` tokens of an output that has ended."""
+        text = self._detokenizer.take_delta(is_final=num_kept is not None)
+        if not self._has_token_ids and self._sampling.logprobs is None:
+            if text:
+                self._report.delta(text)
+            return
+        until = self._detokenizer.num_settled() if num_kept is None else num_kept
+        if text or until > (self._num_sent_tokens or 0):
+            self._report.delta(self._with_tokens(request, text, until))
+
+    def _with_tokens(self, request: Request, text: str, until: int) -> dict[str, Any]:
+        """A delta with the tokens up to `until` that were not sent yet."""
+        delta: dict[str, Any] = {"text": text}
+        first = self._num_sent_tokens or 0
+        if self._has_token_ids:
+            begin = request.num_prompt_tokens
+            delta["token_ids"] = request.token_ids[begin + first : begin + until].tolist()
+            if self._num_sent_tokens is None:
+                delta["prompt_tokens"] = request.num_prompt_tokens
+                delta["cached_tokens"] = request.num_cached_tokens
+        if self._sampling.logprobs is not None:
+            delta["logprobs"] = self._logprobs[first:until]
+        self._num_sent_tokens = until
+        return delta
 
     def _payload(self, request: Request, ids: array[int]) -> dict[str, Any]:
         text = self._detokenizer.text
@@ -161,7 +189,7 @@ class GenCall:
         if self._hit is not None:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
-            meta["logprobs"] = self._logprobs
+            meta["logprobs"] = self._logprobs[: len(ids)]
         if request.grammar is not None and request.grammar.bound is not None:
             meta["grammar_path"] = request.grammar.bound.path
             meta["warnings"] = list(request.grammar.bound.warnings)
@@ -194,8 +222,8 @@ class SamplesCall:
         for sample in self.samples:
             sample.abort(queue)
 
-    def delta_of_first(self, text: str) -> None:
-        self._report.delta(text)
+    def delta_of_first(self, delta: Delta) -> None:
+        self._report.delta(delta)
 
     def finished_one(self, index: int, ending: _Ending) -> None:
         self._endings[index] = ending
@@ -231,8 +259,8 @@ class _SampleReport:
     call: SamplesCall
     index: int
 
-    def delta(self, text: str) -> None:
-        self.call.delta_of_first(text)
+    def delta(self, delta: Delta) -> None:
+        self.call.delta_of_first(delta)
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.call.finished_one(self.index, _Ending(ids, tail, payload))

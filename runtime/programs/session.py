@@ -24,6 +24,7 @@ from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
 from .call_factory import CallFactory
+from .calls import Delta
 from .hints import Action, AskedHint, StatedLeases, outcome_payload
 from .keeping import PrefixKeeper
 from .transcript import Marked, Transcript
@@ -56,18 +57,20 @@ class ProgramSession:
         told: Told = NOTHING_TOLD,
         stated: StatedLeases | None = None,
         response_id: str | None = None,
+        has_token_ids: bool = False,
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
         whose share of the engine it uses; `label`: how reports call it; `told`: what the chat
         template is told beside messages; `stated`: what the client's hints keep (None: hints are
-        rejected); `response_id`: under this name hints may mean its first gen with its prompt."""
+        rejected); `response_id`: under this name hints may mean its first gen with its prompt;
+        `has_token_ids`: what it streams has the ids, too."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
         self._stated = stated
         self._response_id = response_id
         self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
-        self._factory = CallFactory(world, self.record, seed, instance, is_streaming)
+        self._factory = CallFactory(world, self.record, seed, instance, is_streaming, has_token_ids)
         self._keeper = None if world.kv is None else PrefixKeeper(world.kv, world.habits, tenant)
         self._branches: dict[int, Branch] = {}
         self._values: dict[tuple[int, int], Value] = {}
@@ -332,9 +335,9 @@ class ProgramSession:
             self._num_calls -= 1
             call.abort(self._world.queue)
 
-    def emit_delta(self, branch: Branch, text: str) -> None:
+    def emit_delta(self, branch: Branch, delta: Delta) -> None:
         """Text of the branch's current call, as it comes."""
-        self._emit(branch.number, branch.log[0].seq, wire.DELTA, text)
+        self._emit(branch.number, branch.log[0].seq, wire.DELTA, delta)
 
     # --- data flow --------------------------------------------------------------------------------
 
@@ -563,8 +566,8 @@ class _BranchReport:
     session: ProgramSession
     branch: Branch
 
-    def delta(self, text: str) -> None:
-        self.session.emit_delta(self.branch, text)
+    def delta(self, delta: Delta) -> None:
+        self.session.emit_delta(self.branch, delta)
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.session.finish_call(self.branch, ids, tail, payload)

@@ -39,6 +39,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             seed=seed,
             instance=instance,
             stream=task.stream,
+            has_token_ids=task.has_token_ids,
             tools=task.tools,
             response_id=None if instance else reply.id,
             tenant=caller.tenant,

@@ -35,18 +35,22 @@ class Completion:
         seed: int,
         instance: int = 0,
         stream: bool = False,
+        has_token_ids: bool = False,
         tools: str | None = None,
         response_id: str | None = None,
         tenant: str | None = None,
     ) -> None:
         """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it;
-        `tools`: what the chat template is to tell the model of, as JSON; `response_id`: by which
-        KV hints may name the first sample; `tenant`: on whose account it runs."""
+        `has_token_ids`: a stream has them, too; `tools`: what the chat template is to tell the
+        model of, as JSON; `response_id`: by which KV hints may name the first sample; `tenant`:
+        on whose account it runs."""
         self.n = n
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
         self._connection = connection
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        if has_token_ids:
+            create["token_ids"] = True
         if tools is not None:
             create["tools"] = tools
         if response_id is not None:
@@ -66,7 +70,7 @@ class Completion:
         while num_open:
             index, kind, payload = await self._events.get()
             if kind == wire.DELTA:
-                yield Piece(first + index, payload)
+                yield _piece(first + index, payload)
             elif kind == wire.VALUE:
                 yield Outcome(first + index, payload["text"], payload["meta"])
                 num_open -= 1
@@ -96,6 +100,19 @@ class Completion:
     def _post(self, index: int, kind: str, payload: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, payload))
+
+
+def _piece(index: int, delta: str | dict[str, Any]) -> Piece:
+    if isinstance(delta, str):
+        return Piece(index, delta)
+    return Piece(
+        index,
+        delta["text"],
+        delta.get("token_ids"),
+        delta.get("logprobs"),
+        delta.get("prompt_tokens"),
+        delta.get("cached_tokens", 0),
+    )
 
 
 def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:

@@ -30,6 +30,7 @@ class Task:
     params: GenParams
     n: int = 1
     stream: bool = False
+    has_token_ids: bool = False  # of what streams
     tools: str | None = None  # what the chat template is to tell the model of, as JSON
     hints: HintEnvelope | None = None
     constraint_field: str | None = None  # what the client called a grammar that may be refused
