@@ -297,6 +297,7 @@ class LoadedModel:
                 "refusal": self.embedding.refusal,
                 "suffix_ids": self.tokenizer.suffix_ids,
             },
+            "chat_format": self.template.describe(),
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

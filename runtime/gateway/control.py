@@ -44,6 +44,7 @@ class Control:
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
             "watch": self.observer.watch,
             "kv_hints": self._carry_out_hints,
+            "generation_prompt": loaded.template.generation_prompt,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
 
@@ -103,9 +104,8 @@ class Control:
         has_text: bool = True,
         namespace: str | None = None,
     ) -> dict[str, Any]:
-        """The radix tree, of a large one the part used last; with the text of each edge's first
-        tokens, or without for clients that decode by themselves; of one namespace alone, where one is
-        named."""
+        """The radix tree, of a large one the part used last, of one namespace alone where one is
+        named; with the text of each edge's first tokens, or without for clients that decode."""
         scheduler = self._engine.scheduler
         rows: list[dict[str, Any]] = [
             {**node}

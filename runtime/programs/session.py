@@ -19,6 +19,7 @@ from typing import Any
 
 from ...errors import InvalidProgram, PromptTooLong, StemmaError
 from ...frontend import ir, wire
+from ..chat_template import NOTHING_TOLD, Told
 from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
@@ -53,16 +54,16 @@ class ProgramSession:
         is_streaming: bool,
         tenant: Hashable = "",
         label: str = "",
-        tools: tuple[Any, ...] = (),
+        told: Told = NOTHING_TOLD,
         stated: StatedLeases | None = None,
         response_id: str | None = None,
         has_token_ids: bool = False,
         namespace: str = "",
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
-        whose share of the engine it uses; `label`: how reports call it; `tools` is what a chat
-        template is told of; `stated`: what the client's hints keep (None: hints are rejected);
-        `response_id`: under this name hints may mean its first gen with its prompt;
+        whose share of the engine it uses; `label`: how reports call it; `told`: what the chat
+        template is told beside messages; `stated`: what the client's hints keep (None: hints are
+        rejected); `response_id`: under this name hints may mean its first gen with its prompt;
         `has_token_ids`: what it streams has the ids, too; `namespace`: only within it is KV
         shared, and anything else by which one could tell what others ask."""
         self._world = world
@@ -92,7 +93,7 @@ class ProgramSession:
         self._has_ended = False
         self.is_done = False
         root = self._branch(0)
-        root.transcript = Transcript(world.tokenizer, world.template, tools)
+        root.transcript = Transcript(world.tokenizer, world.template, told)
 
     # --- input ------------------------------------------------------------------------------------
 
@@ -236,9 +237,9 @@ class ProgramSession:
             case ir.Var():
                 return self._append_var(branch, op)
             case ir.RoleBegin():
-                self._mark(branch, op, branch.begun.begin_role(op.role))
+                self._mark(branch, op, branch.begun.begin_role(op.role, op.fields))
             case ir.RoleEnd():
-                self._mark(branch, op, branch.begun.end_role())
+                self._mark(branch, op, branch.begun.end_role(self._world.replays.find))
             case ir.Fork():
                 self._fork(branch, op)
             case ir.Join():
