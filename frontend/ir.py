@@ -39,6 +39,7 @@ MAX_CHOICES = 1024
 MAX_SAMPLES = 64
 MAX_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
+MAX_FIELDS_CHARS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +206,20 @@ class Embed(Op):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Op):
-    """Open a chat message of `role`; the chat template says what that appends."""
+    """Open a chat message of `role`; the chat template says what that appends.
+
+    `fields`: JSON text of an object whose items the template sees beside role and content, such as
+    `tool_calls` and `tool_call_id`. With `"content": null` in it an assistant's message has no
+    content, and no text follows in it.
+    """
 
     kind: ClassVar[str] = "role_begin"
     role: str = ""
+    fields: str | None = None
+
+    def to_wire(self) -> list[object]:
+        extra = () if self.fields is None else (self.fields,)
+        return [self.kind, self.branch, self.seq, self.source, self.role, *extra]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +348,8 @@ _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _O
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
 _STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
+_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields"})
+_MAX_CHARS = {"name": MAX_NAME_CHARS, "label": MAX_NAME_CHARS, "fields": MAX_FIELDS_CHARS}
 _ALLOWED = {
     "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
     "pooling": POOLINGS,
@@ -379,7 +392,7 @@ def _checked(name: str, value: object) -> Any:
         return _checked_optional_int(name, value)
     if name == "expected_s":
         return _checked_seconds(name, value)
-    if name == "tier":
+    if name in _OPTIONAL_STR_FIELDS:
         return None if value is None else _checked_str(name, value)
     assert name in _STR_FIELDS, name
     return _checked_str(name, value)
@@ -434,6 +447,6 @@ def _checked_str(name: str, value: object) -> str:
         raise InvalidProgram.of(name, value, "a string")
     if name in _ALLOWED and value not in _ALLOWED[name]:
         raise InvalidProgram.of(name, value, f"one of {_ALLOWED[name]}")
-    if name in ("name", "label") and len(value) > MAX_NAME_CHARS:
-        raise InvalidProgram.of(name, value, f"at most {MAX_NAME_CHARS} characters")
+    if len(value) > (most := _MAX_CHARS.get(name, len(value))):
+        raise InvalidProgram.of(name, f"{len(value)} characters", f"at most {most} characters")
     return value

@@ -289,6 +289,7 @@ class LoadedModel:
             "device": self.config.device,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
+            "max_running_requests": self.config.max_running_requests,
             "template_knows_tools": self.template.knows_tools,
             "embedding": {
                 "size": model.hidden_size,
@@ -296,6 +297,7 @@ class LoadedModel:
                 "refusal": self.embedding.refusal,
                 "suffix_ids": self.tokenizer.suffix_ids,
             },
+            "chat_format": self.template.describe(),
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

@@ -44,6 +44,7 @@ class Control:
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
             "watch": self.observer.watch,
             "kv_hints": self._carry_out_hints,
+            "generation_prompt": loaded.template.generation_prompt,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
 
@@ -67,11 +68,20 @@ class Control:
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
 
-    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+    def _carry_out_hints(
+        self, actions: object, stated: StatedLeases, namespace: str = "", account: str = ""
+    ) -> list[dict[str, Any]]:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
         world = self._world
-        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size, world.max_text_chars)
+        desk = HintDesk(
+            world.tokenizer,
+            world.responses,
+            world.vocab_size,
+            world.max_text_chars,
+            str(namespace),
+            str(account),
+        )
         return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:
@@ -88,10 +98,14 @@ class Control:
         return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
 
     def _tree(
-        self, max_token_ids: int = 48, max_nodes: int = 2000, has_text: bool = True
+        self,
+        max_token_ids: int = 48,
+        max_nodes: int = 2000,
+        has_text: bool = True,
+        namespace: str | None = None,
     ) -> dict[str, Any]:
-        """The radix tree, of a large one the part used last; with the text of each edge's first
-        tokens, or without for clients that decode by themselves."""
+        """The radix tree, of a large one the part used last, of one namespace alone where one is
+        named; with the text of each edge's first tokens, or without for clients that decode."""
         scheduler = self._engine.scheduler
         rows: list[dict[str, Any]] = [
             {**node}
@@ -100,6 +114,7 @@ class Control:
                 max_nodes=_bounded("max_nodes", max_nodes, MAX_TREE_NODES),
                 max_token_ids=_bounded("max_token_ids", max_token_ids, MAX_NODE_IDS),
             )
+            if namespace is None or node["namespace"] == namespace
         ]
         if has_text:
             decode = self._loaded.tokenizer.decode

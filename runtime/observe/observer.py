@@ -37,6 +37,7 @@ class Observer:
         self._tree = TreeView(self._kv, decode, self._uses)
         self._pool: dict[str, Any] = {}
         self._num_refreshes = 0
+        self._told_state: tuple[float, ...] = ()
         self._run = secrets.token_hex(8)  # names this engine: a reader sees that it was restarted
         self._asked_s = self._refreshed_s = float("-inf")
 
@@ -49,7 +50,7 @@ class Observer:
             self._engine.step_log.stop()
             self._tree = TreeView(self._kv, self._decode, self._uses)
             self._run = secrets.token_hex(8)  # versions begin anew
-            self._refreshed_s = float("-inf")
+            self._refreshed_s, self._told_state = float("-inf"), ()
 
     def watch(
         self, run: str | None = None, step: int = 0, tree: int | None = None, pool: int = 0
@@ -83,13 +84,27 @@ class Observer:
     def _refresh(self, now_s: float) -> None:
         self._uses.note(self._kv.tree.clock, now_s)
         self._refreshed_s = now_s
+        state = self._state()
+        if state == self._told_state and not self._tree.has_unread:
+            return
+        self._told_state = state
         self._tree.refresh(self._held(), now_s)
         self._num_refreshes += 1
-        if self._num_refreshes % 2:  # at half the rate, as it changes in little
+        if self._num_refreshes % 2:  # at half the rate: it changes little
             shown = self._tree.shown.values()
             pool = pool_map(self._kv, shown, self._engine.scheduler.running)
             if pool["cells"] != self._pool.get("cells"):
                 self._pool = {"version": self._num_refreshes, **pool}
+
+    def _state(self) -> tuple[float, ...]:
+        """Equal before and after, nothing that is drawn of tree and pool has changed."""
+        tree, scheduler = self._kv.tree, self._engine.scheduler
+        return (
+            tree.clock, tree.num_nodes, tree.num_pages, tree.evictable_pages, tree.leased_pages,
+            tree.pinned_pages, len(self._kv.leases), self._kv.leases.num_broken,
+            self._kv.allocator.num_free, self._kv.num_evicted_tokens, scheduler.stats.num_steps,
+            0 if self._kv.host is None else self._kv.host.tree.clock,
+        )  # fmt: skip
 
     def _held(self) -> Iterator[Node]:
         """What is locked and leased, as far as it can be shown."""

@@ -74,6 +74,11 @@ class TreeView:
         self._told_from = 0  # what was removed up to this version is not known any more
         self._roots: dict[int, str] = {}
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether another refresh would decode texts though nothing has changed."""
+        return bool(self._unread)
+
     def refresh(self, held: Iterable[Node], now_s: float) -> None:
         """Look at the tree again; `held`: the nodes that are locked or leased.
 

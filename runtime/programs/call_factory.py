@@ -34,6 +34,7 @@ class CallFactory:
     instance: int
     is_streaming: bool
     has_token_ids: bool = False  # of what streams
+    namespace: str = ""
 
     def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
         """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
@@ -124,6 +125,7 @@ class CallFactory:
             prompt=prompt,
             sampling=sampling,
             listener=listener,
+            namespace=self.namespace,
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,

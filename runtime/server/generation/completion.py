@@ -39,11 +39,12 @@ class Completion:
         tools: str | None = None,
         response_id: str | None = None,
         tenant: str | None = None,
+        namespace: str = "",
     ) -> None:
         """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it;
         `has_token_ids`: a stream has them, too; `tools`: what the chat template is to tell the
         model of, as JSON; `response_id`: by which KV hints may name the first sample; `tenant`:
-        on whose account it runs."""
+        on whose account it runs; `namespace`: within which its KV is shared."""
         self.n = n
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
@@ -57,6 +58,8 @@ class Completion:
             create["response_id"] = response_id
         if tenant is not None:
             create["tenant"] = tenant
+        if namespace:
+            create["namespace"] = namespace
         self._program = connection.open_program(self, create)
         ops = prompt_ops(prompt)
         for op in (*ops, *_gen_ops(len(ops), params, n)):
