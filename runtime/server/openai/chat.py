@@ -14,20 +14,21 @@ from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import Message, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
 from ..tool_calls.tool_reader import ToolReader
 from ..tool_calls.tools import Tool, ToolChoice, ToolUse
 from .message_reader import Delta, MessageReader, PlainReader
 from .reply import TEXT, CompletionReply, Sample, Wanted, event, extras_of, fingerprint_of
-from .sampling_fields import UNBOUNDED, SamplingFields
+from .sampling_fields import SamplingFields
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -51,8 +52,10 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
         params,
         n=body.n,
         stream=body.stream,
+        has_token_ids=body.wanted.needs_token_ids,
         tools=tool_use.for_template,
         hints=body.kv_hints,
+        cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
     )
     return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
@@ -221,4 +224,6 @@ class ChatSample(Sample):
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:
     token: str = entry["token"]
-    return {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode())}
+    is_text = "\ufffd" not in token  # else its bytes are no characters, and not known here
+    data = list(token.encode()) if is_text else None
+    return {"token": token, "logprob": entry["logprob"], "bytes": data}

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
 from ..generation.task import Task
@@ -22,7 +23,7 @@ from .sampling_fields import SamplingFields
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -33,7 +34,9 @@ def router(service: Service) -> APIRouter:
             body.params(),
             n=body.n,
             stream=body.stream,
+            has_token_ids=body.wanted.needs_token_ids,
             hints=body.kv_hints,
+            cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
         )
         fingerprint = fingerprint_of(service.info)
@@ -59,8 +62,6 @@ class CompletionRequest(SamplingFields):
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's."""
         if self.echo:
             raise InvalidRequest.of("echo", True, "false")
-        if self.return_token_ids and self.stream:
-            raise InvalidRequest.of("return_token_ids", True, "only without stream, for now")
         return self.gen_params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:

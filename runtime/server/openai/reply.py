@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ..failures import error_body
+from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome, Piece
 
 _TIMES = ("queue_s", "prefill_s", "decode_s", "latency_s")
@@ -32,6 +32,11 @@ class Wanted:
     has_logprobs: bool = False
     has_stop_text: bool = False  # the text goes on to the end of the stop string
     has_timing: bool = False
+
+    @property
+    def needs_token_ids(self) -> bool:
+        """Whether a stream has to know them."""
+        return self.has_token_ids or self.has_running_usage
 
 
 def usage(
@@ -130,7 +135,7 @@ class CompletionReply:
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: GenerationFailed) -> bytes:
-        return event(error_body(str(error), "server_error"))
+        return event(failure_of(error).body)
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
         """A finished choice."""

@@ -14,8 +14,6 @@ from ..generation.hint_envelope import HintEnvelope
 from .constraint_fields import ConstraintFields
 from .reply import Wanted
 
-UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
-
 
 class StreamOptions(BaseModel):
     """What a stream carries besides text."""
@@ -24,8 +22,9 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(ConstraintFields):
-    """Fields that both endpoints share; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-    `stop_token_ids` and `ignore_eos` are extras that vLLM has too."""
+    """Fields that both endpoints share; `cache_salt`, `priority`, `top_k`, `min_p`,
+    `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos` are extras that vLLM has
+    too; `deadline_s`, seconds from now, is ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -47,6 +46,9 @@ class SamplingFields(ConstraintFields):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool = False
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    priority: int | None = None
+    deadline_s: float | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -67,8 +69,6 @@ class SamplingFields(ConstraintFields):
         return False
 
     def gen_params(self, max_tokens: int, logprobs: int | None) -> GenParams:
-        if logprobs is not None and self.stream:
-            raise InvalidRequest.of("logprobs", logprobs, "only without stream, for now")
         if self.best_of not in (None, self.n):
             raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -88,6 +88,8 @@ class SamplingFields(ConstraintFields):
             stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
             constraint=self.constraint(),
             jump_forward=self.jump_forward,
         )
