@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..openai.chat import chat_task
 from ..service import Service
@@ -14,7 +15,7 @@ from .schema import MessagesRequest
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:

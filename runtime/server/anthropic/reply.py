@@ -8,8 +8,10 @@ from typing import Any
 
 import orjson
 
+from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome, Piece
 from ..openai.message_reader import Delta, MessageReader
+from .errors import error_body
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -50,7 +52,7 @@ class MessagesReply:
         return event({"type": "message_stop", **extra})
 
     def failed(self, error: GenerationFailed) -> bytes:
-        return event(error_body("api_error", str(error)))
+        return event(error_body(failure_of(error).status, str(error)))
 
     def _begin(self, prompt_tokens: int | None, cached_tokens: int) -> bytes:
         """`message_start`, once. Where the prompt's length is not known yet, the end tells it."""
@@ -134,11 +136,6 @@ class _OpenBlocks:
 def event(payload: dict[str, Any]) -> bytes:
     """A server-sent event, named by its type."""
     return b"event: " + payload["type"].encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
-
-
-def error_body(kind: str, message: str) -> dict[str, Any]:
-    """Anthropic's error object."""
-    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ..generation.hint_envelope import HintEnvelope
-from ..openai.chat import ChatRequest
+from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 _OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -141,6 +141,8 @@ class MessagesRequest(PromptFields):
     seed: int | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = None
+    deadline_s: float | None = None
     kv_hints: HintEnvelope | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -164,19 +166,11 @@ class MessagesRequest(PromptFields):
             "seed": self.seed,
             "ignore_eos": self.ignore_eos,
             "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "deadline_s": self.deadline_s,
             "kv_hints": None if self.kv_hints is None else self.kv_hints.model_dump(),
         }
-        return as_chat({name: value for name, value in given.items() if value is not None})
-
-
-def as_chat(fields: dict[str, Any]) -> ChatRequest:
-    """Raises InvalidRequest."""
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
+        return chat_request({name: value for name, value in given.items() if value is not None})
 
 
 def chat_fields(body: PromptFields) -> dict[str, Any]:

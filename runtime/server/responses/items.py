@@ -1,4 +1,4 @@
-"""Output items of a response, grown from the deltas of a `MessageReader`, and the events of that."""
+"""Output items of a response, grown from the deltas of a `MessageReader`, and their events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class OutputItems:
             said = self._events.say(kind, **at, arguments=text, name=item["name"])
         else:
             said = self._close_part(item, text, at, logprobs or [])
-        return said + self._events.say("response.output_item.done", output_index=at["output_index"], item=item)
+        return said + self._events.say(
+            "response.output_item.done", output_index=at["output_index"], item=item
+        )
 
     def _close_part(
         self, item: dict[str, Any], text: str, at: dict[str, Any], logprobs: list[Any]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..generation.pieces import GenerationFailed, Outcome, Piece
+from ..openai.chat import chat_logprobs
 from ..openai.message_reader import MessageReader
-from ..openai.reply import chat_logprobs
 from .items import Events, OutputItems
 
 OnDone = Callable[[dict[str, Any], dict[str, Any]], None]

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ....errors import InvalidRequest
+from ..access.json_route import json_routes
 from ..caller import Caller, caller_of
 from ..generation.answer import answer
 from ..openai.chat import chat_task
@@ -20,7 +21,7 @@ from .store import ResponseStore, StoredResponse
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
     store = ResponseStore(service.settings.responses_ttl_s)
 
     @routes.post("/v1/responses")

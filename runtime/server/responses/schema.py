@@ -116,6 +116,8 @@ class ResponsesRequest(BaseModel):
     background: bool | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    deadline_s: float | None = None
     kv_hints: HintEnvelope | None = None
 
     @property
@@ -145,6 +147,8 @@ class ResponsesRequest(BaseModel):
             "top_p": self.top_p,
             "seed": self.seed,
             "ignore_eos": self.ignore_eos,
+            "cache_salt": self.cache_salt,
+            "deadline_s": self.deadline_s,
             "response_format": self._response_format(),
             "kv_hints": None if self.kv_hints is None else self.kv_hints.model_dump(),
         }
