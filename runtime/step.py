@@ -97,6 +97,7 @@ class Row(NamedTuple):
     target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
     target_start: int = 0  # ... input index target_start + i
     mask: int | None = None  # set: sample only tokens of this row of the plan's masks
+    num_top_targets: int = 0  # so many of the best tokens are told beside each target
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class RowResult:
     top_logprobs: tuple[TokenLogprob, ...] = ()
     target_logprobs: tuple[float, ...] = ()
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
+    target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the same, the best few
     error: str | None = None
 
 

@@ -18,7 +18,7 @@ from ..detokenizer import Detokenizer, StopHit
 from ..request import FinishReason, Request, Scoring
 from ..sampling_params import SamplingParams
 from ..schedule.program_record import ProgramRecord
-from ..step import RowResult
+from ..step import RowResult, TokenLogprob
 from ..tokenizer import Tokenizer
 
 
@@ -201,11 +201,15 @@ class GenCall:
             "token_id": result.token_id,
             "token": text(result.token_id or 0),
             "logprob": result.logprob,
-            "top": [
-                {"token_id": t.token_id, "token": text(t.token_id), "logprob": t.logprob}
-                for t in result.top_logprobs
-            ],
+            "top": _told(result.top_logprobs, self._tokenizer),
         }
+
+
+def _told(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    return [
+        {"token_id": t.token_id, "token": tokenizer.token_text(t.token_id), "logprob": t.logprob}
+        for t in tokens
+    ]
 
 
 class SamplesCall:
@@ -276,11 +280,11 @@ class PromptScores:
     prefix takes nothing away. Position 0 has no log probability: nothing comes before it.
     """
 
-    def __init__(self, prompt: array[int], start: int) -> None:
-        """`start` in [0, len(prompt)]."""
+    def __init__(self, prompt: array[int], start: int, num_top: int = 0) -> None:
+        """`start` in [0, len(prompt)]; `num_top`: of the best tokens at each place."""
         first = max(start, 1)
         self.prompt = prompt[: max(first, len(prompt) - 1)]
-        self.scoring = Scoring(first - 1, tuple(prompt[first:]))
+        self.scoring = Scoring(first - 1, tuple(prompt[first:]), num_top)
         self.request: Request | None = None
         self._unscored = prompt[start:first]
         self._on_done: Callable[[str | None], None] | None = None
@@ -294,12 +298,16 @@ class PromptScores:
     def rows(self, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         """One for each token."""
         assert self.request is not None
+        request = self.request
         ids = [*self._unscored, *self.scoring.targets]
-        logprobs = [*(None for _ in self._unscored), *self.request.scores]
-        return [
+        logprobs = [*(None for _ in self._unscored), *request.scores]
+        rows: list[dict[str, Any]] = [
             {"token_id": token_id, "token": tokenizer.token_text(token_id), "logprob": logprob}
             for token_id, logprob in zip(ids, logprobs, strict=True)
         ]
+        for row, top in zip(rows[len(self._unscored) :], request.score_tops):
+            row["top"] = _told(top, tokenizer)
+        return rows
 
     def abort(self, queue: RequestQueue) -> None:
         """End its request; nothing more is reported."""

@@ -45,6 +45,7 @@ def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
         targets,
         target_start,
         mask,
+        0 if request.scoring is None else request.scoring.num_top,
     )
 
 

@@ -555,6 +555,7 @@ class Scheduler:
     def _take(self, request: Request, outcome: RowResult) -> None:
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
+        request.score_tops.extend(outcome.target_tops)
         if request.scoring is not None:
             if request.num_computed_tokens == request.num_tokens:
                 self._finish(request, FinishReason.STOP)

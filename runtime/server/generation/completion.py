@@ -151,7 +151,10 @@ def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
 
 
 def _of_sample(params: ir.GenParams, index: int) -> ir.GenParams:
-    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow."""
+    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow. The
+    prompt is scored once."""
+    if index:
+        params = replace(params, logprob_start=None)
     if params.seed is None:
         return params
     return replace(params, seed=seed_of_sample(params.seed, index))
