@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -301,13 +302,16 @@ class PromptScores:
         request = self.request
         ids = [*self._unscored, *self.scoring.targets]
         logprobs = [*(None for _ in self._unscored), *request.scores]
-        rows: list[dict[str, Any]] = [
-            {"token_id": token_id, "token": tokenizer.token_text(token_id), "logprob": logprob}
-            for token_id, logprob in zip(ids, logprobs, strict=True)
+        tops = [*(() for _ in self._unscored), *request.score_tops]
+        return [
+            {
+                "token_id": token_id,
+                "token": tokenizer.token_text(token_id),
+                "logprob": logprob,
+                "top": _told(top or (), tokenizer),
+            }
+            for token_id, logprob, top in zip_longest(ids, logprobs, tops)
         ]
-        for row, top in zip(rows[len(self._unscored) :], request.score_tops):
-            row["top"] = _told(top, tokenizer)
-        return rows
 
     def abort(self, queue: RequestQueue) -> None:
         """End its request; nothing more is reported."""

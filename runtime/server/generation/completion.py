@@ -75,7 +75,7 @@ class Completion:
                 yield Outcome(first + index, payload["text"], payload["meta"])
                 num_open -= 1
             elif kind == wire.FAILED:
-                raise GenerationFailed(payload["message"], payload["kind"])
+                raise GenerationFailed(payload["message"], payload["kind"], payload.get("field"))
 
     def __enter__(self) -> Self:
         return self

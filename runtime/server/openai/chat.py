@@ -27,12 +27,11 @@ from .reply import (
     CompletionReply,
     Sample,
     Wanted,
-    event,
     extras_of,
     fingerprint_of,
     prompt_logprobs_of,
 )
-from .sampling_fields import UNBOUNDED, SamplingFields
+from .sampling_fields import MAX_LOGPROBS, UNBOUNDED, SamplingFields
 
 
 def router(service: Service) -> APIRouter:
@@ -87,10 +86,10 @@ class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     add_generation_prompt: bool | None = None
@@ -216,13 +215,22 @@ class ChatReply(CompletionReply):
         )
 
     def piece(self, piece: Piece) -> bytes:
-        sample, begin = self._sample(piece.index)
+        sample = self._samples.get(piece.index)
+        is_new = sample is None
+        if sample is None:
+            sample = self._new_sample(piece.index)
         sample.hold(piece)
-        deltas = sample.reader.feed(piece.text)
-        return begin + b"".join([self._said(sample, delta) for delta in deltas])
+        said = self._begin(sample) if is_new else b""
+        for delta in sample.reader.feed(piece.text):
+            said += self._said(sample, delta)
+        return said
 
     def end(self, outcome: Outcome) -> bytes:
-        sample, said = self._sample(outcome.index)
+        sample = self._samples.get(outcome.index)
+        said = b""
+        if sample is None:
+            sample = self._new_sample(outcome.index)
+            said = self._begin(sample)
         for delta in sample.reader.feed(self._stop_text(outcome)):
             said += self._said(sample, delta)
         outcome = self._with_stop_text(outcome)
@@ -235,17 +243,18 @@ class ChatReply(CompletionReply):
     def num_reasoning_tokens(self, outcomes: Sequence[Outcome]) -> int:
         return self._num_reasoning_tokens
 
-    def _sample(self, index: int) -> tuple[ChatSample, bytes]:
-        """A sample, and what a stream says when it begins, where it does now."""
-        sample = self._samples.get(index)
-        if sample is not None:
-            return sample, b""
+    def _new_sample(self, index: int) -> ChatSample:
         choice = {"index": index, "delta": {"content": TEXT}}
         choice |= {"logprobs": None, "finish_reason": None}
         sample = ChatSample(index, self._new_reader(), *self._around_text(choice))
         self._samples[index] = sample
+        return sample
+
+    def _begin(self, sample: ChatSample) -> bytes:
+        """What a stream says before anything else of a sample."""
         role = {"role": "assistant", "content": self._echo, "refusal": None}
-        return sample, event(self._chunk({**choice, "delta": role}))
+        choice = {"index": sample.index, "delta": role, "logprobs": None, "finish_reason": None}
+        return self._event(choice, self._samples.values())
 
     def _said(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams
@@ -28,7 +29,7 @@ from .reply import (
     fingerprint_of,
     prompt_logprobs_of,
 )
-from .sampling_fields import SamplingFields
+from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
 
 def router(service: Service) -> APIRouter:
@@ -79,8 +80,8 @@ class CompletionRequest(SamplingFields):
     """Body of /v1/completions: one or several prompts, as text or token ids."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = None
-    logprobs: int | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
     add_special_tokens: bool = True
 
@@ -102,6 +103,8 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest.of("best_of", self.best_of, "n where the answer is streamed")
         if not self.add_special_tokens:
             raise InvalidRequest.of("add_special_tokens", False, "true, or token ids as prompt")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest.of("max_tokens", 0, "a positive integer, or 0 with echo")
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
         if self.only_scores:
             max_tokens = 1  # is made, and left out of the answer

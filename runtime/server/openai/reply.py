@@ -183,9 +183,13 @@ class CompletionReply:
     def _chunk_of_tokens(
         self, choice: dict[str, Any], sample: Sample, samples: Iterable[Sample]
     ) -> bytes:
-        """A chunk with the ids that waited, and the usage of all samples so far, as wanted."""
+        """A chunk with the ids that waited, where these are wanted."""
         if self.wanted.has_token_ids:
             choice["token_ids"] = sample.take_token_ids()
+        return self._event(choice, samples)
+
+    def _event(self, choice: dict[str, Any], samples: Iterable[Sample]) -> bytes:
+        """A chunk with the usage of all samples so far, where that is wanted."""
         chunk = self._chunk(choice)
         if self.wanted.has_running_usage:
             chunk["usage"] = _running_usage(samples, self._num_drawn)

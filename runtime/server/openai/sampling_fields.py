@@ -19,6 +19,7 @@ from .reply import Wanted
 
 UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
 MAX_LOGPROBS = 64
+MAX_DEADLINE_S = 86_400.0
 _SEEDS = 2**63  # the runtime's are [0, 2**63)
 
 
@@ -61,7 +62,7 @@ class SamplingFields(ConstraintFields, OtherFields):
     no_stop_trim: bool = False
     ignore_eos: bool | None = None
     priority: int | None = None  # higher runs first
-    deadline_s: float | None = None
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     include_timing: bool = False
