@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from ...frontend.client import Connection
 from .failures import INVALID, Refusal
+from .metrics.http_metrics import HttpMetrics
+from .model_text import ModelText
 from .settings import ServerSettings
 
 
@@ -25,7 +27,12 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
+    metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
+    text: ModelText = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = ModelText(lambda: self.info)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -10,9 +10,13 @@ import argparse
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
+from typing import Literal, get_args
 
 from ...errors import InvalidRequest
 
+LogFormat = Literal["text", "json"]
+LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
+LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 KEY_VARIABLE = "STEMMA_API_KEY"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers write it
@@ -27,6 +31,11 @@ class ServerSettings:
     keep_alive_s: float = 75.0  # an idle connection is kept so long; proxies reuse theirs for 60 s
     drain_s: float = 30.0  # how long what runs may take to end once the server is asked to stop
     engine_timeout_s: float = 60.0  # an engine whose loop stands still for longer is restarted
+    responses_ttl_s: float = 3600.0  # how long /v1/responses remembers one
+    metrics_compat: bool = False  # /metrics also under the names of SGLang and vLLM
+    otlp_traces: bool = False
+    log_level: str = "info"
+    log_format: LogFormat = "text"
     api_key: tuple[str, ...] = field(default=(), repr=False)
     api_keys: str | None = None  # a file of them, access/api_keys.py
     isolate_cache: bool = False  # a key's KV is shared with its tenant's keys only
@@ -41,6 +50,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, 65_535)
+        _require_range("responses_ttl_s", self.responses_ttl_s, 0, 30 * 86_400)
         _require_range("keep_alive_s", self.keep_alive_s, 1, 86_400)
         _require_range("drain_s", self.drain_s, 0, 86_400)
         _require_range("engine_timeout_s", self.engine_timeout_s, 1, 86_400)
@@ -74,6 +84,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--keep-alive-s", type=float, metavar="S",
         help="seconds that an idle connection is kept (default: %(default)g)",
     )  # fmt: skip
+    http.add_argument(
+        "--responses-ttl-s", type=float, metavar="S",
+        help="seconds that /v1/responses remembers a response (default: %(default)g)",
+    )  # fmt: skip
     life = parser.add_argument_group("starting and stopping")
     life.add_argument(
         "--drain-s", type=float, metavar="S",
@@ -84,6 +98,19 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--engine-timeout-s", type=float, metavar="S",
         help="restart an engine that has not answered for so many seconds, more than any one of "
         "its steps takes (default: %(default)g)",
+    )  # fmt: skip
+    seeing = parser.add_argument_group("logs, metrics and traces")
+    seeing.add_argument("--log-level", choices=LOG_LEVELS, help="default: %(default)s")
+    seeing.add_argument(
+        "--log-format", choices=LOG_FORMATS, help="a line a request (default: %(default)s)"
+    )
+    seeing.add_argument(
+        "--metrics-compat", action="store_true",
+        help="/metrics also under the names that dashboards for SGLang and vLLM read",
+    )  # fmt: skip
+    seeing.add_argument(
+        "--otlp-traces", action="store_true",
+        help="export a trace of each request, as OTEL_EXPORTER_OTLP_ENDPOINT says (extra: otel)",
     )  # fmt: skip
     _add_access_flags(parser.add_argument_group("who may come in, and ask for how much"))
     defaults = asdict(ServerSettings())

@@ -37,11 +37,12 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
         Completion(
             connection,
             prompt,
-            task.params,
+            task.params_of(instance),
             n=task.n,
             seed=seed,
             instance=instance,
             stream=task.stream,
+            has_token_ids=task.has_token_ids,
             tools=task.tools,
             response_id=None if instance else reply.id,
             tenant=caller.tenant,
@@ -52,10 +53,12 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     items = _merged(calls, task, partial(note_outcome, request, n=task.n))
     if not task.stream:
         outcomes = await _collect(items, task.num_samples, request)
+        request.state.outcomes = outcomes  # for the log
         hints = await _carry_out_hints(connection, task, reply, caller)
         return JSONResponse(reply.whole(outcomes, hints))
     first = await anext(items)  # a refusal comes before the first byte, with a status of its own
-    events = _sse(first, items, connection, task, reply, caller)
+    request.state.outcomes = outcomes = []
+    events = _sse(first, items, connection, task, reply, caller, outcomes)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
@@ -134,13 +137,13 @@ async def _sse(
     task: Task,
     reply: Reply,
     caller: Caller,
+    outcomes: list[Outcome],
 ) -> AsyncIterator[bytes]:
-    outcomes: dict[int, Outcome] = {}
 
     def events(item: Piece | Outcome) -> bytes:
         if isinstance(item, Piece):
             return reply.piece(item)
-        outcomes[item.index] = item
+        outcomes.append(item)
         return reply.end(item)
 
     try:
@@ -148,7 +151,7 @@ async def _sse(
         async for item in rest:
             yield events(item)
         hints = await _carry_out_hints(connection, task, reply, caller)
-        yield reply.close([outcomes[index] for index in sorted(outcomes)], hints)
+        yield reply.close(sorted(outcomes, key=lambda outcome: outcome.index), hints)
     except GenerationFailed as error:
         yield reply.failed(error)
     finally:
