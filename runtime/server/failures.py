@@ -7,6 +7,7 @@ one; nothing of an unforeseen error is shown but the id by which the log names i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,7 @@ _BY_STATUS: dict[int, tuple[str, str | None]] = {
     429: (RATE_LIMIT, "rate_limit_exceeded"),
     499: (INVALID, "client_closed_request"),
 }
+_NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of words it
 _BY_VALIDATION = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
@@ -152,10 +154,12 @@ def _of_status(status: int) -> tuple[str, str | None]:
 
 def _of_generation(error: GenerationFailed) -> Failure:
     status, kind, code = _BY_KIND.get(error.kind, _UNKNOWN_KIND)
-    message = str(error)
-    if status == 400 and error.field is not None and not message.startswith(f"{error.field}:"):
-        message = f"{error.field}: {message}"
-    return Failure(status, message, kind, error.field, code)
+    message, field = str(error), error.field
+    if status == 400 and field is None and (named := _NAMED.match(message)):
+        field = named[1]
+    elif status == 400 and field is not None and not message.startswith(f"{field}:"):
+        message = f"{field}: {message}"
+    return Failure(status, message, kind, field, code)
 
 
 def _of_validation(error: RequestValidationError) -> Failure:

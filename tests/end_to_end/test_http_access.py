@@ -236,6 +236,9 @@ def test_pages_of_other_sites_and_rebound_names_are_turned_away(http: httpx.Clie
         reply = http.post("/v1/completions", json=body, headers=headers)
         assert error_of(reply, 403)["type"] == "permission_error"
         assert "access-control-allow-origin" not in reply.headers
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    error_of(http.get("/flush_cache", headers=image), 403)
+    assert http.get("/", headers=image).status_code == 200, "a link to the page may be followed"
     own = {"origin": str(http.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
     assert http.post("/v1/completions", json=body, headers=own).status_code == 200
 

@@ -33,6 +33,7 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     timeout = request.headers.get(TIMEOUT_HEADER)
 
     def limited(params: GenParams) -> GenParams:
+        _require_integers(params)
         return replace(
             params,
             max_tokens=_max_tokens(params.max_tokens, service.settings.max_tokens_limit),
@@ -68,6 +69,13 @@ def note_outcome(request: Request, outcome: Outcome, n: int) -> None:
 def note_value(request: Request, meta: dict[str, Any]) -> None:
     """A value that is not generated has been made."""
     ticket_of(request).note_outcome(meta["prompt_tokens"])
+
+
+def _require_integers(params: GenParams) -> None:
+    """Those that cannot travel are refused by their names."""
+    for name, value in params.given().items():
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise InvalidRequest.of(name, value, "an integer of 64 bits")
 
 
 def _max_tokens(asked: int | None, limit: int | None) -> int | None:

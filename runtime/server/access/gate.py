@@ -77,15 +77,15 @@ class Gate:
     def _let_in(self, scope: Scope, headers: _Headers, request_id: str, ticket: Ticket) -> Caller:
         """Raises Refusal and InvalidRequest."""
         method, path = scope["method"], scope["path"]
+        door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
         self._rules.check(
-            method,
             headers.get("host", []),
             _one(headers, "origin"),
             _one(headers, "sec-fetch-site"),
+            is_open=door is Door.OPEN,
         )
         if not self._keys.is_used:
             return Caller(named_tenant(_one(headers, TENANT_HEADER)), request_id=request_id)
-        door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
         given = _key_in(headers)
         key = None if given is None else self._keys.find(given)
         if door is Door.OPEN:
