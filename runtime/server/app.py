@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .access.api_keys import KeyRing
 from .access.gate import EXPOSED_HEADERS, Gate
 from .anthropic import messages
+from .document import document_errors
 from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
@@ -49,6 +50,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     for room in ROOMS:
         app.include_router(room.router(service))
     add_error_handlers(app)
+    document_errors(app, has_keys=settings.has_keys)
     app.state.strict_fields = settings.strict_fields
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
     app.add_middleware(Gate, settings=settings, keys=keys)

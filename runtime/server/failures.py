@@ -48,6 +48,7 @@ _BY_STATUS: dict[int, tuple[str, str | None]] = {
     413: (INVALID, "request_too_large"),
     415: (INVALID, "unsupported_media_type"),
     429: (RATE_LIMIT, "rate_limit_exceeded"),
+    431: (INVALID, "headers_too_large"),
     499: (INVALID, "client_closed_request"),
 }
 _NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of words it

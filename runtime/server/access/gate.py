@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 TICKET = "stemma.ticket"  # in a request's scope
 ANSWER_HEADERS = "stemma.headers"  # in a request's scope: what its answer is to have too
+MAX_HEADER_BYTES = 65_536  # of all together
 BODY_TIMEOUT_S = 60.0  # for a whole body to come in (guess)
 MAX_USAGES = 65_536
 _LIMITS = ("limit", "remaining", "reset")
@@ -76,6 +77,8 @@ class Gate:
 
     def _let_in(self, scope: Scope, headers: _Headers, request_id: str, ticket: Ticket) -> Caller:
         """Raises Refusal and InvalidRequest."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise Refusal(431, f"headers may have at most {MAX_HEADER_BYTES} bytes")
         method, path = scope["method"], scope["path"]
         door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
         self._rules.check(

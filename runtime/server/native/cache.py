@@ -21,7 +21,8 @@ def router(service: Service) -> APIRouter:
     async def ask(method: str, **args: object) -> Any:
         return await asyncio.to_thread(service.engine.connection.call, method, **args)
 
-    @routes.api_route("/flush_cache", methods=["GET", "POST"])
+    @routes.get("/flush_cache")
+    @routes.post("/flush_cache")
     async def flush_cache() -> dict[str, Any]:
         """Drop cached KV that nothing uses; what is in use or kept by hints stays."""
         return {"status": "ok", "flushed_tokens": await ask("flush_cache")}
