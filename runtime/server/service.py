@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from starlette.exceptions import HTTPException
 
 from ...frontend.client import Connection
+from .generation.running import Running
 from .settings import ServerSettings
 
 
@@ -27,6 +28,10 @@ class Service:
     engine: EngineLink
     settings: ServerSettings
     created_s: int = field(default_factory=lambda: int(time.time()))
+    running: Running = field(init=False)  # what the engine works on for this application's clients
+
+    def __post_init__(self) -> None:
+        self.running = Running(self.settings)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -1,146 +1,57 @@
-"""Carries a task out: programs of its prompts on the engine, one answer or one stream from them."""
+"""Carries a task out on the engine: one answer, or one stream. What every endpoint calls."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack
-from itertools import accumulate
+from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from ....frontend.client import Connection
 from ..caller import caller_of
 from ..service import Service
-from .completion import Completion
-from .pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece
+from .generation import Generation
+from .stream import EventStream
 from .task import Reply, Task
 
-_DISCONNECT_POLL_S = 0.2
+CLIENT_CLOSED_REQUEST = 499  # nginx's: nobody is there to read it
 
 
 async def answer(service: Service, request: Request, task: Task, reply: Reply) -> Response:
     """Raises InvalidRequest, EngineError and GenerationFailed before the first byte."""
     if task.hints is not None:
         task.hints.check(needs_targets=False)
-    caller = caller_of(request)
-    connection = service.engine.connection
-    seed = secrets.randbits(62)
-    calls = [
-        Completion(
-            connection,
-            prompt,
-            task.params,
-            n=task.n,
-            seed=seed,
-            instance=instance,
-            stream=task.stream,
-            tools=task.tools,
-            response_id=None if instance else reply.id,
-            tenant=caller.tenant,
-        )
-        for instance, prompt in enumerate(task.prompts)
-    ]
-    items = _merged(calls, task.constraint_field)
-    if not task.stream:
-        outcomes = await _collect(items, task.num_samples, request)
-        hints = await _carry_out_hints(connection, task, reply)
-        return JSONResponse(reply.whole(outcomes, hints))
-    first = await anext(items)  # a refusal comes before the first byte, with a status of its own
-    events = _sse(first, items, connection, task, reply)
-    return StreamingResponse(events, media_type="text/event-stream")
+    connection, running = service.engine.connection, service.running
+    carry_out_hints = partial(_carry_out_hints, connection, task, reply)
+    generation = running.begin(task, caller_of(request), reply.id)
+    is_streaming = False
+    try:
+        generation.watch(request.receive)
+        await generation.start(connection)
+        if not task.stream:
+            outcomes = await generation.finish()
+            _require_reader(generation)
+            return JSONResponse(reply.whole(outcomes, await carry_out_hints()))
+        # A refusal comes before the first byte, with a status of its own.
+        await generation.wait(service.settings.stream_ping_s)
+        if generation.failure is not None:
+            raise generation.failure
+        _require_reader(generation)
+        is_streaming = True
+        return EventStream(generation, reply, carry_out_hints, running.streaming)
+    finally:
+        if not is_streaming:
+            running.end(generation)
+
+
+def _require_reader(generation: Generation) -> None:
+    if generation.is_closed:
+        raise HTTPException(CLIENT_CLOSED_REQUEST, "the client went away")
 
 
 async def _carry_out_hints(
     connection: Connection, task: Task, reply: Reply
 ) -> dict[str, Any] | None:
     return None if task.hints is None else await task.hints.carry_out(connection, reply.id)
-
-
-async def _merged(
-    calls: Sequence[Completion], constraint_field: str | None
-) -> AsyncGenerator[Piece | Outcome, None]:
-    """What comes of several prompts, as it comes, with all samples numbered through. Leaving early
-    cancels them all."""
-    queue: asyncio.Queue[Piece | Outcome | BaseException] = asyncio.Queue()
-
-    async def forward(first: int, call: Completion) -> None:
-        try:
-            async for item in call.pieces(first):
-                queue.put_nowait(item)
-        except GenerationFailed as error:
-            if error.kind in GRAMMAR_KINDS:
-                error.field = constraint_field
-            queue.put_nowait(error)
-
-    with ExitStack() as stack:
-        for call in calls:
-            stack.enter_context(call)
-        firsts = accumulate((call.n for call in calls), initial=0)
-        tasks = [asyncio.create_task(forward(first, call)) for first, call in zip(firsts, calls)]
-        num_open = sum(call.n for call in calls)
-        try:
-            while num_open:
-                item = await queue.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                num_open -= isinstance(item, Outcome)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-
-async def _collect(
-    items: AsyncGenerator[Piece | Outcome, None], num_samples: int, request: Request
-) -> list[Outcome]:
-    """All outcomes in order; given up when the client goes away."""
-    outcomes: dict[int, Outcome] = {}
-
-    async def drain() -> None:
-        async for item in items:
-            if isinstance(item, Outcome):
-                outcomes[item.index] = item
-
-    task = asyncio.create_task(drain())
-    try:
-        while not (await asyncio.wait({task}, timeout=_DISCONNECT_POLL_S))[0]:
-            if await request.is_disconnected():
-                raise HTTPException(499, "the client went away")
-        task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await items.aclose()
-    return [outcomes[index] for index in range(num_samples)]
-
-
-async def _sse(
-    first: Piece | Outcome,
-    rest: AsyncGenerator[Piece | Outcome, None],
-    connection: Connection,
-    task: Task,
-    reply: Reply,
-) -> AsyncIterator[bytes]:
-    outcomes: dict[int, Outcome] = {}
-
-    def events(item: Piece | Outcome) -> bytes:
-        if isinstance(item, Piece):
-            return reply.piece(item)
-        outcomes[item.index] = item
-        return reply.end(item)
-
-    try:
-        yield events(first)
-        async for item in rest:
-            yield events(item)
-        hints = await _carry_out_hints(connection, task, reply)
-        yield reply.close([outcomes[index] for index in sorted(outcomes)], hints)
-    except GenerationFailed as error:
-        yield reply.failed(error)
-    finally:
-        await rest.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,41 @@ GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Fresh text of a streamed sample."""
+    """Fresh text of a streamed sample, and its tokens where these were asked for: a token comes
+    with the piece that completes its text."""
 
     index: int  # of the sample, counted through all prompts
     text: str
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[dict[str, Any]] | None = None  # one entry a token, as in the outcome's meta
+    prompt_tokens: int | None = None  # in a sample's first piece, with its ids
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, index: int, payload: Any) -> Piece:
+        """From a delta's payload: text, or an object of these fields."""
+        return cls(index, payload) if isinstance(payload, str) else cls(index, **payload)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Piece]) -> Piece:
+        """Consecutive ones of a sample, at least one, as one."""
+        first = pieces[0]
+        if len(pieces) == 1:
+            return first
+        return cls(
+            first.index,
+            "".join(piece.text for piece in pieces),
+            _all([piece.token_ids for piece in pieces]),
+            _all([piece.logprobs for piece in pieces]),
+            first.prompt_tokens,
+            first.cached_tokens,
+        )
+
+
+def _all(parts: Sequence[Sequence[Any] | None]) -> list[Any] | None:
+    if all(part is None for part in parts):
+        return None
+    return [item for part in parts for item in part or ()]
 
 
 @dataclass(frozen=True, slots=True)

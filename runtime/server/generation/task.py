@@ -33,6 +33,7 @@ class Task:
     tools: str | None = None  # what the chat template is to tell the model of, as JSON
     hints: HintEnvelope | None = None
     constraint_field: str | None = None  # what the client called a grammar that may be refused
+    rid: str | None = None  # an id of the client's, by which it may abort this beside the reply's
 
     @property
     def num_samples(self) -> int:
