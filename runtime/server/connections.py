@@ -7,11 +7,14 @@ sent, which one that reads nothing never does. So the transport goes along in th
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 from starlette.types import Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _TRANSPORT = "stemma.transport"
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -32,3 +35,11 @@ def transport_of(scope: Scope) -> asyncio.Transport | None:
     """The connection of a request; None where another server than ours runs the application."""
     transport: asyncio.Transport | None = scope.get("state", {}).get(_TRANSPORT)
     return transport
+
+
+def hang_up(transport: asyncio.Transport) -> None:
+    """End a connection now, what was sent and not read included."""
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if sock is not None:  # else the kernel keeps what it was given until the reader takes it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..connections import transport_of
+from ..connections import hang_up, transport_of
 from ..settings import ServerSettings
 from .generation import Generation
 from .pieces import Outcome
@@ -112,4 +112,4 @@ class EventStream(Response):
         """End it without its reader: nothing more is generated, and the connection is gone."""
         self.generation.close()
         if self._transport is not None:
-            self._transport.abort()
+            hang_up(self._transport)
