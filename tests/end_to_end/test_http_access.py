@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -544,10 +545,19 @@ def test_huge_and_odd_headers_do_no_harm(http: httpx.Client) -> None:
         reply = http.post("/v1/tokenize", json={"text": "x"}, headers={name: value})
         assert reply.status_code in (200, 400, 403, 413), (name, reply.text)
     try:
-        reply = http.get("/v1/models", headers={"x-large": "x" * 1_000_000})
-    except httpx.TransportError:
+        reply = http.get("/v1/models", headers={"x-large": "x" * 500_000})
+    except httpx.TransportError:  # by a parser with a bound of its own
         return
-    assert reply.status_code in (400, 413, 431)
+    assert reply.status_code in (400, 431)
+
+
+def test_who_never_ends_its_headers_is_cut_off(http: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", http.base_url.port or 80), timeout=10) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nx-endless: ")
+        with pytest.raises(OSError):
+            for _ in range(200):
+                raw.sendall(b"x" * 65_536)
+                time.sleep(0.001)
 
 
 def test_a_program_that_could_not_be_sent_is_no_longer_there(

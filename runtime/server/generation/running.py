@@ -110,8 +110,9 @@ class Running:
                 stream.cut()
 
 
-def _account(caller: Caller) -> tuple[str | None, str]:
-    return caller.tenant, caller.namespace
+def _account(caller: Caller) -> str | None:
+    """Whose requests are one's own; not by namespace, of which a salt makes another."""
+    return caller.tenant
 
 
 def _ids(generation: Generation) -> set[str]:
