@@ -13,7 +13,6 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ...frontend import ir
 from ...frontend.choices import ChoiceScore, decide
 from ..detokenizer import Detokenizer, StopHit
 from ..request import FinishReason, Request, Scoring
@@ -331,9 +330,13 @@ class PromptScores:
 class SelectCall:
     """One choice among texts: scores each, with the branch's prefix shared by all."""
 
-    def __init__(self, report: Report, op: ir.Select, choice_ids: list[list[int]]) -> None:
+    def __init__(
+        self, report: Report, choices: Sequence[str], method: str, choice_ids: list[list[int]]
+    ) -> None:
+        """`choices` with their ids, one to one."""
         self._report = report
-        self._op = op
+        self._choices = choices
+        self._method = method
         self._choice_ids = choice_ids
         self._num_open = 0
         self._is_aborted = False
@@ -344,7 +347,7 @@ class SelectCall:
     ) -> Iterator[tuple[array[int], Sequence[int]]]:
         """(context, targets) of each request: every choice here, then perhaps without context."""
         contexts = [prompt]
-        if self._op.method == "unconditional_likelihood_normalized":
+        if self._method == "unconditional_likelihood_normalized":
             contexts.append(empty)
         self._num_open = len(contexts) * len(self._choice_ids)
         for context in contexts:
@@ -382,8 +385,8 @@ class SelectCall:
             )
             for i, ids in enumerate(self._choice_ids)
         ]
-        best = decide(self._op.method, scores)
-        text = self._op.choices[best]
+        best = decide(self._method, scores)
+        text = self._choices[best]
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
@@ -391,6 +394,7 @@ class SelectCall:
         meta.update(_times_of(self.requests))
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
+        meta["choice_token_logprobs"] = [list(score.logprobs) for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
         self._report.finished(array("i", self._choice_ids[best]), "", payload)
 

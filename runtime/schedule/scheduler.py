@@ -134,6 +134,22 @@ class Scheduler:
         return len(self.waiting) + (0 if stored is None else stored.num_held)
 
     @property
+    def num_free_rows(self) -> int:
+        """Requests that could run beside those that do, if there were pages for them."""
+        return len(self._free_rows)
+
+    @property
+    def in_flight(self) -> tuple[Request, ...]:
+        """The requests of the plan that is neither applied nor failed, row by row."""
+        return () if self._in_flight is None else self._in_flight.requests
+
+    def is_behind_prefix(self, request: Request) -> bool:
+        """Whether a request that waits shares more with a prompt that is being computed than is
+        there of it yet: it is admitted once that has come further."""
+        cut = [(r, r.num_computed_tokens) for r in self.running if r.num_ready > 1]
+        return _shares_with(request, cut)
+
+    @property
     def has_work(self) -> bool:
         """Whether a plan would have rows or copies between tiers, or a request is to be ended."""
         if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
@@ -556,7 +572,9 @@ class Scheduler:
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
         request.score_tops.extend(outcome.target_tops)
-        if request.scoring is not None:
+        if outcome.pooled is not None and request.hidden is not None:
+            request.hidden.add(outcome.pooled, request.num_computed_tokens)
+        if not request.samples:
             if request.num_computed_tokens == request.num_tokens:
                 self._finish(request, FinishReason.STOP)
             return

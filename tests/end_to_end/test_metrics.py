@@ -30,12 +30,15 @@ from stemma.runtime.server.metrics.traces import observer_of
 from stemma.runtime.server.settings import ServerSettings
 
 DASHBOARD = Path(stemma.__file__).parent / "docs" / "grafana" / "stemma.json"
+BASE = "http://127.0.0.1"
 BODY = {"prompt": "one two three", "max_tokens": 6, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def client(embedded: st.Engine) -> Iterator[TestClient]:
-    with TestClient(create_app(embedded, ServerSettings(metrics_compat=True))) as client:
+    with TestClient(
+        create_app(embedded, ServerSettings(metrics_compat=True)), base_url=BASE
+    ) as client:
         yield client
 
 
@@ -104,7 +107,7 @@ def test_other_engines_names_carry_the_same_figures(client: TestClient) -> None:
 
 
 def test_without_asking_there_are_only_our_names(embedded: st.Engine) -> None:
-    with TestClient(create_app(embedded)) as plain:
+    with TestClient(create_app(embedded), base_url=BASE) as plain:
         assert not re.search(r"^(vllm|sglang):", plain.get("/metrics").text, re.MULTILINE)
 
 
@@ -116,7 +119,7 @@ def test_openmetrics_is_spoken_to_who_asks(client: TestClient) -> None:
 
 def test_every_name_of_the_dashboard_is_there(embedded: st.Engine) -> None:
     with st.Engine(max_total_tokens=4096, host_kv_tokens=4096) as engine:
-        with TestClient(create_app(engine)) as client:
+        with TestClient(create_app(engine), base_url=BASE) as client:
             client.get("/v1/models")
             families = text_string_to_metric_families(client.get("/metrics").text)
             names = {sample.name for family in families for sample in family.samples}
@@ -131,7 +134,7 @@ def test_metrics_answer_while_the_engine_is_away() -> None:
         def connection(self) -> Any:
             raise EngineError("it is being restarted")
 
-    with TestClient(create_app(Away())) as client:
+    with TestClient(create_app(Away()), base_url=BASE) as client:
         samples = read(client)
     assert value(samples, "stemma_engine_up") == 0
 

@@ -14,7 +14,7 @@ from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest, UnsupportedSchema
 from stemma.frontend.constraint import Constraint
-from stemma.runtime.chat_template import ChatTemplate
+from stemma.runtime.chat_template import ChatTemplate, Told
 from stemma.runtime.server.generation.pieces import Outcome, Piece
 from stemma.runtime.server.openai.chat import ChatReply
 from stemma.runtime.server.openai.completions import TextReply
@@ -222,8 +222,8 @@ def test_a_template_is_told_of_tools_if_it_knows_them(
     template = ChatTemplate(tmp_path, byte_tokenizer)
     tools = json.loads(use("auto").for_template or "[]")
     assert template.knows_tools
-    assert template.marks(["user"], tools=tools) == ["[weather][clock]<user>", ""]
+    assert template.marks(["user"], told=Told.of(tools)) == ["[weather][clock]<user>", ""]
     assert template.marks(["user"]) == ["<user>", ""]
     plain = ChatTemplate(tmp_path / "none", byte_tokenizer)
     assert not plain.knows_tools
-    assert plain.marks(["user"], tools=tools) == plain.marks(["user"])
+    assert plain.marks(["user"], told=Told.of(tools)) == plain.marks(["user"])

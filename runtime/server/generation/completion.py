@@ -39,11 +39,12 @@ class Completion:
         tools: str | None = None,
         response_id: str | None = None,
         tenant: str | None = None,
+        namespace: str = "",
     ) -> None:
         """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it;
         `has_token_ids`: a stream has them, too; `tools`: what the chat template is to tell the
         model of, as JSON; `response_id`: by which KV hints may name the first sample; `tenant`:
-        on whose account it runs."""
+        on whose account it runs; `namespace`: within which its KV is shared."""
         self.n = n
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
@@ -57,8 +58,10 @@ class Completion:
             create["response_id"] = response_id
         if tenant is not None:
             create["tenant"] = tenant
+        if namespace:
+            create["namespace"] = namespace
         self._program = connection.open_program(self, create)
-        ops = _prompt_ops(prompt)
+        ops = prompt_ops(prompt)
         for op in (*ops, *_gen_ops(len(ops), params, n)):
             connection.send_op(self._program, op)
         connection.flush(self._program, end=True)
@@ -115,7 +118,8 @@ def _piece(index: int, delta: str | dict[str, Any]) -> Piece:
     )
 
 
-def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+    """What makes a program's first branch begin with `prompt`."""
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..caller import CALLER, Caller
 from ..generation.pieces import Outcome
 from .http_metrics import OTHER_ROUTE, HttpMetrics
 
@@ -17,7 +18,8 @@ CLIENT_CLOSED = 499  # nginx's status for a client that went away
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request and how it was answered. `state` is what routes left in `request.state`."""
+    """One request and how it was answered. `caller`: None where it was not let in; `state` is what
+    routes left in `request.state`."""
 
     method: str
     path: str
@@ -28,6 +30,7 @@ class RequestRecord:
     duration_s: float
     status: int
     is_complete: bool  # the answer's last byte was sent
+    caller: Caller | None = None
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -38,8 +41,7 @@ class RequestRecord:
     @property
     def request_id(self) -> str | None:
         """By which the client may ask for it."""
-        caller = self.state.get("caller")
-        return None if caller is None else caller.request_id
+        return None if self.caller is None else self.caller.request_id
 
 
 Observer = Callable[[RequestRecord], None]
@@ -84,6 +86,7 @@ class Observed:
                 duration_s=time.perf_counter() - began,
                 status=status,
                 is_complete=is_complete,
+                caller=scope.get(CALLER),
                 state=state,
             )
             self._note(record)

@@ -35,7 +35,7 @@ def log_request(record: RequestRecord) -> None:
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
     """What is said of a request; never a prompt, an answer or a key."""
-    caller = record.state.get("caller")
+    caller = record.caller
     fields: dict[str, Any] = {
         "request_id": record.request_id,
         "method": record.method,

@@ -14,9 +14,10 @@ from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import Message, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
 from ..tool_calls.tool_reader import ToolReader
 from ..tool_calls.tools import Tool, ToolChoice, ToolUse
@@ -31,12 +32,12 @@ from .reply import (
     fingerprint_of,
     prompt_logprobs_of,
 )
-from .sampling_fields import MAX_LOGPROBS, UNBOUNDED, SamplingFields
+from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -65,6 +66,7 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
         has_token_ids=body.wanted.needs_token_ids,
         tools=tool_use.for_template,
         hints=body.kv_hints,
+        cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
     )
     return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
 from ..generation.task import Task
@@ -34,7 +35,7 @@ from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -47,6 +48,7 @@ def router(service: Service) -> APIRouter:
             stream=body.stream,
             has_token_ids=body.wanted.needs_token_ids,
             hints=body.kv_hints,
+            cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
         )
         fingerprint = fingerprint_of(service.info)

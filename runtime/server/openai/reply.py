@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ..failures import error_body
+from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome, Piece
 
 _TIMES = ("queue_s", "prefill_s", "decode_s", "latency_s")
@@ -135,7 +135,7 @@ class CompletionReply:
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: GenerationFailed) -> bytes:
-        return event(error_body(str(error), "server_error"))
+        return event(failure_of(error).body)
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
         """A finished choice."""

@@ -17,7 +17,6 @@ from .constraint_fields import ConstraintFields
 from .other_fields import OtherFields
 from .reply import Wanted
 
-UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
 MAX_LOGPROBS = 64
 MAX_DEADLINE_S = 86_400.0
 _SEEDS = 2**63  # the runtime's are [0, 2**63)
@@ -35,9 +34,9 @@ class StreamOptions(BaseModel):
 
 class SamplingFields(ConstraintFields, OtherFields):
     """Fields that both endpoints share. Those that OpenAI does not have: `top_k`, `min_p`,
-    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`,
+    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
     `prompt_logprobs`, `return_token_ids` and `include_stop_str_in_output` are vLLM's, `stop_regex`
-    and `no_stop_trim` SGLang's, `deadline_s` and `include_timing` ours."""
+    and `no_stop_trim` SGLang's; `deadline_s`, seconds from now, and `include_timing` are ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -65,6 +64,7 @@ class SamplingFields(ConstraintFields, OtherFields):
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
+    cache_salt: str | None = Field(default=None, max_length=1024)
     include_timing: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
