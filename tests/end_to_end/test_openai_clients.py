@@ -302,6 +302,7 @@ def test_fields_that_change_nothing_are_taken(served: Any) -> None:
     reply = post(served, "chat/completions", messages=RECALL, temperature=0, **HARMLESS)
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"] == plain["choices"]
+    assert "x-stemma-warnings" not in reply.headers, "a field is not known by name"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
@@ -166,6 +166,16 @@ class ChatRequest(SamplingFields):
             raise InvalidRequest.of("add_special_tokens", True, allowed)
 
 
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """A chat that another API's request amounts to. Raises InvalidRequest."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
+
+
 class ChatReply(CompletionReply):
     """Answers of /v1/chat/completions; each sample's message is read by a `MessageReader`."""
 
@@ -277,11 +287,7 @@ class ChatReply(CompletionReply):
         num = self.wanted.num_logprobs
         if entries is None or num is None:
             return None
-        content = [
-            {**_shown(entry), "top_logprobs": [_shown(top) for top in entry["top"][:num]]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": chat_logprobs(entries, num), "refusal": None}
 
 
 class ChatSample(Sample):
@@ -294,6 +300,14 @@ class ChatSample(Sample):
         self.reader = reader
         self.head = head
         self.tail = tail
+
+
+def chat_logprobs(entries: Sequence[dict[str, Any]], num_top: int) -> list[dict[str, Any]]:
+    """Of each token and the `num_top` likeliest in its place, in the words of chats."""
+    return [
+        {**_shown(entry), "top_logprobs": [_shown(top) for top in entry["top"][:num_top]]}
+        for entry in entries
+    ]
 
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:
