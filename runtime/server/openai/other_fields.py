@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ....errors import InvalidRequest
 
-_NO_LIST = (None, [], {})
+_NO_LIST: tuple[Any, ...] = (None, [], {})
 _OFF = (None, False)
 _LEFT_OUT = "left out"
 
