@@ -334,6 +334,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(served: Any, field: str, val
     [
         ("suffix", {"suffix": "."}), ("best_of", {"best_of": 2, "n": 3}),
         ("best_of", {"best_of": 2, "stream": True}), ("best_of", {"best_of": 100}),
+        ("prompt", {"prompt": ["x"] * 2049}), ("prompt", {"prompt": []}),
         ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
         ("max_tokens", {"max_tokens": 0}), ("prompt_embeds", {"prompt_embeds": "x"}),
         ("add_special_tokens", {"add_special_tokens": False}),
@@ -342,7 +343,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(served: Any, field: str, val
 def test_what_a_completion_cannot_have_is_refused_by_name(
     served: Any, field: str, body: dict[str, Any]
 ) -> None:
-    reply = post(served, "completions", prompt="x", **body)
+    reply = post(served, "completions", **{"prompt": "x", **body})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == field, reply.text
 
 
@@ -362,6 +363,20 @@ def test_parse_and_stream_helpers_give_pydantic_models(client: openai.OpenAI) ->
         model=MODEL, messages=RECALL, temperature=0, logprobs=True
     ) as plain:
         assert "logprobs.content.delta" in {event.type for event in plain}
+
+
+def test_tools_of_pydantic_models_are_called_with_their_fields(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": EXTRACT, "temperature": 0}
+    fields |= {"tools": [openai.pydantic_function_tool(Person)], "tool_choice": "required"}
+    choice = client.chat.completions.parse(**fields).choices[0]
+    (call,) = choice.message.tool_calls or ()
+    assert choice.finish_reason == "tool_calls" and call.function.name == "Person"
+    assert isinstance(call.function.parsed_arguments, Person)
+    with client.chat.completions.stream(**fields) as stream:
+        kinds = {event.type for event in stream}
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert "tool_calls.function.arguments.done" in kinds
+    assert streamed.function.parsed_arguments == call.function.parsed_arguments
 
 
 def test_the_async_client_serves_many_at_once(served: Any) -> None:
