@@ -180,7 +180,10 @@ class TextReply(CompletionReply):
         prompt = self._prompts[outcome.index // self.wanted.n]
         if logprobs is not None and self._waits_for_prompts:
             before = self._prompt_logprobs(prompt.meta["prompt_logprobs"], echo)
-            logprobs = {name: before[name] + logprobs[name] for name in logprobs}
+            logprobs = {
+                name: None if values is None else before[name] + values
+                for name, values in logprobs.items()
+            }
         choice = {
             "index": outcome.index,
             "text": echo + outcome.text,
