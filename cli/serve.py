@@ -5,36 +5,29 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..errors import InvalidRequest
 from ..runtime.config import add_engine_flags
 from ..runtime.gateway.listener import add_client_flags, server_keys
-from .connect import DEFAULT_PORT, Commands, default_endpoint, start_engine
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from ..runtime.server.settings import add_server_flags, server_settings
+from .connect import Commands, default_endpoint, start_engine
 
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser("serve", help="serve programs (ZeroMQ) and OpenAI's API (HTTP)")
-    parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="HTTP port (default: %(default)s)"
-    )
-    parser.add_argument(
+    add_server_flags(parser)
+    programs = parser.add_argument_group("programs (ZeroMQ)")
+    programs.add_argument(
         "--endpoint", metavar="ADDRESS",
         help="ZeroMQ address, ipc://PATH or tcp://HOST:PORT (default: an ipc file by the port)",
     )  # fmt: skip
-    add_client_flags(parser)
+    add_client_flags(programs)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    if args.host not in LOOPBACK:
-        raise InvalidRequest.of("host", args.host, f"one of {LOOPBACK} (keys come later)")
-    if not 1 <= args.port <= 65_535:
-        raise InvalidRequest.of("port", args.port, "an integer in [1, 65535]")
+    settings = server_settings(args)
     import uvicorn
 
     from ..runtime.server.app import create_app
@@ -51,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         print(f'  programs  stemma.Runtime("{endpoint}"{keys})')
         print("  stop      Ctrl-C", flush=True)
         config = uvicorn.Config(
-            create_app(engine), host=args.host, port=args.port, log_level="warning"
+            create_app(engine, settings), host=args.host, port=args.port, log_level="warning"
         )
         server = uvicorn.Server(config)
         server.run()

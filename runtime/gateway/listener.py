@@ -103,8 +103,8 @@ class Listener:
             self._authenticator.stop()
 
 
-def add_client_flags(parser: argparse.ArgumentParser) -> None:
-    """Who may connect, and how long a session outlives its connection."""
+def add_client_flags(parser: argparse._ActionsContainer) -> None:
+    """Who may connect, and how long a session outlives its connection; to a parser or a group."""
     parser.add_argument(
         "--server-key", metavar="FILE",
         help="this runtime's secret key: tcp endpoints then speak CURVE, and may be on any address",

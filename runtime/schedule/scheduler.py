@@ -29,6 +29,7 @@ from .fairness import TenantShares
 from .gate import WorkingSet
 from .grammar import Follower
 from .kv_cache import KVCacheManager
+from .latencies import Latencies
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .program_record import ProgramRecord
 from .prompt_limits import PromptLimits
@@ -104,6 +105,7 @@ class Scheduler:
         self.stall = StallLimit(self.costs, decode_slowdown)
         self.limits = PromptLimits(self.stall)
         self.stats = SchedulerStats()
+        self.latencies = Latencies()
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
         self.shares = TenantShares(tenant_weights)
@@ -569,7 +571,9 @@ class Scheduler:
     def _take(self, request: Request, outcome: RowResult) -> None:
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
-        if request.scoring is not None:
+        if outcome.pooled is not None and request.hidden is not None:
+            request.hidden.add(outcome.pooled, request.num_computed_tokens)
+        if not request.samples:
             if request.num_computed_tokens == request.num_tokens:
                 self._finish(request, FinishReason.STOP)
             return
@@ -628,6 +632,7 @@ class Scheduler:
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
         self.stats.num_finished += 1
+        self.latencies.note(request)
         if request in self._open:  # one of a call that was refused as a whole may never have come
             self._note_end(request)
         request.listener.on_finish(request)

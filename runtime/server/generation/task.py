@@ -19,6 +19,8 @@ class Message:
     content: str
 
 
+UNBOUNDED = 2**31 - 1  # a max_tokens that nobody asked for: the engine cuts it to what fits
+
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -30,8 +32,10 @@ class Task:
     params: GenParams
     n: int = 1
     stream: bool = False
+    has_token_ids: bool = False  # of what streams
     tools: str | None = None  # what the chat template is to tell the model of, as JSON
     hints: HintEnvelope | None = None
+    cache_salt: str | None = None  # KV is shared with who knows it only
     constraint_field: str | None = None  # what the client called a grammar that may be refused
 
     @property
