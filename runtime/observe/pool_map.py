@@ -14,7 +14,7 @@ from ...radix.node import Node
 from ..request import Request
 from ..schedule.kv_cache import KVCacheManager
 
-MAX_CELLS = 4096
+MAX_CELLS = 2048
 FREE, REQUESTS, UNSHOWN = 0, -1, -2  # the others are ids of nodes
 
 

@@ -70,6 +70,7 @@ class WatchView {
   }
 
   show() {
+    this.tree.insets = { top: this.parts.head.offsetHeight + 16, bottom: this.parts.foot.offsetHeight + 10 };
     this.tree.update();
     this.pool.update();
     this.timeline.update();
@@ -90,10 +91,8 @@ class WatchView {
     if (!model.engine) return;
     const { queue } = model;
     put(parts.headline,
-      fact(count(model.numNodes), "nodes"), fact(count(model.engine.cached_tokens), "tokens cached"),
+      fact(count(model.numNodes), model.numHidden ? `nodes, the ${count(model.numHidden)} oldest not shown` : "nodes"), fact(count(model.engine.cached_tokens), "tokens cached"),
       fact(count(queue.num_running), "running"), fact(count(queue.num_waiting), "waiting"));
-    parts.hidden.hidden = !model.numHidden;
-    parts.hidden.textContent = `${count(model.numHidden)} older nodes are not shown`;
     parts.empty.hidden = model.nodes.size > 1 || queue.num_running > 0;
   }
 
@@ -125,15 +124,15 @@ class WatchView {
   #showQueue() {
     const { queue } = this.model;
     const { running, waiting } = this.parts;
-    const items = (requests, what) => requests.slice(0, MAX_LISTED).map((request) => this.#requestItem(request, what(request)));
+    const items = (requests, what) => requests.slice(0, MAX_LISTED).map((request) => this.#requestItem(request, ...what(request)));
     this.parts.policy.textContent = queue.policy ? `policy ${queue.policy}` : "";
-    put(running, ...items(queue.running, (request) => progress(request)), rest(queue.num_running, queue.running.length));
-    put(waiting, ...items(queue.waiting, (request) => h("span", { class: "why", text: whyWaiting(request) })), rest(queue.num_waiting, queue.waiting.length));
+    put(running, ...items(queue.running, progress), rest(queue.num_running, queue.running.length));
+    put(waiting, ...items(queue.waiting, (request) => [h("span", { class: "why", text: whyWaiting(request) })]), rest(queue.num_waiting, queue.waiting.length));
     if (!queue.num_running) put(running, h("li", { class: "nothing", text: "Nothing runs." }));
     if (!queue.num_waiting) put(waiting, h("li", { class: "nothing", text: "Nobody waits." }));
   }
 
-  #requestItem(request, what) {
+  #requestItem(request, ...what) {
     const light = () => {
       this.tree.light(request.node ? new Set(this.model.path(request.node)) : null);
       this.pool.light(request.node ? new Set(this.model.path(request.node)) : null);
@@ -146,7 +145,7 @@ class WatchView {
       this.#tip(null);
     };
     const item = h("li", { tabindex: "0", on: { pointerenter: light, pointerleave: dim, focus: light, blur: dim } },
-      h("span", { class: "num name", text: request.program ?? `#${request.id}` }), what);
+      h("span", { class: "num name", text: request.program ?? `#${request.id}` }), ...what);
     return item;
   }
 
@@ -284,7 +283,7 @@ function build(view) {
     tree: h("canvas", { class: "tree-canvas", tabindex: "0", role: "img", "aria-label": "The radix tree. Arrow keys go from node to node, plus and minus zoom, 0 shows all of it.", on: { keydown: (event) => view.key(event) } }),
     pool: h("canvas", { role: "img", "aria-label": "The KV pool: what each part of it holds" }),
     timeline: h("canvas", { class: "timeline-canvas", role: "img", "aria-label": "The last steps: what each computed and how long it took" }),
-    headline: h("p", { class: "headline" }), hidden: h("p", { class: "hidden-note", hidden: true }), outage: h("p", { class: "outage", role: "alert", hidden: true }),
+    headline: h("p", { class: "headline" }), outage: h("p", { class: "outage", role: "alert", hidden: true }),
     steps: h("span", { class: "num soft" }), policy: h("span", { class: "soft" }), found: h("span", { class: "found", role: "status" }),
     spoken: h("p", { class: "unseen", role: "status" }), poolBar: h("div", { class: "pool-bar", "aria-hidden": "true" }), poolFacts: h("ul", { class: "pool-facts" }),
     poolNote: h("p", { class: "note" }), running: h("ul", { class: "requests" }), waiting: h("ul", { class: "requests" }),
@@ -311,12 +310,12 @@ function build(view) {
   parts.element = h("div", { class: "watch" },
     h("section", { class: "tree-panel", "aria-label": "Radix tree" },
       parts.tree,
-      h("div", { class: "tree-head" },
+      (parts.head = h("div", { class: "tree-head" },
         h("div", {}, h("h2", { text: "Radix tree" }), parts.headline),
         h("div", { class: "tools" }, search, parts.found, h("span", { class: "shapes", role: "group", "aria-label": "Shape" }, ...shapes),
-          h("button", { type: "button", class: "quiet", text: "Fit", title: "Show all of it (0)", on: { click: () => view.tree.fit() } }), demoButton())),
+          h("button", { type: "button", text: "Fit", title: "Show all of it (0)", class: "quiet fit", on: { click: () => view.tree.fit() } }), demoButton()))),
       parts.empty, parts.outage,
-      h("div", { class: "tree-foot" }, legend(LEGEND), parts.hidden)),
+      (parts.foot = h("div", { class: "tree-foot" }, legend(LEGEND)))),
     h("section", { class: "steps-panel", "aria-label": "Steps" },
       h("header", {}, h("h2", { text: "Steps" }), parts.steps, legend(STEPS)), parts.timeline),
     h("aside", { class: "side" },
