@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fakes import ScriptedGrammar
 from house import FAMILIES, House
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from stemma.runtime.observe.pool_map import FREE, MAX_CELLS, REQUESTS, UNSHOWN, 
 from stemma.runtime.observe.tree_view import NodeRow
 from stemma.runtime.observe.use_times import MAX_TIMES, UseTimes
 from stemma.runtime.request import Scoring
+from stemma.runtime.schedule.grammar import PendingGrammar
 from stemma.runtime.schedule.kv_cache import KVCacheOptions
 
 
@@ -210,6 +212,35 @@ def test_steps_tell_chunks_hits_and_decoding() -> None:
     assert [row[1:4] for row in again] == [("prefill", 1, 39)]
     assert sum(step["decode"] == [1] for step in reader.steps.values()) == 3
     assert all(step["ms"] >= step["plan_ms"] >= 0 for step in reader.steps.values())
+
+
+def test_what_a_grammar_forces_is_told_apart() -> None:
+    run = (3, 4, 5, 6)
+    texts = [(first, *run, last) for first in (1, 2) for last in (1, 2)]
+    grammar = PendingGrammar(bound=ScriptedGrammar.of(*texts))
+    for grammars_first in (True, False):
+        house = House()
+        reader = Reader(Observer(house.engine, text_of))
+        reader.read()
+        late = PendingGrammar() if not grammars_first else grammar
+        house.submit([3, 3], max_tokens=20, grammar=late)
+        if not grammars_first:
+            house.step()
+            late.bound = grammar.bound
+        house.run()
+        reader.read()
+        told = [step["tokens"] for step in reader.steps.values()]
+        sums = {kind: sum(tokens[kind] for tokens in told) for kind in told[0]}
+        assert (sums["prefill"], sums["decode"], sums["forced"]) == (2, 1, 4)
+    late = PendingGrammar(bound=ScriptedGrammar.of((*run, 1), (*run, 2)))
+    house = House()
+    reader = Reader(Observer(house.engine, text_of))
+    reader.read()
+    house.submit([3, 3], max_tokens=20, grammar=late)
+    house.run()
+    reader.read()
+    told = [step["tokens"] for step in reader.steps.values()]
+    assert sum(tokens["forced"] for tokens in told) == 4
 
 
 def test_waiting_requests_say_what_they_wait_for() -> None:
