@@ -155,7 +155,7 @@ def _row(row: Row, request: Request, num_forced: int) -> tuple[int, str, int, in
     num_tokens = len(row.input_ids)
     is_first = row.page_update is not None and row.page_update.first == 0
     is_output = row.start >= request.num_prompt_tokens and num_tokens - num_forced <= 1
-    kind = SCORING if request.scoring is not None else DECODE if is_output else PREFILL
+    kind = SCORING if not request.samples else DECODE if is_output else PREFILL
     return row.request_id, kind, num_tokens, row.start if is_first else 0, num_forced
 
 
