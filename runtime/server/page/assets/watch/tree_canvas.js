@@ -338,12 +338,11 @@ export class TreeCanvas {
       const isNew = now - (node.bornMs ?? -Infinity) < ARRIVE_MS && this.hasDrawn;
       if (isNew && !isDim && !still.matches) {
         const part = (now - node.bornMs) / ARRIVE_MS;
-        c.globalAlpha = 1 - part;
-        c.strokeStyle = palette.accent;
-        c.lineWidth = 1.5;
+        c.globalAlpha = 0.45 * (1 - part);
+        c.fillStyle = palette.computed;
         c.beginPath();
-        c.arc(x, y, 2 + 11 * part, 0, 7);
-        c.stroke();
+        c.arc(x, y, 3 + 10 * part, 0, 7);
+        c.fill();
         c.globalAlpha = 1;
       }
       if (!isDim && (node.pins || node.leases)) this.#ring(node, node.pins ? palette.pinned : palette.made, isSmall ? 3 : 5, node.pins ? [] : [2.2, 2]);

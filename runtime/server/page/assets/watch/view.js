@@ -249,7 +249,7 @@ function progress(request) {
     part.style.width = `${(100 * number) / whole}%`;
     return part;
   }));
-  return [bar, h("span", { class: "num amount", text: request.is_scoring ? `scores ${count(request.prompt)}` : `${count(request.output)}/${count(request.max_output)}` })];
+  return [bar, h("span", { class: "num amount", text: request.task !== "generate" ? `${request.task}s ${count(request.prompt)}` : `${count(request.output)}/${count(request.max_output)}` })];
 }
 
 function tile(name, title) {
@@ -271,7 +271,7 @@ const LEGEND = [
   ["use", "read by a request now"], ["hot", "used just now"], ["warm", "a while ago"], ["cold", "long ago"],
   ["aged", "used for the last time"], ["host", "on the host only"], ["pinned", "pinned"], ["leased", "leased"],
 ];
-const STEPS = [["computed", "prompts"], ["made", "decoded"], ["forced", "forced by a grammar"], ["reused", "from the cache"], ["time", "time taken"]];
+const STEPS = [["computed", "prompts"], ["disk", "scored"], ["made", "decoded"], ["forced", "forced by a grammar"], ["reused", "from the cache"], ["time", "time taken"]];
 
 function legend(entries) {
   return h("ul", { class: "legend" }, ...entries.map(([kind, text]) => h("li", {}, h("i", { class: `key-${kind}`, "aria-hidden": "true" }), text)));
