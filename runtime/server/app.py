@@ -9,19 +9,23 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .access.api_keys import KeyRing
 from .access.gate import EXPOSED_HEADERS, Gate
+from .anthropic import messages
 from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import cache, health, kv_hints, tokens, watch
+from .native import cache, generate, health, kv_hints, score, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
+from .responses import routes as responses
 from .service import EngineLink, Service
 from .settings import ServerSettings
 
 ROOMS = (
     health,
     metrics,
+    generate,
+    score,
     kv_hints,
     cache,
     tokens,
@@ -30,6 +34,8 @@ ROOMS = (
     chat,
     completions,
     embeddings,
+    messages,
+    responses,
     page,
 )  # each with its `router`
 
