@@ -123,30 +123,46 @@ class WatchView {
 
   #showQueue() {
     const { queue } = this.model;
-    const { running, waiting } = this.parts;
-    const items = (requests, what) => requests.slice(0, MAX_LISTED).map((request) => this.#requestItem(request, ...what(request)));
-    this.parts.policy.textContent = queue.policy ? `policy ${queue.policy}` : "";
-    put(running, ...items(queue.running, progress), rest(queue.num_running, queue.running.length));
-    put(waiting, ...items(queue.waiting, (request) => [h("span", { class: "why", text: whyWaiting(request) })]), rest(queue.num_waiting, queue.waiting.length));
-    if (!queue.num_running) put(running, h("li", { class: "nothing", text: "Nothing runs." }));
-    if (!queue.num_waiting) put(waiting, h("li", { class: "nothing", text: "Nobody waits." }));
+    const { running, waiting, policy } = this.parts;
+    policy.textContent = queue.policy ? `policy ${queue.policy}` : "";
+    this.#list(running, queue.running, queue.num_running, "Nothing runs.", progress);
+    this.#list(waiting, queue.waiting, queue.num_waiting, "Nobody waits.", (request) => [h("span", { class: "why", text: whyWaiting(request) })]);
+    if (this.lit && !this.lit.item.isConnected) this.#light(null);
+    else if (this.lit) this.#light(this.lit);
   }
 
-  #requestItem(request, ...what) {
-    const light = () => {
-      this.tree.light(request.node ? new Set(this.model.path(request.node)) : null);
-      this.pool.light(request.node ? new Set(this.model.path(request.node)) : null);
-      const box = item.getBoundingClientRect();
-      this.#tip(explainRequest(request, this.model), item, { x: 0, y: box.height / 2 }, null, true);
-    };
-    const dim = () => {
-      this.tree.light(null);
-      this.pool.light(null);
-      this.#tip(null);
-    };
-    const item = h("li", { tabindex: "0", on: { pointerenter: light, pointerleave: dim, focus: light, blur: dim } },
-      h("span", { class: "num name", text: request.program ?? `#${request.id}` }), ...what);
+  /** The first requests, each in an element that stays its own as long as it is listed. */
+  #list(list, requests, total, nothing, what) {
+    const shown = requests.slice(0, MAX_LISTED);
+    const known = new Map([...list.children].map((item) => [item.entry?.request.id, item]));
+    const items = shown.map((request) => {
+      const item = known.get(request.id) ?? this.#requestItem();
+      item.entry.request = request;
+      return put(item, h("span", { class: "num name", text: request.program ?? `#${request.id}` }), ...what(request));
+    });
+    const note = total > shown.length ? `and ${count(total - shown.length)} more` : total ? null : nothing;
+    if (note) items.push(h("li", { class: "nothing", text: note }));
+    if (items.length !== list.children.length || items.some((item, i) => item !== list.children[i])) arrange(list, items);
+  }
+
+  #requestItem() {
+    const item = h("li", { tabindex: "0", on: {
+      pointerenter: () => this.#light(item.entry), pointerleave: () => this.#light(null),
+      focus: () => this.#light(item.entry), blur: () => this.#light(null),
+    } });
+    item.entry = { item, request: null };
     return item;
+  }
+
+  /** A listed request's path stands out, and it is explained. */
+  #light(entry) {
+    this.lit = entry;
+    const node = entry?.request.node;
+    const ids = node ? new Set(this.model.path(node)) : null;
+    this.tree.light(ids);
+    this.pool.light(ids);
+    if (!entry) return this.#tip(null);
+    this.#tip(explainRequest(entry.request, this.model), entry.item, { x: 0, y: entry.item.offsetHeight / 2 }, null, true);
   }
 
   // --- explanations -------------------------------------------------------------------------------
@@ -237,7 +253,13 @@ class WatchView {
 
 const fact = (value, name) => h("span", {}, h("b", { class: "num", text: value }), ` ${name}`);
 
-const rest = (total, told) => (total > Math.min(told, MAX_LISTED) ? h("li", { class: "nothing", text: `and ${count(total - Math.min(told, MAX_LISTED))} more` }) : null);
+/** Makes `items` the children of a list; those that stay are not taken out, and keep the focus. */
+function arrange(list, items) {
+  for (const child of [...list.children]) if (!items.includes(child)) child.remove();
+  items.forEach((item, i) => {
+    if (list.children[i] !== item) list.insertBefore(item, list.children[i] ?? null);
+  });
+}
 
 /** How far a request is: cached, computed and to be computed of the prompt, then output. */
 function progress(request) {
