@@ -24,7 +24,7 @@ export class MessageView {
       "aria-label": node.role === "user" ? "You" : "Answer" },
       h("span", { class: "knot", "aria-hidden": "true" }),
       h("header", { class: "message-head" }, h("span", { class: "who", text: node.role === "user" ? "You" : node.model ?? "Answer" }), this.branches, this.tools()),
-      this.reasoning, this.body, this.calls, this.problem, this.foot);
+      ...(node.role === "user" ? [this.body] : [this.reasoning, this.body, this.calls, this.problem, this.foot]));
   }
 
   tools() {
