@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
@@ -120,6 +120,16 @@ class ChatRequest(SamplingFields):
         return params
 
 
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """A chat that another API's request amounts to. Raises InvalidRequest."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
+
+
 class ChatReply(CompletionReply):
     """Answers of /v1/chat/completions; each sample's message is read by a `MessageReader`."""
 
@@ -206,8 +216,7 @@ class ChatReply(CompletionReply):
     def _logprobs(self, entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
         if entries is None or not self.wanted.has_logprobs:
             return None
-        content = [{**_shown(e), "top_logprobs": [_shown(t) for t in e["top"]]} for e in entries]
-        return {"content": content, "refusal": None}
+        return {"content": chat_logprobs(entries), "refusal": None}
 
 
 class ChatSample(Sample):
@@ -220,6 +229,11 @@ class ChatSample(Sample):
         self.reader = reader
         self.head = head
         self.tail = tail
+
+
+def chat_logprobs(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each token, in the words of chats."""
+    return [{**_shown(e), "top_logprobs": [_shown(t) for t in e["top"]]} for e in entries]
 
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:
