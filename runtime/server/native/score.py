@@ -96,7 +96,7 @@ class ScoreRequest(PromptFields):
             return self.prompts()
         if self.text is not None or self.input_ids is not None:
             raise InvalidRequest("messages: not together with text or input_ids", "messages")
-        return [[message.plain() for message in self.messages]]
+        return [[message.plain(i) for i, message in enumerate(self.messages)]]
 
 
 class LabelScoreRequest(BaseModel):
