@@ -385,3 +385,18 @@ def test_scores_are_refused_with_the_field_at_fault(
 ) -> None:
     error = error_of(http.post(path, json=fields))
     assert param is None or error["param"] == param
+
+
+def test_values_share_kv_with_the_same_salt_only(http: httpx.Client) -> None:
+    def cached(path: str, salt: str, **fields: Any) -> int:
+        answer = http.post(path, json={"cache_salt": salt, **fields}).json()
+        count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    fields = {"input": "a heron stands in the reeds"}
+    assert cached("/v1/embeddings", "x", **fields) == 0
+    assert cached("/v1/embeddings", "x", **fields) > 0
+    assert cached("/v1/embeddings", "y", **fields) == 0
+    of_score = {"text": "a heron stands in the reeds", "choices": [" now"]}
+    assert cached("/score", "z", **of_score) == 0
+    assert cached("/score", "x", **of_score) > 0
