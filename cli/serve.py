@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from ..runtime.server.app import create_app
+    from ..runtime.server.connections import HttpProtocol
 
     endpoint = args.endpoint or default_endpoint(args.port)
     server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
@@ -44,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
         print(f'  programs  stemma.Runtime("{endpoint}"{keys})')
         print("  stop      Ctrl-C", flush=True)
         config = uvicorn.Config(
-            create_app(engine, settings), host=args.host, port=args.port, log_level="warning"
+            create_app(engine, settings),
+            host=args.host,
+            port=args.port,
+            http=HttpProtocol,
+            log_level="warning",
         )
         server = uvicorn.Server(config)
         server.run()
