@@ -21,7 +21,7 @@ from .clients import Client, Clients
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_ERROR_CHARS = 4096
-MAX_TREE_NODES = 5000
+MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
 
 
@@ -100,7 +100,7 @@ class Control:
     def _tree(
         self,
         max_token_ids: int = 48,
-        max_nodes: int = 2000,
+        max_nodes: int = 1000,
         has_text: bool = True,
         namespace: str | None = None,
     ) -> dict[str, Any]:
@@ -120,7 +120,8 @@ class Control:
             decode = self._loaded.tokenizer.decode
             for row in rows:
                 row["text"] = decode(row["token_ids"], skip_special=False)
-        return {"nodes": rows, **self._engine.describe()}
+        num_nodes = scheduler.kv_cache.tree.num_nodes  # of the whole tree, roots left out
+        return {"nodes": rows, "num_nodes": num_nodes, **self._engine.describe()}
 
 
 def _bounded(name: str, value: object, most: int) -> int:

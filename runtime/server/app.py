@@ -15,7 +15,7 @@ from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import cache, generate, health, kv_hints, score, tokens, watch
+from .native import abort, cache, generate, health, kv_hints, score, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
 from .responses import routes as responses
@@ -26,6 +26,7 @@ ROOMS = (
     health,
     metrics,
     generate,
+    abort,
     score,
     kv_hints,
     cache,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from ..model_text import ModelText
 from ..service import Service
 
-MAX_TREE_NODES = 5000
+MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
 
 
@@ -18,7 +18,7 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    async def ask(method: str, **args: object) -> Any:
+    async def ask(method: str, **args: Any) -> Any:
         return await asyncio.to_thread(service.engine.connection.call, method, **args)
 
     @routes.get("/flush_cache")
@@ -29,7 +29,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/tree")
     async def tree(
-        max_nodes: int = Query(default=2000, ge=1, le=MAX_TREE_NODES),
+        max_nodes: int = Query(default=1000, ge=1, le=MAX_TREE_NODES),
         max_token_ids: int = Query(default=48, ge=0, le=MAX_NODE_IDS),
     ) -> dict[str, Any]:
         """The radix tree, of a large one the part used last, and how full the pool is."""
