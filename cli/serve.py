@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..errors import InvalidRequest
 from ..runtime.config import add_engine_flags
 from ..runtime.gateway.listener import add_client_flags, server_keys
 from ..runtime.server.settings import add_server_flags, server_settings
 from .connect import Commands, default_endpoint, start_engine
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def add_parser(commands: Commands) -> None:
@@ -30,8 +27,6 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    if args.host not in LOOPBACK:
-        raise InvalidRequest.of("host", args.host, f"one of {LOOPBACK} (keys come later)")
     settings = server_settings(args)
     import uvicorn
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from .sampling_params import SamplingParams
-from .step import Adjustment, RowResult
+from .step import Adjustment, RowResult, TokenLogprob
 
 if TYPE_CHECKING:
     from ..radix.leases import Lease
@@ -51,10 +54,42 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Score `targets[i]` against the logits at position `start + i`; nothing is sampled."""
+    """Score `targets[i]` against the logits at position `start + i`; nothing is sampled. Beside
+    each the `num_top` best tokens are told."""
 
     start: int
     targets: tuple[int, ...]
+    num_top: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class HiddenSum:
+    """The final hidden states that a request's embedding is made of: of its last token, or of all
+    of them, summed as their chunks are computed. Nothing is sampled.
+
+    Invariant: with `is_mean`, `total` is of the first `num_tokens` tokens. It outlives a
+    preemption: what is computed again is not summed again.
+    """
+
+    is_mean: bool
+    num_tokens: int = 0
+    total: npt.NDArray[np.float64] | None = None  # [hidden_size]
+
+    def first_wanted(self, start: int, end: int, num_tokens: int) -> int | None:
+        """From which of the inputs [start, end) of a request of `num_tokens` a step is to sum,
+        counted from `start`; None: from none of them."""
+        first = self.num_tokens if self.is_mean else num_tokens - 1
+        return max(first - start, 0) if first < end else None
+
+    def add(self, part: npt.NDArray[np.float64], end: int) -> None:
+        """The sum over a chunk that ends at `end`."""
+        self.total = part if self.total is None else self.total + part
+        self.num_tokens = end
+
+    def pooled(self) -> npt.NDArray[np.float64]:
+        """What was asked for, once all tokens are computed."""
+        assert self.total is not None, "nothing was computed"
+        return self.total / self.num_tokens if self.is_mean else self.total
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +112,12 @@ class Request:
     program: ProgramRecord | None = None  # whose call it is, where that is known
     deadline_s: float | None = None  # by time.perf_counter(): when its output must be there
     scoring: Scoring | None = None
+    hidden: HiddenSum | None = None  # set: an embedding is asked for
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # what the output must be
     jump_forward: bool = True  # append what is forced at once, not token by token
 
-    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 when scoring
+    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 when nothing is
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -109,6 +145,7 @@ class Request:
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output
     scores: list[float] = field(default_factory=list)
     score_argmax: list[int] = field(default_factory=list)
+    score_tops: list[tuple[TokenLogprob, ...]] = field(default_factory=list)  # with num_top
     created_s: float = field(default_factory=time.perf_counter)
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -161,15 +198,23 @@ class Request:
         return self.token_ids[len(self.prompt) :]
 
     @property
+    def samples(self) -> bool:
+        """Whether it is to generate anything."""
+        return self.scoring is None and self.hidden is None
+
+    @property
     def is_finished(self) -> bool:
         """Whether a finish reason is set."""
         return self.finish_reason is not None
 
     @property
     def match_limit(self) -> int:
-        """At most this many tokens may come from the cache: logits must still be computed."""
+        """At most this many tokens may come from the cache: logits, or hidden states, must still be
+        computed."""
         if self.scoring is not None:
             return self.scoring.start + len(self.scores)
+        if self.hidden is not None and self.hidden.is_mean:
+            return self.hidden.num_tokens
         return self.num_tokens - 1
 
     @property

@@ -27,7 +27,15 @@ from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
-from ..step import Adjustment, PageUpdate, Row, RowResult, StepPlan, StepResult
+from ..step import (
+    Adjustment,
+    PageUpdate,
+    Row,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
@@ -46,6 +54,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 NON_FINITE = "the model produced non-finite logits"
+NON_FINITE_STATES = "the model produced non-finite hidden states"
 NOTHING_ALLOWED = "the grammar allows no token"
 _NOTHING = RowResult()
 # Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
@@ -133,10 +142,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Make the plan's copies between tiers, then compute its tokens, store their KV, and sample
-        and score where rows ask for it.
+        """Make the plan's copies between tiers, then compute its tokens, store their KV, and
+        sample, score and sum hidden states where rows ask for it.
 
-        A row whose logits are not finite gets `error`; the others are not affected.
+        A row whose logits or sums are not finite gets `error`; the others are not affected.
         """
         started = time.perf_counter()
         payloads = self._transfer.run(plan.transfers)
@@ -153,6 +162,8 @@ class ModelRunner:
             self._sample(plan, wanted, hidden, results, previous)
         if wanted.scored_tokens is not None:
             self._score(plan, wanted, wanted.scored_tokens, hidden, results)
+        for index, first, end in wanted.pooled:
+            results[index] = _pooled(hidden[first:end])
         self._previous_tokens = previous
         duration_s = time.perf_counter() - started
         return StepResult(plan.step_id, tuple(results), duration_s, transfer_s, payloads)
@@ -271,15 +282,20 @@ class ModelRunner:
         targets = torch.from_numpy(wanted.target_ids).to(self.device)
         logprobs: list[float] = []
         best: list[int] = []
+        nums = [n for i in wanted.scored_rows for n in _num_tops(plan.rows[i])]
+        tops: list[tuple[TokenLogprob, ...]] = []
         for first in range(0, len(targets), _SCORED_AT_ONCE):
             part = slice(first, first + _SCORED_AT_ONCE)
             logits = self.model.compute_logits(hidden[tokens[part]])
             logprobs += logprobs_of(logits, targets[part]).tolist()
             best += logits.argmax(dim=-1).tolist()
+            tops += [top_logprobs(row, num) if num else () for row, num in zip(logits, nums[part])]
         first = 0
         for index in wanted.scored_rows:
             part = slice(first, first + len(plan.rows[index].target_ids))
             results[index] = _with_targets(results[index], logprobs[part], best[part])
+            if plan.rows[index].num_top_targets and results[index].error is None:
+                results[index] = replace(results[index], target_tops=tuple(tops[part]))
             first = part.stop
 
 
@@ -347,7 +363,20 @@ def _with_logprobs(result: RowResult, logits: Tensor, params: SamplingParams) ->
     )
 
 
+def _num_tops(row: Row) -> list[int]:
+    """How many of the best tokens are told, by target."""
+    return [row.num_top_targets] * len(row.target_ids)
+
+
 def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> RowResult:
     if not np.isfinite(logprobs).all():
         return RowResult(error=NON_FINITE)
     return replace(result, target_logprobs=tuple(logprobs), target_argmax=tuple(best))
+
+
+def _pooled(hidden: Tensor) -> RowResult:
+    """hidden [N, hidden_size] -> their sum, in float64 whatever they are in."""
+    total = hidden.sum(dim=0, dtype=torch.float64).numpy()
+    if not np.isfinite(total).all():
+        return RowResult(error=NON_FINITE_STATES)
+    return RowResult(pooled=total)

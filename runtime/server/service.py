@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from starlette.exceptions import HTTPException
-
 from ...frontend.client import Connection
+from .failures import INVALID, Refusal
 from .generation.running import Running
+from .metrics.http_metrics import HttpMetrics
+from .model_text import ModelText
 from .settings import ServerSettings
 
 
@@ -27,11 +28,14 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
+    metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
+    text: ModelText = field(init=False)
     running: Running = field(init=False)  # what the engine works on for this application's clients
 
     def __post_init__(self) -> None:
-        self.running = Running(self.settings)
+        self.text = ModelText(lambda: self.info)
+        self.running = Running(self.settings, self._note_cut)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -43,7 +47,16 @@ class Service:
         """The name of the model that is served. Raises EngineError."""
         return str(self.info["model"])
 
+    @property
+    def max_running(self) -> int:
+        """Samples that the engine runs at once. Raises EngineError."""
+        return int(self.info["max_running_requests"])
+
     def require_model(self, name: str | None) -> None:
-        """Raises HTTPException for another model's name."""
-        if name not in (None, "", "default", self.model):
-            raise HTTPException(404, f"model {name!r} does not exist; this is {self.model!r}")
+        """Raises Refusal for another model's name."""
+        if name and name not in ("default", self.model):
+            message = f"model {name[:256]!r} does not exist; this is {self.model!r}"
+            raise Refusal(404, message, kind=INVALID, code="model_not_found", field="model")
+
+    def _note_cut(self, reason: str) -> None:
+        self.metrics.cut_streams.labels(reason).inc()

@@ -32,29 +32,37 @@ class Completion:
         task: Task,
         caller: Caller,
         *,
-        first: int,
+        number: int,
         post: Post,
         seed: int,
-        instance: int,
         response_id: str | None,
     ) -> None:
-        """`first`: the number of its first sample; `response_id`: by which KV hints may name that.
+        """`number`: of the task's prompt; `response_id`: by which KV hints may name the first
+        sample.
 
         Raises EngineError and InvalidProgram.
         """
         self._connection = connection
         self._task = task
-        self._first = first
+        self._number = number
+        self._first = number * task.n  # of its samples
         self._post = post
-        create: dict[str, object] = {"seed": seed, "instance": instance, "stream": task.stream}
-        given = {"tools": task.tools, "response_id": response_id, "tenant": caller.tenant}
+        create: dict[str, object] = {"seed": seed, "instance": number, "stream": task.stream}
+        given = {
+            "token_ids": task.has_token_ids or None,
+            "tools": task.tools,
+            "response_id": response_id,
+            "tenant": caller.tenant,
+            "namespace": caller.namespace or None,
+        }
         create.update((name, value) for name, value in given.items() if value is not None)
         self._program = connection.open_program(self, create)
 
-    def send(self, prompt: Prompt) -> None:
+    def send(self) -> None:
         """Send the whole program. Raises EngineError and InvalidProgram."""
-        ops = _prompt_ops(prompt)
-        for op in (*ops, *_gen_ops(len(ops), self._task.params, self._task.n)):
+        task, number = self._task, self._number
+        ops = prompt_ops(task.prompts[number])
+        for op in (*ops, *_gen_ops(len(ops), task.params_of(number), task.n)):
             self._connection.send_op(self._program, op)
         self._connection.flush(self._program, end=True)
 
@@ -77,7 +85,8 @@ class Completion:
         self._post(self._first, wire.FAILED, failure)
 
 
-def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+    """What makes a program's first branch begin with `prompt`."""
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):
@@ -113,7 +122,10 @@ def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
 
 
 def _of_sample(params: ir.GenParams, index: int) -> ir.GenParams:
-    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow."""
+    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow. The
+    prompt is scored once."""
+    if index:
+        params = replace(params, logprob_start=None)
     if params.seed is None:
         return params
     return replace(params, seed=seed_of_sample(params.seed, index))

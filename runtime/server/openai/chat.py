@@ -2,94 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import Message, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
-from ..tool_calls.tools import BEGIN, Tool, ToolChoice, ToolUse
-from .reply import CompletionReply, event, warnings_of
-from .sampling_fields import UNBOUNDED, SamplingFields
-
-_Delta = tuple[dict[str, Any], str | None]  # and the finish reason
+from ..tool_calls.tool_reader import ToolReader
+from ..tool_calls.tools import Tool, ToolChoice, ToolUse
+from .content_parts import ContentPart, text_of
+from .message_reader import Delta, MessageReader, PlainReader
+from .reply import (
+    TEXT,
+    CompletionReply,
+    Sample,
+    Wanted,
+    extras_of,
+    fingerprint_of,
+    prompt_logprobs_of,
+)
+from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """OpenAI's chat completions."""
         service.require_model(body.model)
-        tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
-        params = body.params(tool_use)
-        of_tools = None if params.constraint is None else "tools"
-        task = Task(
-            [[message.plain() for message in body.messages]],
-            params,
-            n=body.n,
-            stream=body.stream,
-            tools=tool_use.for_template,
-            hints=body.kv_hints,
-            constraint_field=body.constraint_field or of_tools,
+        task, new_reader = chat_task(service, body)
+        fingerprint = fingerprint_of(service.info)
+        reply = ChatReply(
+            service.model, new_reader, body.wanted, fingerprint=fingerprint, echo=body.echoed
         )
-        reply = ChatReply(service.model, tool_use, n=body.n, includes_usage=body.includes_usage)
         return await answer(service, request, task, reply)
 
     return routes
 
 
-class TextPart(BaseModel):
-    """A part of a message's content; only text is known here."""
-
-    type: Literal["text"]
-    text: str
+def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
+    """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
+    tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
+    params = body.params(tool_use)
+    of_tools = None if params.constraint is None else "tools"
+    task = Task(
+        [body.plain_messages()],
+        params,
+        n=body.n,
+        stream=body.stream,
+        has_token_ids=body.wanted.needs_token_ids,
+        tools=tool_use.for_template,
+        hints=body.kv_hints,
+        cache_salt=body.cache_salt,
+        constraint_field=body.constraint_field or of_tools,
+        rid=body.rid,
+    )
+    return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
 
 
 class ChatMessage(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[ContentPart]
 
-    def plain(self) -> Message:
-        """Role and text, "developer" being today's name of "system"."""
-        content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Message("system" if self.role == "developer" else self.role, text)
+    def plain(self, index: int) -> Message:
+        """Role and text, "developer" being today's name of "system". Raises InvalidRequest."""
+        role = "system" if self.role == "developer" else self.role
+        return Message(role, text_of(self.content, f"messages.{index}.content"))
 
 
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool = False
+    echo: bool = False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def tool_use(self, template_knows_tools: bool) -> ToolUse:
         """Raises InvalidRequest."""
         choice = self.tool_choice or ("auto" if self.tools else "none")
         return ToolUse(self.tools or (), choice, template_knows_tools)
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the output goes on with the last message: so it does where that is the
+        assistant's, unless the client says otherwise."""
+        asked = self.continue_final_message
+        continues = not self.add_generation_prompt if asked is None else asked
+        return self.messages[-1].role == "assistant" and continues
+
+    @property
+    def echoed(self) -> str:
+        """The beginning of the message, where it is to be repeated."""
+        return self.plain_messages()[-1].content if self.echo and self.is_continued else ""
+
+    def plain_messages(self) -> list[Message]:
+        """The last one is the assistant's where it is continued; another one of the assistant's is
+        begun behind. Raises InvalidRequest."""
+        messages = [message.plain(index) for index, message in enumerate(self.messages)]
+        continues, prompts = self.continue_final_message, self.add_generation_prompt
+        if continues and messages[-1].role != "assistant":
+            allowed = "false where the last message is not the assistant's"
+            raise InvalidRequest.of("continue_final_message", True, allowed)
+        if prompts is not None and prompts == self.is_continued:
+            allowed = "true, or false together with continue_final_message"
+            raise InvalidRequest.of("add_generation_prompt", prompts, allowed)
+        if messages[-1].role == "assistant" and not self.is_continued:
+            messages.append(Message("assistant", ""))
+        return messages
+
     def params(self, tool_use: ToolUse | None = None) -> GenParams:
-        """Sampling as the program's gen takes it."""
+        """Sampling as the program's gen takes it. Raises InvalidRequest."""
+        self._refuse_what_chats_lack()
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
         wanted = next(value for value in given if value is not None)
-        params = self.gen_params(wanted, (self.top_logprobs or 0) if self.logprobs else None)
+        params = self.gen_params(wanted)
         of_tools = None if tool_use is None else tool_use.constraint()
         if of_tools is None:
             return params
@@ -103,10 +156,29 @@ class ChatRequest(SamplingFields):
             )
         return params
 
+    def _refuse_what_chats_lack(self) -> None:
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
+        if self.top_logprobs is not None and not self.logprobs:
+            allowed = "only together with logprobs: true"
+            raise InvalidRequest.of("top_logprobs", self.top_logprobs, allowed)
+        if self.add_special_tokens:
+            allowed = "false: the chat template writes them"
+            raise InvalidRequest.of("add_special_tokens", True, allowed)
+
+
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """A chat that another API's request amounts to. Raises InvalidRequest."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
+
 
 class ChatReply(CompletionReply):
-    """Answers of /v1/chat/completions. Where tools may be called, a stream holds back what may be a
-    call, and sends calls whole."""
+    """Answers of /v1/chat/completions; each sample's message is read by a `MessageReader`."""
 
     prefix = "chatcmpl"
     whole_object = "chat.completion"
@@ -115,96 +187,132 @@ class ChatReply(CompletionReply):
     def __init__(
         self,
         model: str,
-        tool_use: ToolUse | None = None,
+        new_reader: Callable[[], MessageReader] = PlainReader,
+        wanted: Wanted | None = None,
         *,
-        n: int = 1,
-        includes_usage: bool = False,
+        fingerprint: str | None = None,
+        echo: str = "",
     ) -> None:
-        super().__init__(model, n=n, includes_usage=includes_usage)
-        self._tool_use = tool_use if tool_use is not None and tool_use.may_call else None
-        self._begun: set[int] = set()
-        self._held: dict[int, str] = {}  # text that may be the beginning of a call
+        """`new_reader`: one for each sample; `echo`: how its content begins."""
+        super().__init__(model, wanted, fingerprint=fingerprint)
+        self._head["service_tier"] = "default"
+        self._echo = echo
+        self._new_reader = new_reader
+        self._samples: dict[int, ChatSample] = {}
+        self._num_reasoning_tokens = 0
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
-        message, reason = self._message(outcome)
+        reader = self._new_reader()
+        outcome = self._with_stop_text(outcome)
+        message, reason = reader.message(outcome)
+        self._num_reasoning_tokens += reader.num_reasoning_tokens(outcome)
+        if self._echo:
+            message["content"] = self._echo + (message.get("content") or "")
+        ids = {"token_ids": outcome.meta["output_ids"]} if self.wanted.has_token_ids else {}
         return {
             "index": outcome.index,
-            "message": {"role": "assistant", **message},
+            "message": {"role": "assistant", "refusal": None, **message},
             "finish_reason": reason,
-            "logprobs": _chat_logprobs(outcome.meta.get("logprobs")),
-            **warnings_of(outcome),
+            "logprobs": self._logprobs(outcome.meta.get("logprobs")),
+            **ids,
+            **extras_of(outcome),
         }
 
-    def _message(self, outcome: Outcome) -> tuple[dict[str, Any], str]:
-        """Content and tool calls, and the finish reason."""
-        reason: str = outcome.meta["finish_reason"]
-        if self._tool_use is None:
-            return {"content": outcome.text}, reason
-        content, calls = self._tool_use.read(outcome.text)
-        if not calls:
-            return {"content": content}, reason
-        items = [call.as_openai() for call in calls]
-        message = {"content": content.strip() or None, "tool_calls": items}
-        return message, "tool_calls" if reason == "stop" else reason
+    def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
+        body = super().whole(outcomes, hints)
+        num = self.wanted.num_prompt_logprobs
+        return (
+            body
+            if num is None
+            else {**body, "prompt_logprobs": prompt_logprobs_of(outcomes[0], num)}
+        )
 
     def piece(self, piece: Piece) -> bytes:
-        text = piece.text if self._tool_use is None else self._sendable(piece.index, piece.text)
-        deltas = self._first_deltas(piece.index)
-        if text:
-            deltas.append(({"content": text}, None))
-        return b"".join(event(chunk) for chunk in self._chunks(piece.index, deltas))
+        sample = self._samples.get(piece.index)
+        is_new = sample is None
+        if sample is None:
+            sample = self._new_sample(piece.index)
+        sample.hold(piece)
+        said = self._begin(sample) if is_new else b""
+        for delta in sample.reader.feed(piece.text):
+            said += self._said(sample, delta)
+        return said
 
     def end(self, outcome: Outcome) -> bytes:
-        deltas = [*self._first_deltas(outcome.index), *self._last_deltas(outcome.index, outcome)]
-        chunks = self._chunks(outcome.index, deltas)
-        chunks[-1]["choices"][0].update(warnings_of(outcome))
-        return b"".join(event(chunk) for chunk in chunks)
+        sample = self._samples.get(outcome.index)
+        said = b""
+        if sample is None:
+            sample = self._new_sample(outcome.index)
+            said = self._begin(sample)
+        for delta in sample.reader.feed(self._stop_text(outcome)):
+            said += self._said(sample, delta)
+        outcome = self._with_stop_text(outcome)
+        deltas, reason = sample.reader.finish(outcome)
+        self._num_reasoning_tokens += sample.reader.num_reasoning_tokens(outcome)
+        for delta in deltas:
+            said += self._said(sample, delta)
+        return said + self._said(sample, {}, reason, extras_of(outcome))
 
-    def _chunks(self, index: int, deltas: Sequence[_Delta]) -> list[dict[str, Any]]:
-        return [
-            self._chunk({"index": index, "delta": delta, "finish_reason": reason})
-            for delta, reason in deltas
-        ]
+    def num_reasoning_tokens(self, outcomes: Sequence[Outcome]) -> int:
+        return self._num_reasoning_tokens
 
-    def _first_deltas(self, index: int) -> list[_Delta]:
-        if index in self._begun:
-            return []
-        self._begun.add(index)
-        return [({"role": "assistant", "content": ""}, None)]
+    def _new_sample(self, index: int) -> ChatSample:
+        choice = {"index": index, "delta": {"content": TEXT}}
+        choice |= {"logprobs": None, "finish_reason": None}
+        sample = ChatSample(index, self._new_reader(), *self._around_text(choice))
+        self._samples[index] = sample
+        return sample
 
-    def _sendable(self, index: int, fresh: str) -> str:
-        """What of a stream's text is surely no part of a call."""
-        assert self._tool_use is not None
-        held = self._held.get(index, "") + fresh
-        sizes = range(min(len(BEGIN), len(held)), 0, -1)
-        keep = next((n for n in sizes if BEGIN.startswith(held[-n:])), 0)
-        end = held.find(BEGIN) if BEGIN in held else len(held) - keep
-        end = 0 if self._tool_use.is_forced else end
-        self._held[index] = held[end:]
-        return held[:end]
+    def _begin(self, sample: ChatSample) -> bytes:
+        """What a stream says before anything else of a sample."""
+        role = {"role": "assistant", "content": self._echo, "refusal": None}
+        choice = {"index": sample.index, "delta": role, "logprobs": None, "finish_reason": None}
+        return self._event(choice, self._samples.values())
 
-    def _last_deltas(self, index: int, outcome: Outcome) -> list[_Delta]:
-        """What was held back, as calls or as text, and the end."""
-        message, reason = self._message(outcome)
-        held = self._held.pop(index, "")
-        last: list[_Delta] = []
-        if calls := message.get("tool_calls"):
-            assert self._tool_use is not None
-            held = self._tool_use.read(held)[0]
-            numbered = [{"index": i, **call} for i, call in enumerate(calls)]
-            last.append(({"tool_calls": numbered}, None))
-        if held.strip() or (held and not calls):
-            last.insert(0, ({"content": held}, None))
-        return [*last, ({}, reason)]
+    def _said(
+        self,
+        sample: ChatSample,
+        delta: Delta,
+        reason: str | None = None,
+        extras: dict[str, Any] | None = None,
+    ) -> bytes:
+        """A chunk, with the tokens that waited for it."""
+        if self._is_plain and len(delta) == 1 and (text := delta.get("content")) is not None:
+            return sample.head + orjson.dumps(text) + sample.tail
+        logprobs = self._logprobs(sample.take_logprobs() or None)
+        choice = {"index": sample.index, "delta": delta, "logprobs": logprobs}
+        choice |= {"finish_reason": reason, **(extras or {})}
+        return self._chunk_of_tokens(choice, sample, self._samples.values())
+
+    def _logprobs(self, entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
+        num = self.wanted.num_logprobs
+        if entries is None or num is None:
+            return None
+        return {"content": chat_logprobs(entries, num), "refusal": None}
 
 
-def _chat_logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
-    if entries is None:
-        return None
+class ChatSample(Sample):
+    """A sample with its reader, and a chunk of nothing but content, before and behind that."""
 
-    def shown(entry: dict[str, Any]) -> dict[str, Any]:
-        token: str = entry["token"]
-        return {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode())}
+    __slots__ = ("head", "reader", "tail")
 
-    content = [{**shown(e), "top_logprobs": [shown(top) for top in e["top"]]} for e in entries]
-    return {"content": content, "refusal": None}
+    def __init__(self, index: int, reader: MessageReader, head: bytes, tail: bytes) -> None:
+        super().__init__(index)
+        self.reader = reader
+        self.head = head
+        self.tail = tail
+
+
+def chat_logprobs(entries: Sequence[dict[str, Any]], num_top: int) -> list[dict[str, Any]]:
+    """Of each token and the `num_top` likeliest in its place, in the words of chats."""
+    return [
+        {**_shown(entry), "top_logprobs": [_shown(top) for top in entry["top"][:num_top]]}
+        for entry in entries
+    ]
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    token: str = entry["token"]
+    is_text = "\ufffd" not in token  # else its bytes are no characters, and not known here
+    data = list(token.encode()) if is_text else None
+    return {"token": token, "logprob": entry["logprob"], "bytes": data}
