@@ -31,9 +31,6 @@ class ServerSettings:
     keep_alive_s: float = 75.0  # an idle connection is kept so long; proxies reuse theirs for 60 s
     drain_s: float = 30.0  # how long what runs may take to end once the server is asked to stop
     engine_timeout_s: float = 60.0  # an engine whose loop stands still for longer is restarted
-    stream_ping_s: float = 15.0  # a stream that is silent so long says that it lives
-    stream_stall_s: float = 60.0  # a stream whose reader takes nothing for so long is cut off
-    max_stream_buffer_kb: int = 1024  # or for whom more than so much waits
     responses_ttl_s: float = 3600.0  # how long /v1/responses remembers one
     metrics_compat: bool = False  # /metrics also under the names of SGLang and vLLM
     otlp_traces: bool = False
@@ -50,6 +47,9 @@ class ServerSettings:
     max_tokens_limit: int | None = None  # that a request may ask for
     max_queued_requests: int = 4096  # samples that wait, beside those that the engine runs at once
     strict_fields: bool = False  # refuse fields that are not known
+    stream_ping_s: float = 15.0  # a stream that is silent so long says that it lives
+    stream_stall_s: float = 60.0  # a stream whose reader takes nothing for so long is cut off
+    max_stream_buffer_kb: int = 1024  # or for whom more than so much waits
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, 65_535)
@@ -57,9 +57,6 @@ class ServerSettings:
         _require_range("keep_alive_s", self.keep_alive_s, 1, 86_400)
         _require_range("drain_s", self.drain_s, 0, 86_400)
         _require_range("engine_timeout_s", self.engine_timeout_s, 1, 86_400)
-        _require_range("stream_ping_s", self.stream_ping_s, 0.1, 86_400)
-        _require_range("stream_stall_s", self.stream_stall_s, 0.1, 86_400)
-        _require_range("max_stream_buffer_kb", self.max_stream_buffer_kb, 1, 1 << 20)
         _require_range("max_body_mb", self.max_body_mb, 0.001, 1024)
         _require_range("max_queued_requests", self.max_queued_requests, 0, 10**6)
         if self.max_tokens_limit is not None:
@@ -74,6 +71,9 @@ class ServerSettings:
                 "api_key (`stemma keygen --api` makes one), or insecure",
                 "host",
             )
+        _require_range("stream_ping_s", self.stream_ping_s, 0.1, 86_400)
+        _require_range("stream_stall_s", self.stream_stall_s, 0.1, 86_400)
+        _require_range("max_stream_buffer_kb", self.max_stream_buffer_kb, 1, 1 << 20)
 
     @property
     def has_keys(self) -> bool:
