@@ -22,7 +22,6 @@ from ...frontend import wire
 from ..chat_template import NOTHING_TOLD, Told
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
-from ..programs.world import Replays, World
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
 from .control import Control
 from .listener import Listener, ServerKeys
@@ -61,19 +60,7 @@ class Gateway:
         self._clients = Clients(self._engine.hints)
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
-        self._world = World(
-            tokenizer=loaded.tokenizer,
-            vocab_size=loaded.model_config.vocab_size,
-            template=loaded.template,
-            defaults=loaded.defaults(),
-            queue=self._engine,
-            next_request_id=self._engine.next_request_id,
-            replays=Replays(),
-            grammars=self._engine.grammars,
-            jump_forward=not loaded.config.disable_jump_forward,
-            kv=self._engine.scheduler.kv_cache,
-            max_text_chars=self._engine.max_model_len * loaded.tokenizer.longest_token_chars,
-        )
+        self._world = loaded.world()
         self._control = Control(loaded, self._clients, self._world)
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router

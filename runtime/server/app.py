@@ -30,6 +30,7 @@ ROOMS = (
     score,
     kv_hints,
     cache,
+    abort,
     tokens,
     watch,
     models,
@@ -52,6 +53,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
         app.include_router(room.router(service))
     add_error_handlers(app)
     document_errors(app, has_keys=settings.has_keys)
+    app.state.service = service
     app.state.strict_fields = settings.strict_fields
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
     app.add_middleware(Gate, settings=settings, keys=keys)

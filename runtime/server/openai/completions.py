@@ -52,6 +52,7 @@ def router(service: Service) -> APIRouter:
             hints=body.kv_hints,
             cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
+            rid=body.rid,
         )
         fingerprint = fingerprint_of(service.info)
         reply = TextReply(

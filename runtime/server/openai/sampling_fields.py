@@ -65,6 +65,7 @@ class SamplingFields(ConstraintFields, OtherFields):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     cache_salt: str | None = Field(default=None, max_length=1024)
+    rid: str | None = Field(default=None, min_length=1, max_length=256)  # SGLang's, see /abort
     include_timing: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
