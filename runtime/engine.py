@@ -94,6 +94,7 @@ class Engine:
         self.hints = KVHints(self.scheduler.kv_cache)
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
+        self.last_step_s: float | None = None  # when a step last succeeded
 
     @property
     def has_work(self) -> bool:
@@ -160,6 +161,7 @@ class Engine:
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
             return
         self.scheduler.apply(result)
+        self.last_step_s = time.monotonic()
 
     def flush_cache(self) -> int:
         """Drop cached KV that nothing uses; the number of tokens dropped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from .failures import add_error_handlers
+from .intake import IntakeMiddleware
 from .native import health, kv_hints
 from .openai import chat, completions, models
 from .service import EngineLink, Service
@@ -18,4 +19,6 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     for room in (health, kv_hints, models, chat, completions):
         app.include_router(room.router(service))
     add_error_handlers(app)
+    app.add_middleware(IntakeMiddleware, intake=service.intake)
+    app.state.service = service
     return app

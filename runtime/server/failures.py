@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from ...errors import EngineError, InvalidRequest
 from .generation.pieces import GRAMMAR_KINDS, GenerationFailed
 
+RETRY_AFTER_S = 2  # about what an engine takes to be there again
 _INVALID_KINDS = ("InvalidRequest", "InvalidProgram", "PromptTooLong", *GRAMMAR_KINDS)
 
 
@@ -30,8 +31,9 @@ def error_body(message: str, kind: str, field: str | None = None) -> dict[str, A
 
 
 def error_response(status: int, message: str, kind: str, field: str | None = None) -> JSONResponse:
-    """An error as the whole answer."""
-    return JSONResponse(error_body(message, kind, field), status)
+    """An error as the whole answer; a 503 says when to ask again."""
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else None
+    return JSONResponse(error_body(message, kind, field), status, headers)
 
 
 def failed_response(error: GenerationFailed) -> JSONResponse:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 
+from ...errors import EngineError
 from ...frontend.client import Connection
+from .intake import Intake
 from .settings import ServerSettings
 
 
@@ -26,6 +28,7 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
+    intake: Intake = field(default_factory=Intake)
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -37,6 +40,12 @@ class Service:
     def model(self) -> str:
         """The name of the model that is served. Raises EngineError."""
         return str(self.info["model"])
+
+    def require_open(self) -> None:
+        """Raises EngineError where no work is taken."""
+        if not self.intake.is_open:
+            raise EngineError("the server is being stopped")
+        _ = self.engine.connection
 
     def require_model(self, name: str | None) -> None:
         """Raises HTTPException for another model's name."""

@@ -1,0 +1,156 @@
+"""uvicorn as `stemma serve` runs it: its limits, and how it stops.
+
+Asked to stop (SIGTERM or SIGINT), it takes no more work and goes on with what runs, requests and
+programs over ZeroMQ alike, until that has ended or the time for it is over; what is left is then
+told so and ended. Asked again, it does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from ...errors import EngineError
+from .app import create_app
+from .http_protocol import MAX_HEAD_BYTES, http_protocol
+from .service import Service
+from .settings import ServerSettings
+from .supervisor import EngineSupervisor
+
+BACKLOG = 4096  # connections that wait to be accepted; the kernel's own limit may be lower
+MAX_FILES = 1 << 20
+LAST_WORDS_S = 2.0  # for the ends of streams to be sent
+_POLL_S = 0.05
+
+
+def serve(
+    engine: EngineSupervisor,
+    settings: ServerSettings,
+    listener: socket.socket,
+    announce: Callable[[], None],
+) -> int:
+    """Serve at `listener` until stopped, then stop the engine too; the exit status. `announce` is
+    called once the engine is ready for the first time."""
+    raise_file_limit()
+    app = create_app(engine, settings)
+    config = uvicorn.Config(
+        app,
+        http=http_protocol(),
+        ws="none",
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=int(settings.keep_alive_s),
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+    )
+    server = HttpServer(config, engine, settings, app.state.service, announce)
+    server.run(sockets=[listener])
+    return server.exit_status
+
+
+def raise_file_limit() -> None:
+    """Each connection is a file: allow this process as many as it may allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class HttpServer(uvicorn.Server):
+    """Lifetime: one `run`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: EngineSupervisor,
+        settings: ServerSettings,
+        service: Service,
+        announce: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self.exit_status = 0
+        self._engine = engine
+        self._drain_s = settings.drain_s
+        self._intake = service.intake
+        self._announce = announce
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_hurried = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn: begin to listen."""
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self._tasks.append(asyncio.create_task(self._await_engine()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn: close all connections. The engine's end is the end of all calls to it."""
+        await super().shutdown(sockets)
+        await asyncio.to_thread(self._engine.stop)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Of uvicorn: a signal asks to stop."""
+        if self._loop is None:  # nothing was begun
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._be_asked_to_stop)
+
+    async def _await_engine(self) -> None:
+        try:
+            await asyncio.to_thread(self._engine.wait_started)
+        except EngineError as error:
+            if self._intake.is_open:  # nobody asked it to stop
+                print(f"stemma serve: {error}", file=sys.stderr)
+                self.exit_status = 1
+                self.should_exit = True
+        else:
+            self._announce()
+
+    def _be_asked_to_stop(self) -> None:
+        if self._intake.is_open:
+            self._intake.close()
+            self._engine.drain()
+            self._tasks.append(asyncio.create_task(self._drain()))
+        else:
+            self._is_hurried.set()
+
+    async def _drain(self) -> None:
+        try:
+            await asyncio.wait_for(self._until_idle(), self._drain_s)
+            reason = "the server was stopped at once"
+        except TimeoutError:
+            reason = f"the server was stopped; this had {self._drain_s:g} s to end"
+        self._engine.abandon(reason)
+        self.should_exit = True
+
+    async def _until_idle(self) -> None:
+        """Nothing runs any more, or nobody wants to wait for it."""
+        has_said = False
+        while not self._is_hurried.is_set():
+            num_programs = await asyncio.to_thread(self._num_programs)
+            if not self._intake.num_running and not num_programs:
+                return
+            if not has_said:
+                has_said = True
+                print(
+                    f"stopping: {self._intake.num_running} requests and {num_programs} programs "
+                    f"have {self._drain_s:g} s to end; once more (Ctrl-C) stops at once",
+                    flush=True,
+                )
+            await asyncio.sleep(_POLL_S)
+
+    def _num_programs(self) -> int:
+        """Of all clients; of an engine that does not answer none will end."""
+        try:
+            vitals = self._engine.connection.call("vitals", LAST_WORDS_S)
+            return int(vitals["num_programs"])
+        except EngineError:
+            return 0
