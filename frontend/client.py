@@ -260,6 +260,7 @@ class Connection:
             self._fail(EngineError(f"connection to {self.endpoint} failed: {error}"))
         finally:
             self._wake_r.close()
+            self._wake_w.close()
 
     def _keep_session(self) -> None:
         transport = Transport(

@@ -29,15 +29,17 @@ class EngineCheck:
         self._looked_s = -math.inf
 
     async def problem(self) -> str | None:
-        """Why the engine does not work, None where it does; within TIMEOUT_S."""
+        """Why the engine does not work, None where it does; within TIMEOUT_S. Raises EngineError
+        where there is none."""
+        connection = self._service.engine.connection
         now = asyncio.get_running_loop().time()
         if self._look is None or (self._look.done() and now - self._looked_s > FRESH_S):
-            self._look = asyncio.create_task(self._find_problem())
+            self._look = asyncio.create_task(self._find_problem(connection))
         return await asyncio.shield(self._look)
 
-    async def _find_problem(self) -> str | None:
+    async def _find_problem(self, connection: Connection) -> str | None:
         try:
-            await asyncio.wait_for(self._require_step(), TIMEOUT_S)
+            await asyncio.wait_for(self._require_step(connection), TIMEOUT_S)
         except TimeoutError:
             return f"the engine has not completed a step within {TIMEOUT_S:g} s"
         except (EngineError, GenerationFailed) as error:
@@ -46,9 +48,8 @@ class EngineCheck:
             self._looked_s = asyncio.get_running_loop().time()
         return None
 
-    async def _require_step(self) -> None:
+    async def _require_step(self, connection: Connection) -> None:
         """Raises EngineError or GenerationFailed."""
-        connection = self._service.engine.connection
         vitals = await asyncio.to_thread(connection.call, "vitals", TIMEOUT_S)
         age_s = vitals["since_step_s"]
         is_proven = age_s is not None and age_s < RECENT_S

@@ -24,7 +24,10 @@ def router(service: Service) -> APIRouter:
     @routes.get("/ping", include_in_schema=False)  # SageMaker's
     async def health() -> Response:
         """200 when the engine has just completed a step, else 503 with the reason."""
-        problem = await check.problem()
+        try:
+            problem = await check.problem()
+        except EngineError as error:
+            problem = str(error)
         if problem is not None:
             return error_response(503, problem, "server_error")
         return JSONResponse({"status": "ok"})
