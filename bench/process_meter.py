@@ -65,6 +65,24 @@ def peak_rss_bytes(root: int) -> int:
     return sum(_peak_rss_kib(pid) for pid in process_tree(root)) * 1024
 
 
+def peak_rss_bytes_of(pid: int) -> int:
+    """Of one process, since its start."""
+    return _peak_rss_kib(pid) * 1024
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU time of one process with its threads, without its children; 0 if it has ended."""
+    return _cpu_ticks(pid) * _TICK_S
+
+
+def num_descriptors(pid: int) -> int:
+    """Open file descriptors of one process; 0 if it has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
 def wait_until_idle(pid: int, most_s: float) -> float:
     """Wait until all but `pid`'s tree leaves the machine alone, at most `most_s` seconds.
 

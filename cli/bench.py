@@ -12,6 +12,7 @@ from ..bench import (
     grammar_load,
     latency,
     limits,
+    load,
     masks,
     model,
     programs,
@@ -30,7 +31,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    dsl, latency, programs, limits,
+    dsl, latency, load, programs, limits,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import socket
 import sys
@@ -16,8 +15,6 @@ from ..runtime.gateway.listener import add_client_flags, server_keys
 from ..runtime.server.settings import ServerSettings, add_server_flags, server_settings
 from ..runtime.server.supervisor import EngineSupervisor
 from .connect import Commands, default_endpoint, engine_options
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def add_parser(commands: Commands) -> None:
@@ -37,9 +34,6 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until asked to stop."""
     settings = server_settings(args)
-    if args.host not in LOOPBACK:
-        raise InvalidRequest.of("host", args.host, f"one of {LOOPBACK} (keys come later)")
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the HTTP server has its own
     with _listener(settings) as listener:
         port = listener.getsockname()[1]
@@ -49,8 +43,11 @@ def run(args: argparse.Namespace) -> int:
         announce = partial(_announce, args, engine, port, endpoint)
         engine.start()
         try:
-            from ..runtime.server.http_server import serve  # slow to import: the engine starts
+            # Slow to import, so while the engine starts.
+            from ..runtime.server.http_server import serve
+            from ..runtime.server.metrics.request_log import configure_logging
 
+            configure_logging(settings.log_level, settings.log_format)
             return serve(engine, settings, listener, announce)
         finally:
             engine.stop()

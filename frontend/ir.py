@@ -28,15 +28,18 @@ ChoicesMethod = Literal[
 JoinMode = Literal["gather_variable", "concate_and_append"]
 HintAction = Literal["pin", "retain", "demote", "prefetch", "share"]
 Tier = Literal["device", "host", "disk"]
+Pooling = Literal["last", "mean"]
 
 CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
 JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
 HINT_ACTIONS: tuple[str, ...] = get_args(HintAction)
 TIERS: tuple[str, ...] = get_args(Tier)
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 MAX_CHOICES = 1024
 MAX_SAMPLES = 64
 MAX_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
+MAX_FIELDS_CHARS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +176,50 @@ class Gen(Op):
 
 @dataclass(frozen=True, slots=True)
 class Select(Op):
-    """Append the likeliest of `choices` under `method` and call it `name`."""
+    """Append the likeliest of `choices` under `method` and call it `name`. With `choice_ids` the
+    choices are token ids, and no texts are given."""
 
     kind: ClassVar[str] = "select"
     name: str = ""
     choices: tuple[str, ...] = ()
     method: str = CHOICES_METHODS[0]
+    choice_ids: tuple[tuple[int, ...], ...] = ()
+
+    def to_wire(self) -> list[object]:
+        head = [self.kind, self.branch, self.seq, self.source, self.name]
+        if self.choice_ids:
+            return [*head, self.choices or None, self.method, self.choice_ids]
+        return [*head, self.choices, self.method]
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Op):
+    """Make an embedding of all that the branch has so far and call it `name`; appends nothing. The
+    value is a list of floats, as long as the model's hidden states are wide: the last token's final
+    one or the mean of all, with `normalize` scaled to length 1."""
+
+    kind: ClassVar[str] = "embed"
+    name: str = ""
+    pooling: str = POOLINGS[0]
+    normalize: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Op):
-    """Open a chat message of `role`; the chat template says what that appends."""
+    """Open a chat message of `role`; the chat template says what that appends.
+
+    `fields`: JSON text of an object whose items the template sees beside role and content, such as
+    `tool_calls` and `tool_call_id`. With `"content": null` in it an assistant's message has no
+    content, and no text follows in it.
+    """
 
     kind: ClassVar[str] = "role_begin"
     role: str = ""
+    fields: str | None = None
+
+    def to_wire(self) -> list[object]:
+        extra = () if self.fields is None else (self.fields,)
+        return [self.kind, self.branch, self.seq, self.source, self.role, *extra]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +332,7 @@ _OPS: dict[str, type[Op]] = {
         Tokens,
         Gen,
         Select,
+        Embed,
         RoleBegin,
         RoleEnd,
         Fork,
@@ -313,8 +347,13 @@ _OPS: dict[str, type[Op]] = {
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
-_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label"})
-_ALLOWED = {"method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS}
+_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
+_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields"})
+_MAX_CHARS = {"name": MAX_NAME_CHARS, "label": MAX_NAME_CHARS, "fields": MAX_FIELDS_CHARS}
+_ALLOWED = {
+    "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
+    "pooling": POOLINGS,
+}  # fmt: skip
 _MAX_INT = 2**31 - 1
 MAX_PAUSE_S = 86_400.0
 
@@ -342,8 +381,10 @@ def _checked(name: str, value: object) -> Any:
     if name == "token_ids":
         return tuple(_require_int(name, item) for item in _require_list(name, value, 1 << 24))
     if name == "choices":
-        return _checked_choices(value)
-    if name == "is_replay":
+        return () if value is None else _checked_choices(value)  # None: they are given as ids
+    if name == "choice_ids":
+        return _checked_choice_ids(value)
+    if name in ("is_replay", "normalize"):
         return bool(value)
     if name == "source":
         return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
@@ -351,7 +392,7 @@ def _checked(name: str, value: object) -> Any:
         return _checked_optional_int(name, value)
     if name == "expected_s":
         return _checked_seconds(name, value)
-    if name == "tier":
+    if name in _OPTIONAL_STR_FIELDS:
         return None if value is None else _checked_str(name, value)
     assert name in _STR_FIELDS, name
     return _checked_str(name, value)
@@ -391,11 +432,21 @@ def _checked_choices(value: object) -> tuple[str, ...]:
     return tuple(str(choice) for choice in choices)
 
 
+def _checked_choice_ids(value: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(
+            _require_int("choice_ids", token_id)
+            for token_id in _require_list("choice_ids", ids, 1 << 20)
+        )
+        for ids in _require_list("choice_ids", value, MAX_CHOICES)
+    )
+
+
 def _checked_str(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidProgram.of(name, value, "a string")
     if name in _ALLOWED and value not in _ALLOWED[name]:
         raise InvalidProgram.of(name, value, f"one of {_ALLOWED[name]}")
-    if name in ("name", "label") and len(value) > MAX_NAME_CHARS:
-        raise InvalidProgram.of(name, value, f"at most {MAX_NAME_CHARS} characters")
+    if len(value) > (most := _MAX_CHARS.get(name, len(value))):
+        raise InvalidProgram.of(name, f"{len(value)} characters", f"at most {most} characters")
     return value

@@ -406,7 +406,8 @@ class Program:
             pending = self._pending[branch, seq]
             if pending.chunks is None:
                 pending.chunks = []
-            pending.chunks.append(payload)
+            if text := wire.text_of_delta(payload):
+                pending.chunks.append(text)
         else:
             _fill(self._pending[branch, seq], payload)
         self.waiters.wake()

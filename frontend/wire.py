@@ -48,12 +48,19 @@ RUNTIME_OPS = frozenset({"welcome", "events", "reply", "credit", "pong", "error"
 NUMBERED_OPS = frozenset({"ops", "intern", "cancel", "call", "events", "reply"})
 
 # Kinds of events.
-DELTA = "delta"  # payload: str, text appended by a streaming gen
+DELTA = "delta"  # payload: text appended by a streaming gen, or `text_of_delta`'s object
 VALUE = "value"  # payload: {"value", "text", "meta"}: the op is done
 MARK = "mark"  # payload: {"text", "replace"}: what a role or token ids appended to the text
 FAILED = "failed"  # payload: {"message", "kind", "op", "source"}: the branch stops here
 STOPPED = "Stopped"  # the kind of a failure that is nobody's error: no one waits for the branch
 DONE = "done"  # the program has ended (branch and seq are 0)
+
+
+def text_of_delta(delta: str | dict[str, Any]) -> str:
+    """Of a gen with logprobs, or of a program with token ids, a delta is an object: {"text",
+    "logprobs", "token_ids"}, and with ids the first one has "prompt_tokens" and "cached_tokens".
+    A token comes with the delta that completes its text."""
+    return delta if isinstance(delta, str) else str(delta["text"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ Cost: a lease O(nodes on the path), breaking and expiry O(log n) each.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -80,6 +80,10 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._active)
+
+    def __iter__(self) -> Iterator[Lease]:
+        """Those that have not ended, the first made first."""
+        return iter(self._active)
 
     def retain(self, node: Node, *, due_s: float, expires_s: float, priority: int = 0) -> Lease:
         """Keep the path to `node` before what nobody leases, and before leases of lower priority

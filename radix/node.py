@@ -150,6 +150,14 @@ class UseOrder:
                 yield node
                 node = node.newer
 
+    def __reversed__(self) -> Iterator[Node]:
+        """From most to least recently used: a parent comes before its children."""
+        for ring in (self._ring, self._aged):
+            node = ring.older
+            while node is not None and node is not ring:
+                yield node
+                node = node.older
+
 
 def _empty_ring() -> Node:
     ring = Node(-1, None, None, b"", array("i"), array("i"))

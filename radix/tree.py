@@ -91,6 +91,11 @@ class RadixTree:
         """The number of tokens that match_below() would find; changes nothing."""
         return self._descend(node, self._pack(token_ids))[1] - node.end
 
+    def descend(self, node: Node, token_ids: Sequence[int]) -> tuple[list[Node], int]:
+        """The nodes below `node` that a run enters, and the path length where it leaves them, which
+        may be inside the last one; changes nothing."""
+        return self._descend(node, self._pack(token_ids))
+
     def match_length(
         self, namespace: Hashable, token_ids: Sequence[int], limit: int | None = None
     ) -> int:

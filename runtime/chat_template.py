@@ -3,12 +3,21 @@
 The template (jinja2, sandboxed) is rendered with a placeholder in place of each content, and cut at
 the placeholders. So the runtime learns the marks between contents and never re-tokenizes a content.
 A template that changes contents (say, drops earlier reasoning) therefore cannot do so here.
+
+What else clients say (tool calls of earlier turns, tools, variables) is rendered into the marks, in
+which special tokens are recognised. It must not make any: wherever such text holds one, or ends
+like the beginning of one, a seam goes into it, and marks are tokenized piece by piece between
+seams.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,11 +27,15 @@ import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import InvalidProgram, ModelLoadError
-from .tokenizer import Tokenizer
-
-_PLACEHOLDER = "\ue000{index}\ue001"  # private-use characters: no template writes them
+from .tokenizer import STRUCTURE_MARKS, Tokenizer
 
 _MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
+_MAX_CACHED_CHARS = 8 * 1024 * 1024
+_MAX_VARIABLES = 64  # that `describe` names
+MAX_TEMPLATE_KWARGS_CHARS = 16 * 1024
+
+# By these the formats are told apart that a template may ask the model to write calls in.
+_FORMAT_MARKS = (*STRUCTURE_MARKS, "ipython", "<function=", "<arg_key>", "tool_calls")
 
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (
@@ -31,8 +44,58 @@ _FALLBACK = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message without its content. `fields`: JSON text of what the template sees beside it."""
+
+    role: str
+    fields: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    has_content: bool = True  # else it is all marks
+
+    @classmethod
+    def of(cls, role: str, fields: str | None) -> Turn:
+        """Raises InvalidProgram for fields that are no object, or name role or a content."""
+        if fields is None:
+            return cls(role)
+        try:
+            values = json.loads(fields)
+        except (ValueError, RecursionError) as error:
+            raise InvalidProgram(f"fields: not JSON: {error}", "fields") from error
+        if not isinstance(values, dict) or "role" in values or values.get("content") is not None:
+            allowed = "an object without role and content, or with a content of null"
+            raise InvalidProgram.of("fields", fields[:100], allowed)
+        has_content = "content" not in values
+        if not has_content and role != "assistant":
+            raise InvalidProgram.of("fields", fields[:100], "without content, but for assistant")
+        return cls(role, fields, values, has_content)
+
+    def without_content(self) -> Turn:
+        """The same as one that is all marks."""
+        return Turn(self.role, self.fields, self.values, has_content=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a template is told beside messages: tools in OpenAI's format, variables of its own."""
+
+    tools: tuple[Any, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    key: bytes = b""  # equal for equal ones
+
+    @classmethod
+    def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Told:
+        """From JSON values."""
+        whole = json.dumps([list(tools), variables or {}], sort_keys=True).encode()
+        return cls(tuple(tools), variables or {}, hashlib.blake2b(whole, digest_size=16).digest())
+
+
+NOTHING_TOLD = Told()
+
+
 class ChatTemplate:
-    """Renders marks for a list of roles. Raises ModelLoadError for a template that is no jinja2."""
+    """Renders marks for a list of messages. Raises ModelLoadError for a template that is no
+    jinja2."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         source = _find_template(folder, tokenizer.config)
@@ -43,52 +106,173 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
         environment.filters["tojson"] = _to_json
+        self._source = source or _FALLBACK
         try:
-            self._template = environment.from_string(source or _FALLBACK)
+            self._template = environment.from_string(self._source)
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"{folder}: the chat template is not jinja2: {error}") from error
+        self._tokenizer = tokenizer
         self._variables = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-        variables = jinja2.meta.find_undeclared_variables(environment.parse(source or _FALLBACK))
-        self.knows_tools = "tools" in variables
-        self._cache: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+        self._reads = jinja2.meta.find_undeclared_variables(environment.parse(self._source))
+        self.knows_tools = "tools" in self._reads
+        secret = secrets.randbits(64)  # private-use characters and a number: nobody else writes it
+        self._placeholder = f"\ue000{secret}-{{index}}\ue001"
+        self._seam = f"\ue002{secret}\ue001"
+        self._guard = _Guard(tokenizer.special_texts, self._seam)
+        self._cache: dict[tuple[object, ...], list[str]] = {}
+        self._num_cached_chars = 0
 
     def marks(
-        self, roles: Sequence[str], *, open_turn: bool = False, tools: Sequence[Any] = ()
+        self,
+        messages: Sequence[str | Turn],
+        *,
+        open_turn: bool = False,
+        told: Told = NOTHING_TOLD,
     ) -> list[str]:
-        """`len(roles) + 1` texts: before the first content, between contents, after the last.
+        """One text more than there are contents: before the first one, between, after the last.
 
-        With `open_turn` a generation prompt (an opened assistant's turn) ends the last of them;
-        `tools`, in OpenAI's format, are told to a template that knows them.
-        Raises InvalidProgram with the template's own words when it refuses these roles.
+        A role alone is a message without fields. With `open_turn` a generation prompt (an opened
+        assistant's turn) ends the last text. Raises InvalidProgram with the template's own words
+        when it refuses these messages; its `field` names a message whose content is left out.
         """
-        if tools and self.knows_tools:
-            return self._render(tuple(roles), open_turn, tools)
-        key = (tuple(roles), open_turn)
+        turns = tuple(Turn(m) if isinstance(m, str) else m for m in messages)
+        if not told.variables and not self.knows_tools:
+            told = NOTHING_TOLD
+        key = (turns, open_turn, told.key)
         if key not in self._cache:
-            if len(self._cache) > 1024:
+            marks = self._render(turns, open_turn, told)
+            self._num_cached_chars += 1024 + sum(len(turn.fields or "") for turn in turns)
+            self._num_cached_chars += sum(map(len, marks))
+            if self._num_cached_chars > _MAX_CACHED_CHARS:
                 self._cache.clear()
-            self._cache[key] = self._render(key[0], open_turn)
+                self._num_cached_chars = 0
+            self._cache[key] = marks
         return self._cache[key]
 
-    def _render(
-        self, roles: tuple[str, ...], open_turn: bool, tools: Sequence[Any] = ()
-    ) -> list[str]:
-        slots = [_PLACEHOLDER.format(index=i) for i in range(len(roles))]
-        messages = [{"role": r, "content": slot} for r, slot in zip(roles, slots, strict=True)]
+    def encode(self, mark: str) -> list[int]:
+        """Ids of a mark, or of a part of one."""
+        encode = self._tokenizer.encode_marks
+        return [i for piece in mark.split(self._seam) for i in encode(piece)]
+
+    def shown(self, mark: str) -> str:
+        """A mark as text."""
+        return mark.replace(self._seam, "")
+
+    def generation_prompt(self, template_kwargs: Mapping[str, Any] | None = None) -> str:
+        """What opens an assistant's turn; "" where the template refuses a lone user's message."""
         try:
-            pieces = self._template.generate(
-                messages=messages,
-                add_generation_prompt=open_turn,
-                tools=list(tools) or None,
-                **self._variables,
+            told = Told.of((), template_kwargs)
+            closed = self.marks(["user"], told=told)[-1]
+            return self.shown(
+                self.marks(["user"], open_turn=True, told=told)[-1].removeprefix(closed)
             )
-            text = _joined(pieces)
-        except Exception as error:  # a template is a program: it can raise anything
-            shown = ", ".join(roles)
-            raise InvalidProgram(
-                f"the chat template refuses the roles [{shown}]: {error}"
-            ) from error
-        return _split(text, slots)
+        except InvalidProgram:
+            return ""
+
+    def describe(self) -> dict[str, Any]:
+        """What an HTTP side needs to know to read what the model writes: the marks that the
+        template mentions or the tokenizer has as tokens (with their ids, if so), and the variables
+        that the template reads."""
+        ids = self._tokenizer.structure_marks
+        marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
+        return {
+            "marks": {mark: ids.get(mark) for mark in marks},
+            "variables": sorted(self._reads)[:_MAX_VARIABLES],
+            "generation_prompt": self.generation_prompt(),
+        }
+
+    def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:
+        """Calls' arguments are objects, and a content that there is not is None; a template that
+        fails over these gets JSON text, or ""."""
+        slots = [self._placeholder.format(index=i) for i in range(len(turns))]
+        has_fields = any(turn.fields for turn in turns)
+        variants = [(True, None), (False, None), (True, ""), (False, "")] if has_fields else None
+        failure: Exception | None = None
+        for as_objects, nothing in variants or [(True, None)]:
+            messages = [
+                self._message(turn, slot if turn.has_content else nothing, as_objects)
+                for turn, slot in zip(turns, slots, strict=True)
+            ]
+            try:
+                text = self._rendered(messages, open_turn, told)
+            except Exception as error:  # a template is a program: it can raise anything
+                failure = failure or error
+                continue
+            kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
+            return _split(text, kept)
+        shown = ", ".join(turn.role for turn in turns)
+        message = f"the chat template refuses the roles [{shown}]: {failure}"
+        raise InvalidProgram(self.shown(message)) from failure
+
+    def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
+        """As the template sees it."""
+        values = self._guard.guarded(dict(turn.values))
+        if as_objects and isinstance(calls := values.get("tool_calls"), list):
+            values["tool_calls"] = [_with_object(call) for call in calls]
+        return {**values, "role": turn.role, "content": content}
+
+    def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
+        pieces = self._template.generate(
+            **{
+                **self._guard.guarded(dict(told.variables)),
+                **self._variables,
+                "messages": messages,
+                "add_generation_prompt": open_turn,
+                "tools": self._guard.guarded(list(told.tools)) or None,
+            }
+        )
+        return _joined(pieces)
+
+
+class _Guard:
+    """Puts seams into texts of clients, so that no special token comes of them."""
+
+    def __init__(self, special_texts: Iterable[str], seam: str) -> None:
+        """Letters' case is ignored: a template may change it."""
+        self._seam = seam
+        texts = [text for text in special_texts if len(text) > 1]
+        marks = [text for text in texts if not text[0].isalnum()]
+        starts = sorted({text[:n] for text in marks for n in range(1, len(text))}, key=len)
+        either = "|".join(map(re.escape, texts))
+        beginning = "|".join(map(re.escape, reversed(starts)))
+        self._inner = re.compile(f"(?=(?:{either}))(.)", re.I | re.S) if texts else None
+        self._last = re.compile(f"(?:{beginning})\\Z", re.I) if marks else None
+        self._longest = max(map(len, texts), default=0)
+
+    def guarded(self, value: Any) -> Any:
+        """A JSON value with all its texts guarded."""
+        if isinstance(value, str):
+            return self._guarded_text(value)
+        if isinstance(value, list):
+            return [self.guarded(item) for item in value]
+        if isinstance(value, dict):
+            return {self._guarded_name(name): self.guarded(item) for name, item in value.items()}
+        return value
+
+    def _guarded_name(self, name: str) -> str:
+        """Words stay: by these a template looks things up."""
+        return name if name.isidentifier() else self._guarded_text(name)
+
+    def _guarded_text(self, text: str) -> str:
+        if self._inner is not None:
+            text = self._inner.sub(lambda found: found[1] + self._seam, text)
+        start = max(0, len(text) - self._longest)
+        ends_in_one = self._last is not None and self._last.search(text, start)
+        return text + self._seam if ends_in_one else text
+
+
+def _with_object(call: Any) -> Any:
+    """A call with its arguments as an object, where they are JSON text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    try:
+        arguments = json.loads(function.get("arguments", ""))
+    except (ValueError, TypeError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _joined(pieces: Iterable[str]) -> str:
@@ -101,12 +285,16 @@ def _joined(pieces: Iterable[str]) -> str:
     return text
 
 
-def _split(text: str, slots: Sequence[str]) -> list[str]:
+def _split(text: str, slots: Mapping[int, str]) -> list[str]:
+    """`slots`: by the message's index."""
     marks = []
-    for index, slot in enumerate(slots):
+    for index, slot in slots.items():
         before, found, text = text.partition(slot)
         if not found:
-            raise InvalidProgram(f"the chat template leaves out message {index}")
+            field = f"messages.{index}.content"
+            raise InvalidProgram(f"the chat template leaves out message {index}", field)
+        if slot in text:
+            raise InvalidProgram(f"the chat template writes message {index} twice")
         marks.append(before)
     return [*marks, text]
 

@@ -57,6 +57,7 @@ class Detokenizer:
         self._length = 0
         self._tail = ""  # the last characters, for stop strings across tokens
         self._num_emitted = 0
+        self._num_settled = 0
         self._text: str | None = ""
 
     @property
@@ -99,6 +100,15 @@ class Detokenizer:
         delta = self.text[self._num_emitted : until]
         self._num_emitted = until
         return delta
+
+    def num_settled(self) -> int:
+        """Tokens, from the first on, whose text was handed out: no stop string drops them now."""
+        for index in range(self._num_settled, len(self._ends)):
+            if self._ends[index] > self._num_emitted:
+                break
+            if self._clean[index]:
+                self._num_settled = index + 1
+        return self._num_settled
 
     def cut(self, hit: StopHit) -> None:
         """Drop everything from a stop string on."""

@@ -16,10 +16,12 @@ from ..constrained.vocabulary import Vocabulary
 from ..errors import PromptTooLong
 from .chat_template import ChatTemplate
 from .config import EngineConfig
+from .embedding_config import EmbeddingConfig
 from .grammar_compiler import GrammarCompiler
 from .memory.block_key import KVLayout
 from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
+from .observe.step_log import StepLog
 from .programs.world import Defaults
 from .request import Request
 from .sampling_params import SamplingParams
@@ -92,6 +94,7 @@ class Engine:
             clock=clock,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
+        self.step_log = StepLog()
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
         self.last_step_s: float | None = None  # when a step last succeeded
@@ -125,13 +128,13 @@ class Engine:
         not expected in time.
         """
         room = self.max_model_len - request.num_prompt_tokens
-        if room < (1 if request.scoring is None else 0):
+        if room < (1 if request.samples else 0):
             raise PromptTooLong(
                 f"the prompt has {request.num_prompt_tokens} tokens; this engine takes at most "
                 f"{self.max_model_len - 1} (max_model_len or the KV pool, whichever is less)",
                 "prompt",
             )
-        if request.scoring is None:
+        if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)
 
@@ -151,9 +154,14 @@ class Engine:
         """Plan, execute, apply: once."""
         if self.grammars is not None and self.grammars.is_ready:
             self.grammars.collect()
+        is_watched = self.step_log.is_on
+        if is_watched:
+            self.step_log.begin(self.scheduler)
         plan = self.scheduler.plan()
         if plan is None:
             return
+        if is_watched:
+            self.step_log.note_plan(plan, self.scheduler)
         try:
             result = self._executor.execute(plan)
         except Exception as error:
@@ -162,6 +170,8 @@ class Engine:
             return
         self.scheduler.apply(result)
         self.last_step_s = time.monotonic()
+        if is_watched:
+            self.step_log.end(result, self.scheduler)
 
     def flush_cache(self) -> int:
         """Drop cached KV that nothing uses; the number of tokens dropped."""
@@ -201,6 +211,7 @@ class LoadedModel:
         self.model_config = ModelConfig.from_folder(config.model)
         self.tokenizer = Tokenizer(config.model, self.model_config.vocab_size)
         self.template = ChatTemplate(config.model, self.tokenizer)
+        self.embedding = EmbeddingConfig.from_folder(config.model)
         self.runner = ModelRunner(
             config.model,
             self.model_config,
@@ -274,12 +285,21 @@ class LoadedModel:
         model = self.model_config
         return {
             "model": self.config.model_name,
+            "model_path": str(self.config.model.resolve()),
             "architecture": model.architecture,
             "dtype": str(self.runner.dtype).removeprefix("torch."),
             "device": self.config.device,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
+            "max_running_requests": self.config.max_running_requests,
             "template_knows_tools": self.template.knows_tools,
+            "embedding": {
+                "size": model.hidden_size,
+                "pooling": self.embedding.pooling,
+                "refusal": self.embedding.refusal,
+                "suffix_ids": self.tokenizer.suffix_ids,
+            },
+            "chat_format": self.template.describe(),
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

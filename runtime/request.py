@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from .sampling_params import SamplingParams
 from .step import Adjustment, RowResult
 
@@ -58,6 +61,36 @@ class Scoring:
 
 
 @dataclass(slots=True, eq=False)
+class HiddenSum:
+    """The final hidden states that a request's embedding is made of: of its last token, or of all
+    of them, summed as their chunks are computed. Nothing is sampled.
+
+    Invariant: with `is_mean`, `total` is of the first `num_tokens` tokens. It outlives a
+    preemption: what is computed again is not summed again.
+    """
+
+    is_mean: bool
+    num_tokens: int = 0
+    total: npt.NDArray[np.float64] | None = None  # [hidden_size]
+
+    def first_wanted(self, start: int, end: int, num_tokens: int) -> int | None:
+        """From which of the inputs [start, end) of a request of `num_tokens` a step is to sum,
+        counted from `start`; None: from none of them."""
+        first = self.num_tokens if self.is_mean else num_tokens - 1
+        return max(first - start, 0) if first < end else None
+
+    def add(self, part: npt.NDArray[np.float64], end: int) -> None:
+        """The sum over a chunk that ends at `end`."""
+        self.total = part if self.total is None else self.total + part
+        self.num_tokens = end
+
+    def pooled(self) -> npt.NDArray[np.float64]:
+        """What was asked for, once all tokens are computed."""
+        assert self.total is not None, "nothing was computed"
+        return self.total / self.num_tokens if self.is_mean else self.total
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """A request's tokens are `prompt` and what was sampled, or followed from its grammar; KV of the
     first `num_computed_tokens` of them is in `pages`. Until the grammar is there, all but the last
@@ -77,11 +110,12 @@ class Request:
     program: ProgramRecord | None = None  # whose call it is, where that is known
     deadline_s: float | None = None  # by time.perf_counter(): when its output must be there
     scoring: Scoring | None = None
+    hidden: HiddenSum | None = None  # set: an embedding is asked for
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # what the output must be
     jump_forward: bool = True  # append what is forced at once, not token by token
 
-    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 when scoring
+    max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 when nothing is
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -161,15 +195,23 @@ class Request:
         return self.token_ids[len(self.prompt) :]
 
     @property
+    def samples(self) -> bool:
+        """Whether it is to generate anything."""
+        return self.scoring is None and self.hidden is None
+
+    @property
     def is_finished(self) -> bool:
         """Whether a finish reason is set."""
         return self.finish_reason is not None
 
     @property
     def match_limit(self) -> int:
-        """At most this many tokens may come from the cache: logits must still be computed."""
+        """At most this many tokens may come from the cache: logits, or hidden states, must still be
+        computed."""
         if self.scoring is not None:
             return self.scoring.start + len(self.scores)
+        if self.hidden is not None and self.hidden.is_mean:
+            return self.hidden.num_tokens
         return self.num_tokens - 1
 
     @property

@@ -97,6 +97,7 @@ class Row(NamedTuple):
     target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
     target_start: int = 0  # ... input index target_start + i
     mask: int | None = None  # set: sample only tokens of this row of the plan's masks
+    pooled_from: int | None = None  # set: sum the final hidden states from this input on
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ class RowResult:
     top_logprobs: tuple[TokenLogprob, ...] = ()
     target_logprobs: tuple[float, ...] = ()
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
+    # [hidden_size]: the sum that `pooled_from` asked for, of normed states as the head sees them
+    pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
     error: str | None = None
 
 

@@ -3,7 +3,7 @@
 Two families are known. Byte-level BPE writes each byte as a printable character (GPT-2's table);
 SentencePiece-like tokenizers write "▁" for a blank and "<0x0A>" for a
 byte without a token. Which of the two it is, the decoder in tokenizer.json says. Special tokens
-write nothing; other added tokens write themselves.
+write nothing; other added tokens, and special ones that structure an answer, write themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def token_bytes(folder: Path, tokenizer: Tokenizer) -> list[bytes | None]:
     else:
         raise ModelLoadError(f"{path}: decoder {sorted(map(str, kinds))}: its bytes are not known")
     for token in config.get("added_tokens", ()):
-        written[token["id"]] = None if token["special"] else token["content"].encode()
+        written[token["id"]] = token["content"].encode()
     for token_id in tokenizer.special_ids:
         written[token_id] = None
     return [written.get(token_id) for token_id in range(max(written, default=-1) + 1)]

@@ -2,6 +2,9 @@
 
 Two encodings exist: of an author's text, in which nothing is special (a user cannot smuggle in an
 end-of-turn token), and of the chat template's marks, in which special tokens are recognised.
+
+Special tokens write nothing when they are decoded, but for those with which models structure their
+answers (`STRUCTURE_MARKS`): whoever reads tool calls or reasoning out of a text needs these.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ MAX_TEXT_CHARS = 8 * 1024 * 1024
 LONG_CHARS = 256  # guess: below, looking a text up saves little
 MAX_KEPT_CHARS = 16 * 1024 * 1024
 REPLACEMENT = "\ufffd"
+STRUCTURE_MARKS = (
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
+)  # fmt: skip
 
 
 class Tokenizer:
@@ -48,12 +55,16 @@ class Tokenizer:
         self._require_fits(path, vocab_size)
         self.bos_token = _token_text(self.config.get("bos_token"))
         self.eos_token = _token_text(self.config.get("eos_token"))
-        self.special_ids = frozenset(
-            token_id
-            for token_id, token in self._special.get_added_tokens_decoder().items()
-            if token.special
-        )
-        self.bos_ids = self._leading_bos()
+        added = self._special.get_added_tokens_decoder()
+        special = {i: token.content for i, token in added.items() if token.special}
+        self.special_texts = tuple(special.values())
+        self.special_ids = frozenset(i for i, t in special.items() if t not in STRUCTURE_MARKS)
+        self.structure_marks = {
+            token.content: i for i, token in added.items() if token.content in STRUCTURE_MARKS
+        }
+        has_hidden = len(self.special_ids) < len(special)
+        self._showing = _showing_marks(path) if has_hidden else self._plain
+        self.bos_ids, self.suffix_ids = self._marks_of_text()
         self._kept = KeptEncodings()
 
     def encode(self, text: str) -> list[int]:
@@ -80,7 +91,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids; bytes that are no character show as U+FFFD."""
-        text: str = self._plain.decode(ids, skip_special_tokens=skip_special)
+        text: str = self._showing.decode(ids, skip_special_tokens=skip_special)
         return text
 
     def token_text(self, token_id: int) -> str:
@@ -92,13 +103,19 @@ class Tokenizer:
         """Tokens that the tokenizer knows, added ones included."""
         return int(self._special.get_vocab_size(with_added_tokens=True))
 
-    def _leading_bos(self) -> list[int]:
-        """What the post-processor puts before raw text: usually one BOS, or nothing."""
+    def _marks_of_text(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before raw text, usually one BOS or nothing, and behind it,
+        which only models of embeddings want."""
         with_marks: list[int] = self._special.encode("a", add_special_tokens=True).ids
         without: list[int] = self._special.encode("a", add_special_tokens=False).ids
         if not without or without[0] not in with_marks:
-            return []
-        return [i for i in with_marks[: with_marks.index(without[0])] if i in self.special_ids]
+            return [], []
+        start = with_marks.index(without[0])
+        before, behind = with_marks[:start], with_marks[start + len(without) :]
+        return (
+            [i for i in before if i in self.special_ids],
+            [i for i in behind if i in self.special_ids],
+        )
 
     def _require_fits(self, path: Path, vocab_size: int) -> None:
         vocabulary = self._special.get_vocab(with_added_tokens=True)
@@ -139,6 +156,14 @@ class KeptEncodings:
             while self._num_chars > MAX_KEPT_CHARS:
                 dropped, _ = self._ids.popitem(last=False)
                 self._num_chars -= len(dropped)
+
+
+def _showing_marks(path: Path) -> HfTokenizer:
+    """The tokenizer for decoding: to it the marks of structure are nothing special."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for token in config.get("added_tokens", ()):
+        token["special"] = token["special"] and token["content"] not in STRUCTURE_MARKS
+    return HfTokenizer.from_str(json.dumps(config))
 
 
 def _load_config(path: Path) -> dict[str, Any]:

@@ -377,6 +377,9 @@ class ChunkTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return b"".join(self.chunks[i] for i in ids).decode("utf-8", "replace")
 
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
 
 class FakeQueue:
     """Takes a program's requests; the test decides what each of them generates or scores."""

@@ -187,6 +187,8 @@ class Session:
             case ir.Var():
                 return self._append_var(branch, op)
             case ir.RoleBegin():
+                if op.fields is not None:
+                    raise InvalidProgram.of("fields", op.fields[:100], "left out for an endpoint")
                 branch.draft = branch.pattern = None
                 self._mark(branch, op, transcript_of(branch).begin_role(op.role))
             case ir.RoleEnd():

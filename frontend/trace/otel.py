@@ -49,15 +49,20 @@ _REQUEST_ATTRIBUTES = {
 }
 
 
-def exporter_from_environment() -> SpanExporter:
-    """As OTEL_EXPORTER_OTLP_ENDPOINT and its relatives say. Where the process has set up a tracer
-    provider of its own, spans go to that one."""
+def provider_from_environment() -> TracerProvider:
+    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and its relatives say. Where the process has set up a
+    tracer provider of its own, spans go to that one."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         name = os.environ.get("OTEL_SERVICE_NAME", "stemma")
         provider = TracerProvider(resource=Resource.create({"service.name": name}))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return SpanExporter(provider)
+    return provider
+
+
+def exporter_from_environment() -> SpanExporter:
+    """Of programs, to the provider of `provider_from_environment`."""
+    return SpanExporter(provider_from_environment())
 
 
 class SpanExporter:

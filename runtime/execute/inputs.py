@@ -41,7 +41,8 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class WantedLogits:
-    """Which of the step's T hidden states are turned into logits. N sampled, M scored."""
+    """Which of the step's T hidden states are turned into logits, or summed. N sampled, M
+    scored."""
 
     sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample
     sampled_tokens: Tensor | None  # [N] int64 on the token axis; None: every token, in order
@@ -49,6 +50,7 @@ class WantedLogits:
     scored_rows: tuple[int, ...]  # rows of the plan with targets
     scored_tokens: Tensor | None  # [M] int64 on the token axis, row after row; None: M = 0
     target_ids: Int64Array  # [M]
+    pooled: tuple[tuple[int, int, int], ...]  # (row of the plan, first, end on the token axis)
 
 
 class PageTable:
@@ -200,6 +202,11 @@ def wanted_logits(plan: StepPlan, layout: _Layout) -> WantedLogits:
         scored_tokens=_scored_tokens(rows, scored, layout) if scored else None,
         target_ids=np.array(
             [token_id for index in scored for token_id in rows[index].target_ids], dtype=np.int64
+        ),
+        pooled=tuple(
+            (index, int(layout.query_start[index]) + first, int(layout.query_start[index + 1]))
+            for index, row in enumerate(rows)
+            if (first := row.pooled_from) is not None
         ),
     )
 

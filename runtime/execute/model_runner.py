@@ -46,6 +46,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 NON_FINITE = "the model produced non-finite logits"
+NON_FINITE_STATES = "the model produced non-finite hidden states"
 NOTHING_ALLOWED = "the grammar allows no token"
 _NOTHING = RowResult()
 # Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
@@ -133,10 +134,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Make the plan's copies between tiers, then compute its tokens, store their KV, and sample
-        and score where rows ask for it.
+        """Make the plan's copies between tiers, then compute its tokens, store their KV, and
+        sample, score and sum hidden states where rows ask for it.
 
-        A row whose logits are not finite gets `error`; the others are not affected.
+        A row whose logits or sums are not finite gets `error`; the others are not affected.
         """
         started = time.perf_counter()
         payloads = self._transfer.run(plan.transfers)
@@ -153,6 +154,8 @@ class ModelRunner:
             self._sample(plan, wanted, hidden, results, previous)
         if wanted.scored_tokens is not None:
             self._score(plan, wanted, wanted.scored_tokens, hidden, results)
+        for index, first, end in wanted.pooled:
+            results[index] = _pooled(hidden[first:end])
         self._previous_tokens = previous
         duration_s = time.perf_counter() - started
         return StepResult(plan.step_id, tuple(results), duration_s, transfer_s, payloads)
@@ -351,3 +354,11 @@ def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> 
     if not np.isfinite(logprobs).all():
         return RowResult(error=NON_FINITE)
     return replace(result, target_logprobs=tuple(logprobs), target_argmax=tuple(best))
+
+
+def _pooled(hidden: Tensor) -> RowResult:
+    """hidden [N, hidden_size] -> their sum, in float64 whatever they are in."""
+    total = hidden.sum(dim=0, dtype=torch.float64).numpy()
+    if not np.isfinite(total).all():
+        return RowResult(error=NON_FINITE_STATES)
+    return RowResult(pooled=total)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...errors import InvalidProgram
 from ...frontend import wire
 from ..engine import LoadedModel
+from ..observe.observer import Observer
 from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
 from ..programs.world import World
@@ -20,6 +22,8 @@ from .clients import Client, Clients
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_ERROR_CHARS = 4096
+MAX_TREE_NODES = 5000
+MAX_NODE_IDS = 1024
 
 
 class Control:
@@ -30,13 +34,19 @@ class Control:
         self._engine = loaded.engine
         self._clients = clients
         self._world = world
+        self.observer = Observer(
+            loaded.engine, partial(loaded.tokenizer.decode, skip_special=False)
+        )
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
             "vitals": self._vitals,
+            "metrics": self._metrics,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
+            "watch": self.observer.watch,
             "kv_hints": self._carry_out_hints,
+            "generation_prompt": loaded.template.generation_prompt,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
 
@@ -60,11 +70,20 @@ class Control:
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
             client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
 
-    def _carry_out_hints(self, actions: object, stated: StatedLeases) -> list[dict[str, Any]]:
+    def _carry_out_hints(
+        self, actions: object, stated: StatedLeases, namespace: str = "", account: str = ""
+    ) -> list[dict[str, Any]]:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
         world = self._world
-        desk = HintDesk(world.tokenizer, world.responses, world.vocab_size, world.max_text_chars)
+        desk = HintDesk(
+            world.tokenizer,
+            world.responses,
+            world.vocab_size,
+            world.max_text_chars,
+            str(namespace),
+            str(account),
+        )
         return desk.carry_out(actions, stated)
 
     def _info(self) -> dict[str, Any]:
@@ -85,13 +104,41 @@ class Control:
             "num_programs": self._clients.num_programs,
         }
 
-    def _tree(self, max_token_ids: int = 48) -> dict[str, Any]:
-        """The radix tree with the text of each edge's first tokens."""
-        decode = self._loaded.tokenizer.decode
-        rows: list[dict[str, Any]] = []
-        for node in self._engine.scheduler.kv_cache.snapshot(int(max_token_ids)):
-            rows.append({**node, "text": decode(node["token_ids"], skip_special=False)})
+    def _metrics(self) -> dict[str, Any]:
+        """What `info` says, and histograms of requests."""
+        return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
+
+    def _tree(
+        self,
+        max_token_ids: int = 48,
+        max_nodes: int = 2000,
+        has_text: bool = True,
+        namespace: str | None = None,
+    ) -> dict[str, Any]:
+        """The radix tree, of a large one the part used last, of one namespace alone where one is
+        named; with the text of each edge's first tokens, or without for clients that decode."""
+        scheduler = self._engine.scheduler
+        rows: list[dict[str, Any]] = [
+            {**node}
+            for node in scheduler.kv_cache.snapshot(
+                [request.node for request in scheduler.running if request.node is not None],
+                max_nodes=_bounded("max_nodes", max_nodes, MAX_TREE_NODES),
+                max_token_ids=_bounded("max_token_ids", max_token_ids, MAX_NODE_IDS),
+            )
+            if namespace is None or node["namespace"] == namespace
+        ]
+        if has_text:
+            decode = self._loaded.tokenizer.decode
+            for row in rows:
+                row["text"] = decode(row["token_ids"], skip_special=False)
         return {"nodes": rows, **self._engine.describe()}
+
+
+def _bounded(name: str, value: object, most: int) -> int:
+    """Raises InvalidProgram."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise InvalidProgram.of(name, value, f"an integer in [0, {most}]")
+    return value
 
 
 def _peak_rss_bytes() -> int:

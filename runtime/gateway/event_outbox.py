@@ -1,4 +1,4 @@
-"""Events of one client that wait to be sent. Text that streams is merged while it waits.
+"""Events of one client that wait to be sent. What streams is merged while it waits.
 
 While a client is behind, all that a gen has streamed since the last message is one event, so what
 waits grows with the results and not with the number of steps.
@@ -7,31 +7,52 @@ waits grows with the results and not with the number of steps.
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from ...frontend import wire
 
-MAX_DELTA_CHARS = 256 * 1024  # merged text; more begins another event
+MAX_DELTA_BYTES = 256 * 1024  # merged text and tokens; more begins another event
 EVENT_OVERHEAD_BYTES = 64
+TOKEN_ID_BYTES = 8
+LOGPROB_BYTES = 100  # about what one takes as JSON
 
 
 class _Delta:
-    """Text of one gen that streams, still growing."""
+    """What one gen streams, still growing."""
 
-    __slots__ = ("branch", "num_chars", "program", "seq", "texts")
+    __slots__ = ("branch", "num_bytes", "parts", "program", "seq")
 
     def __init__(self, program: int, branch: int, seq: int) -> None:
         self.program = program
         self.branch = branch
         self.seq = seq
-        self.texts: list[str] = []
-        self.num_chars = 0
+        self.parts: list[str | dict[str, Any]] = []
+        self.num_bytes = 0
+
+    def append(self, part: str | dict[str, Any]) -> int:
+        """About how many bytes it adds."""
+        num_bytes = _num_bytes_of(part)
+        self.parts.append(part)
+        self.num_bytes += num_bytes
+        return num_bytes
 
     def encoded(self) -> bytes:
-        text = "".join(self.texts)
-        return _encoded(self.program, self.branch, self.seq, wire.DELTA, text)
+        return _encoded(self.program, self.branch, self.seq, wire.DELTA, self._merged())
+
+    def _merged(self) -> str | dict[str, Any]:
+        """Parts of one gen are all texts, or all objects with the same lists."""
+        text = "".join(map(wire.text_of_delta, self.parts))
+        objects = [part for part in self.parts if isinstance(part, dict)]
+        if not objects:
+            return text
+        merged = {**objects[0], "text": text}
+        for name in ("token_ids", "logprobs"):
+            if name in merged:
+                merged[name] = list(chain.from_iterable(part[name] for part in objects))
+        return merged
 
 
 class EventOutbox:
@@ -58,15 +79,13 @@ class EventOutbox:
         self.num_bytes += len(encoded)
         self._events.append(encoded)
 
-    def _grow(self, program: int, branch: int, seq: int, text: str) -> None:
+    def _grow(self, program: int, branch: int, seq: int, part: str | dict[str, Any]) -> None:
         delta = self._growing.get((program, branch))
-        if delta is None or delta.seq != seq or delta.num_chars > MAX_DELTA_CHARS:
+        if delta is None or delta.seq != seq or delta.num_bytes > MAX_DELTA_BYTES:
             delta = self._growing[program, branch] = _Delta(program, branch, seq)
             self._events.append(delta)
             self.num_bytes += EVENT_OVERHEAD_BYTES
-        delta.texts.append(text)
-        delta.num_chars += len(text)
-        self.num_bytes += len(text)
+        self.num_bytes += delta.append(part)
 
     def take(self, max_bytes: int) -> list[bytes]:
         """The first events, encoded: at least one, else at most `max_bytes` of them."""
@@ -87,10 +106,18 @@ class EventOutbox:
         if isinstance(event, bytes):
             self.num_bytes -= len(event)
             return
-        self.num_bytes -= event.num_chars + EVENT_OVERHEAD_BYTES
+        self.num_bytes -= event.num_bytes + EVENT_OVERHEAD_BYTES
         key = (event.program, event.branch)
         if self._growing.get(key) is event:
             del self._growing[key]
+
+
+def _num_bytes_of(part: str | dict[str, Any]) -> int:
+    if isinstance(part, str):
+        return len(part)
+    num_logprobs = sum(1 + len(entry["top"]) for entry in part.get("logprobs", ()))
+    num_ids = len(part.get("token_ids", ()))
+    return len(part["text"]) + TOKEN_ID_BYTES * num_ids + LOGPROB_BYTES * num_logprobs
 
 
 def _encoded(program: int, branch: int, seq: int, kind: str, payload: Any) -> bytes:

@@ -21,6 +21,7 @@ import zmq
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.engine_process import DRAIN_ORDER
+from ..chat_template import NOTHING_TOLD, Told
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
 from ..programs.world import Replays, World
@@ -102,6 +103,7 @@ class Gateway:
                 self._receive(self._patience_ms())
                 if time.monotonic() > next_sweep:  # all that was sent during a long step is read
                     self._dismiss_silent_clients()
+                    self._control.observer.tick()
                     next_sweep = time.monotonic() + 1.0
                 self._advance()
                 if self._engine.has_work:
@@ -252,9 +254,11 @@ class Gateway:
             is_streaming=bool(values.get("stream")),
             tenant=tenant_from(values) or client.tenant,
             label=f"{client.number}/{program}",
-            tools=_tools(values.get("tools")),
+            told=_told(values),
             stated=client.stated,
             response_id=_optional_str(values, "response_id"),
+            has_token_ids=bool(values.get("token_ids")),
+            namespace=_optional_str(values, "namespace") or "",
         )
         return session
 
@@ -358,14 +362,22 @@ def _optional_str(values: dict[str, Any], name: str) -> str | None:
     return value
 
 
-def _tools(value: object) -> tuple[Any, ...]:
-    """From JSON text. Raises ProtocolError."""
-    if value is None:
-        return ()
+def _told(values: dict[str, Any]) -> Told:
+    """What the chat template is told, from JSON texts. Raises ProtocolError."""
+    tools = _json(values, "tools", list)
+    variables = _json(values, "template_kwargs", dict)
+    return NOTHING_TOLD if not tools and not variables else Told.of(tools or (), variables or {})
+
+
+def _json(values: dict[str, Any], name: str, kind: type) -> Any:
+    """None where it was not given. Raises ProtocolError."""
+    text = values.get(name)
+    if text is None:
+        return None
     try:
-        tools = orjson.loads(value if isinstance(value, str) else b"")
+        value = orjson.loads(text if isinstance(text, str) else b"")
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"tools is not JSON: {error}") from error
-    if not isinstance(tools, list):
-        raise ProtocolError("tools is not a list")
-    return tuple(tools)
+        raise ProtocolError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ProtocolError(f"{name} is no {kind.__name__}")
+    return value

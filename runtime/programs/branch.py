@@ -38,7 +38,7 @@ class Branch:
     end_number: int | None = None  # it is ended: as the how manieth of its program
     error: str | None = None
 
-    num_calls: int = 0  # Gens and Selects in the log
+    num_calls: int = 0  # Gens, Selects and Embeds in the log
     num_wanted: int = 0  # Vars and Joins, not done yet, that need it
     unforked: list[Branch] = field(default_factory=list)  # children of Forks in the log
     joined_by: Branch | None = None  # whose log has the Join of this branch

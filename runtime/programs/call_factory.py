@@ -1,4 +1,4 @@
-"""From a `Gen` or `Select` op to its call and requests, all values checked."""
+"""From a `Gen`, `Select` or `Embed` op to its call and requests, all values checked."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend import ir
 from ...frontend.constraint import Constraint
-from ..request import MAX_PRIORITY, Request, Scoring
+from ..request import MAX_PRIORITY, HiddenSum, Request, Scoring
 from ..sampling_params import SamplingParams, seed_of_sample
 from ..schedule.grammar import PendingGrammar
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
+from .embed_call import EmbedCall
 from .world import World
 
 MAX_DEADLINE_S = 86_400.0
@@ -32,6 +33,8 @@ class CallFactory:
     seed: int
     instance: int
     is_streaming: bool
+    has_token_ids: bool = False  # of what streams
+    namespace: str = ""
 
     def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
         """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
@@ -73,14 +76,10 @@ class CallFactory:
 
     def select(self, branch: Branch, op: ir.Select, report: Report) -> Call:
         """Start a choice. Raises InvalidProgram; nothing is queued then."""
-        if not op.choices:
-            raise InvalidProgram.of("choices", [], "at least one text")
+        choice_ids = self._choice_ids(op)
         prompt = self._prompt(branch)
-        choice_ids = [self.world.tokenizer.encode(choice) for choice in op.choices]
-        if not all(choice_ids):
-            silent = op.choices[choice_ids.index([])]
-            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
-        call = SelectCall(report, op, choice_ids)
+        texts = op.choices or tuple(map(self.world.tokenizer.decode, choice_ids))
+        call = SelectCall(report, texts, op.method, choice_ids)
         for context, targets in call.wanted_scores(prompt, self._empty_context()):
             tokens = context + array("i", targets[:-1])
             request = self._request(branch, tokens, SamplingParams(), call)
@@ -89,18 +88,44 @@ class CallFactory:
         self._submit(call, call.requests)
         return call
 
+    def _choice_ids(self, op: ir.Select) -> list[list[int]]:
+        """Raises InvalidProgram."""
+        if op.choice_ids:
+            largest = max(map(max, op.choice_ids))
+            if op.choices or largest >= self.world.vocab_size:
+                allowed = f"ids below {self.world.vocab_size}, without texts beside them"
+                raise InvalidProgram.of("choice_ids", largest, allowed)
+            return [list(ids) for ids in op.choice_ids]
+        if not op.choices:
+            raise InvalidProgram.of("choices", [], "at least one text")
+        choice_ids = [self.world.tokenizer.encode(choice) for choice in op.choices]
+        if not all(choice_ids):
+            silent = op.choices[choice_ids.index([])]
+            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
+        return choice_ids
+
+    def embed(self, branch: Branch, op: ir.Embed, report: Report) -> Call:
+        """Start an embedding. Raises InvalidProgram; nothing is queued then."""
+        call = EmbedCall(report, op.normalize)
+        request = self._request(branch, self._prompt(branch), SamplingParams(), call)
+        request.hidden = HiddenSum(is_mean=op.pooling == "mean")
+        call.request = request
+        self._submit(call, [request])
+        return call
+
     def _request(
         self,
         branch: Branch,
         prompt: array[int],
         sampling: SamplingParams,
-        listener: GenCall | SelectCall | PromptScores,
+        listener: GenCall | SelectCall | PromptScores | EmbedCall,
     ) -> Request:
         return Request(
             id=self.world.next_request_id(),
             prompt=prompt,
             sampling=sampling,
             listener=listener,
+            namespace=self.namespace,
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
@@ -119,6 +144,7 @@ class CallFactory:
             sampling,
             self.world.tokenizer,
             is_streaming=self.is_streaming and not is_silent,
+            has_token_ids=self.has_token_ids,
             validate=None if self.world.grammars is None else self.world.grammars.validate,
             prompt_scores=scores,
         )
@@ -137,16 +163,15 @@ class CallFactory:
             return None
         if self.world.grammars is None:
             raise InvalidRequest(f"{constraint.kind}: this runtime has no grammars", "constraint")
-        return self.world.grammars.ask(
-            GrammarSpec(
-                constraint.kind,
-                constraint.source,
-                constraint.whitespace,
-                constraint.property_order,
-                constraint.is_lenient,
-                constraint.formats,
-            )
+        spec = GrammarSpec(
+            constraint.kind,
+            constraint.source,
+            constraint.whitespace,
+            constraint.property_order,
+            constraint.is_lenient,
+            constraint.formats,
         )
+        return self.world.grammars.ask(spec, self.namespace)
 
     def _jump_forward(self, params: ir.GenParams) -> bool:
         """Off where each token's log probability is asked for: a forced one has none."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ...frontend import ir
 from ...frontend.choices import ChoiceScore, decide
 from ..detokenizer import Detokenizer, StopHit
 from ..request import FinishReason, Request, Scoring
@@ -39,10 +38,14 @@ Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]
 """(schema, text, on_done): see `world.GrammarSource.validate`."""
 
 
+Delta = str | dict[str, Any]
+"""Fresh text; where its tokens are wanted, too, an object: see `wire.DELTA`."""
+
+
 class Report(Protocol):
     """Whom a call tells what came of it: any number of deltas, then exactly one of the others."""
 
-    def delta(self, text: str) -> None:
+    def delta(self, delta: Delta) -> None:
         """Text as it comes."""
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
@@ -69,13 +72,16 @@ class GenCall:
         tokenizer: Tokenizer,
         *,
         is_streaming: bool,
+        has_token_ids: bool = False,
         validate: Validate | None = None,
         prompt_scores: PromptScores | None = None,
     ) -> None:
-        """`validate`: for outputs of which a grammar holds only a part. `prompt_scores`: reported
-        together with the output."""
+        """`has_token_ids`: a stream has the ids, too. `validate`: for outputs of which a grammar
+        holds only a part. `prompt_scores`: reported together with the output."""
         self._report = report
         self._is_streaming = is_streaming
+        self._has_token_ids = has_token_ids
+        self._num_sent_tokens: int | None = None
         self._validate = validate
         self._prompt_scores = prompt_scores
         self._tokenizer = tokenizer
@@ -104,7 +110,7 @@ class GenCall:
             self._detokenizer.cut(self._hit)
             return FinishReason.STOP
         if self._is_streaming:
-            self._send_delta(is_final=False)
+            self._send_delta(request)
         return None
 
     def on_finish(self, request: Request) -> None:
@@ -116,9 +122,9 @@ class GenCall:
             return
         if self._hit is None:
             self._detokenizer.flush()
-        if self._is_streaming:
-            self._send_delta(is_final=True)
         num_kept = request.num_output_tokens if self._hit is None else self._hit.num_tokens
+        if self._is_streaming:
+            self._send_delta(request, num_kept)
         ids = array("i", request.output_ids[:num_kept])
         tail = "" if self._hit is None else self._hit.tail
         payload = self._payload(request, ids)
@@ -149,10 +155,31 @@ class GenCall:
 
         scores.when_done(finish)
 
-    def _send_delta(self, *, is_final: bool) -> None:
-        delta = self._detokenizer.take_delta(is_final=is_final)
-        if delta:
-            self._report.delta(delta)
+    def _send_delta(self, request: Request, num_kept: int | None = None) -> None:
+        """What is final by now; `num_kept` tokens of an output that has ended."""
+        text = self._detokenizer.take_delta(is_final=num_kept is not None)
+        if not self._has_token_ids and self._sampling.logprobs is None:
+            if text:
+                self._report.delta(text)
+            return
+        until = self._detokenizer.num_settled() if num_kept is None else num_kept
+        if text or until > (self._num_sent_tokens or 0):
+            self._report.delta(self._with_tokens(request, text, until))
+
+    def _with_tokens(self, request: Request, text: str, until: int) -> dict[str, Any]:
+        """A delta with the tokens up to `until` that were not sent yet."""
+        delta: dict[str, Any] = {"text": text}
+        first = self._num_sent_tokens or 0
+        if self._has_token_ids:
+            begin = request.num_prompt_tokens
+            delta["token_ids"] = request.token_ids[begin + first : begin + until].tolist()
+            if self._num_sent_tokens is None:
+                delta["prompt_tokens"] = request.num_prompt_tokens
+                delta["cached_tokens"] = request.num_cached_tokens
+        if self._sampling.logprobs is not None:
+            delta["logprobs"] = self._logprobs[first:until]
+        self._num_sent_tokens = until
+        return delta
 
     def _payload(self, request: Request, ids: array[int]) -> dict[str, Any]:
         text = self._detokenizer.text
@@ -161,7 +188,7 @@ class GenCall:
         if self._hit is not None:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
-            meta["logprobs"] = self._logprobs
+            meta["logprobs"] = self._logprobs[: len(ids)]
         if request.grammar is not None and request.grammar.bound is not None:
             meta["grammar_path"] = request.grammar.bound.path
             meta["warnings"] = list(request.grammar.bound.warnings)
@@ -194,8 +221,8 @@ class SamplesCall:
         for sample in self.samples:
             sample.abort(queue)
 
-    def delta_of_first(self, text: str) -> None:
-        self._report.delta(text)
+    def delta_of_first(self, delta: Delta) -> None:
+        self._report.delta(delta)
 
     def finished_one(self, index: int, ending: _Ending) -> None:
         self._endings[index] = ending
@@ -231,8 +258,8 @@ class _SampleReport:
     call: SamplesCall
     index: int
 
-    def delta(self, text: str) -> None:
-        self.call.delta_of_first(text)
+    def delta(self, delta: Delta) -> None:
+        self.call.delta_of_first(delta)
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.call.finished_one(self.index, _Ending(ids, tail, payload))
@@ -291,9 +318,13 @@ class PromptScores:
 class SelectCall:
     """One choice among texts: scores each, with the branch's prefix shared by all."""
 
-    def __init__(self, report: Report, op: ir.Select, choice_ids: list[list[int]]) -> None:
+    def __init__(
+        self, report: Report, choices: Sequence[str], method: str, choice_ids: list[list[int]]
+    ) -> None:
+        """`choices` with their ids, one to one."""
         self._report = report
-        self._op = op
+        self._choices = choices
+        self._method = method
         self._choice_ids = choice_ids
         self._num_open = 0
         self._is_aborted = False
@@ -304,7 +335,7 @@ class SelectCall:
     ) -> Iterator[tuple[array[int], Sequence[int]]]:
         """(context, targets) of each request: every choice here, then perhaps without context."""
         contexts = [prompt]
-        if self._op.method == "unconditional_likelihood_normalized":
+        if self._method == "unconditional_likelihood_normalized":
             contexts.append(empty)
         self._num_open = len(contexts) * len(self._choice_ids)
         for context in contexts:
@@ -342,8 +373,8 @@ class SelectCall:
             )
             for i, ids in enumerate(self._choice_ids)
         ]
-        best = decide(self._op.method, scores)
-        text = self._op.choices[best]
+        best = decide(self._method, scores)
+        text = self._choices[best]
         meta = meta_of(self.requests[best])
         meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
@@ -351,6 +382,7 @@ class SelectCall:
         meta.update(_times_of(self.requests))
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
+        meta["choice_token_logprobs"] = [list(score.logprobs) for score in scores]
         payload = {"value": text, "text": text, "meta": meta}
         self._report.finished(array("i", self._choice_ids[best]), "", payload)
 

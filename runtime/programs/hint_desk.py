@@ -30,31 +30,35 @@ class Rejected(Exception):
 
 @dataclass(slots=True, eq=False)
 class Responses:
-    """The token ids of past responses with their prompts, by response id; the oldest forgotten."""
+    """The token ids of past responses with their prompts, by namespace and response id; the oldest
+    forgotten."""
 
-    _ids: OrderedDict[str, array[int]] = field(default_factory=OrderedDict)
+    _ids: OrderedDict[tuple[str, str], array[int]] = field(default_factory=OrderedDict)
     _num_tokens: int = 0
 
-    def remember(self, response_id: str, token_ids: array[int]) -> None:
+    def remember(self, response_id: tuple[str, str], token_ids: array[int]) -> None:
         """A response has ended: its prompt and output."""
         self._num_tokens += len(token_ids) - len(self._ids.pop(response_id, ()))
         self._ids[response_id] = token_ids
         while len(self._ids) > MAX_RESPONSES or self._num_tokens > MAX_RESPONSE_TOKENS:
             self._num_tokens -= len(self._ids.popitem(last=False)[1])
 
-    def find(self, response_id: str) -> array[int] | None:
+    def find(self, response_id: tuple[str, str]) -> array[int] | None:
         """Its ids, while they are remembered."""
         return self._ids.get(response_id)
 
 
 @dataclass(frozen=True, slots=True)
 class HintDesk:
-    """Carries out a client's actions one after the other."""
+    """Carries out a client's actions one after the other, within a namespace and on an account of
+    its."""
 
     tokenizer: Tokenizer
     responses: Responses
     vocab_size: int
     max_text_chars: int
+    namespace: str = ""
+    account: str = ""
 
     def carry_out(
         self, actions: Sequence[Mapping[str, Any]], stated: StatedLeases
@@ -91,7 +95,7 @@ class HintDesk:
         token_ids = self._target(payload.get("target"))
         if token_ids is None:
             return Outcome("missing", "this response is not known any more")
-        return stated.carry_out(action, token_ids)
+        return stated.carry_out(action, token_ids, namespace=self.namespace, account=self.account)
 
     def _target(self, target: object) -> Sequence[int] | None:
         """The ids it names; None where a response is not remembered."""
@@ -99,7 +103,7 @@ class HintDesk:
             raise Rejected("target is no object with one of token_ids, prompt, response_id")
         ((kind, value),) = target.items()
         if kind == "response_id" and isinstance(value, str):
-            return self.responses.find(value)
+            return self.responses.find((self.namespace, value))
         if kind == "prompt" and isinstance(value, str):
             if len(value) > self.max_text_chars:
                 raise Rejected(f"a prompt of {len(value)} characters fits no context")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,8 @@ from ...radix.leases import Lease
 from ..schedule.hints import KVHints, Outcome
 
 DEFAULT_PRIORITY = 50  # above what is derived from programs
-MAX_STATED = 1024  # leases that one client may hold by hints, the oldest released first
+MAX_STATED = 1024  # leases that one account may hold by hints, the oldest released first
+MAX_STATED_IN_ALL = 8192  # that all accounts of one client may
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +37,36 @@ class AskedHint:
 
 @dataclass(slots=True, eq=False)
 class StatedLeases:
-    """The leases that a client's hints have made; they outlive its programs, to their expiry."""
+    """The leases that a client's hints have made; they outlive its programs, to their expiry. Each
+    account of the client has its own: what one asks for never releases what another holds, unless
+    the client as a whole holds too much; then whoever holds most gives way."""
 
     hints: KVHints
-    namespace: Hashable = ""
-    _leases: OrderedDict[int, Lease] = field(default_factory=OrderedDict)
-    _num_made: int = 0
+    _by_account: dict[Hashable, deque[Lease]] = field(default_factory=dict)
 
-    def carry_out(self, action: Action, token_ids: Sequence[int]) -> Outcome:
-        """Do it, as far as it can be done."""
-        outcome = self._outcome(action, token_ids)
+    def carry_out(
+        self,
+        action: Action,
+        token_ids: Sequence[int],
+        *,
+        namespace: Hashable = "",
+        account: Hashable = "",
+    ) -> Outcome:
+        """Do it, as far as it can be done, to what `namespace` has of the prefix."""
+        outcome = self._outcome(action, token_ids, namespace)
         if outcome.lease is not None:
-            self._remember(outcome.lease)
+            self._remember(outcome.lease, account)
         return outcome
 
     def release_all(self) -> None:
         """The client has gone."""
-        for lease in self._leases.values():
-            self.hints.release(lease)
-        self._leases.clear()
+        for leases in self._by_account.values():
+            for lease in leases:
+                self.hints.release(lease)
+        self._by_account.clear()
 
-    def _outcome(self, action: Action, token_ids: Sequence[int]) -> Outcome:
-        hints, namespace = self.hints, self.namespace
+    def _outcome(self, action: Action, token_ids: Sequence[int], namespace: Hashable) -> Outcome:
+        hints = self.hints
         ttl_s = None if action.ttl_ms is None else action.ttl_ms / 1000
         match action.action:
             case "pin":
@@ -73,13 +82,18 @@ class StatedLeases:
                 return hints.share(namespace, token_ids)
         raise AssertionError(f"{action.action} is none of the actions")
 
-    def _remember(self, lease: Lease) -> None:
-        for number in [n for n, held in self._leases.items() if not held.is_active]:
-            del self._leases[number]
-        self._num_made += 1
-        self._leases[self._num_made] = lease
-        if len(self._leases) > MAX_STATED:
-            self.hints.release(self._leases.popitem(last=False)[1])
+    def _remember(self, lease: Lease, account: Hashable) -> None:
+        held = [held for held in self._by_account.pop(account, ()) if held.is_active]
+        self._by_account[account] = deque((*held, lease))
+        if len(held) >= MAX_STATED:
+            self._release_oldest_of(account)
+        if sum(map(len, self._by_account.values())) > MAX_STATED_IN_ALL:
+            self._release_oldest_of(max(self._by_account, key=lambda a: len(self._by_account[a])))
+
+    def _release_oldest_of(self, account: Hashable) -> None:
+        self.hints.release(self._by_account[account].popleft())
+        if not self._by_account[account]:
+            del self._by_account[account]
 
 
 def outcome_payload(action_id: str, outcome: Outcome) -> dict[str, Any]:

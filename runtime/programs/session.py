@@ -19,10 +19,12 @@ from typing import Any
 
 from ...errors import InvalidProgram, PromptTooLong, StemmaError
 from ...frontend import ir, wire
+from ..chat_template import NOTHING_TOLD, Told
 from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
 from .call_factory import CallFactory
+from .calls import Delta
 from .hints import Action, AskedHint, StatedLeases, outcome_payload
 from .keeping import PrefixKeeper
 from .transcript import Marked, Transcript
@@ -52,22 +54,33 @@ class ProgramSession:
         is_streaming: bool,
         tenant: Hashable = "",
         label: str = "",
-        tools: tuple[Any, ...] = (),
+        told: Told = NOTHING_TOLD,
         stated: StatedLeases | None = None,
         response_id: str | None = None,
+        has_token_ids: bool = False,
+        namespace: str = "",
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
-        whose share of the engine it uses; `label`: how reports call it; `tools` is what a chat
-        template is told of; `stated`: what the client's hints keep (None: hints are rejected);
-        `response_id`: under this name hints may mean its first gen with its prompt."""
+        whose share of the engine it uses; `label`: how reports call it; `told`: what the chat
+        template is told beside messages; `stated`: what the client's hints keep (None: hints are
+        rejected); `response_id`: under this name hints may mean its first gen with its prompt;
+        `has_token_ids`: what it streams has the ids, too; `namespace`: only within it is KV
+        shared, and anything else by which one could tell what others ask."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
         self._stated = stated
         self._response_id = response_id
         self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
-        self._factory = CallFactory(world, self.record, seed, instance, is_streaming)
-        self._keeper = None if world.kv is None else PrefixKeeper(world.kv, world.habits, tenant)
+        self._namespace = namespace
+        self._factory = CallFactory(
+            world, self.record, seed, instance, is_streaming, has_token_ids, namespace
+        )
+        self._keeper = (
+            None
+            if world.kv is None
+            else PrefixKeeper(world.kv, world.habits, tenant, namespace=namespace)
+        )
         self._branches: dict[int, Branch] = {}
         self._values: dict[tuple[int, int], Value] = {}
         self._waiters: dict[int, dict[int, list[Branch]]] = {}  # by branch, by seq or _END
@@ -80,7 +93,7 @@ class ProgramSession:
         self._has_ended = False
         self.is_done = False
         root = self._branch(0)
-        root.transcript = Transcript(world.tokenizer, world.template, tools)
+        root.transcript = Transcript(world.tokenizer, world.template, told)
 
     # --- input ------------------------------------------------------------------------------------
 
@@ -112,7 +125,7 @@ class ProgramSession:
     def _note_needs(self, branch: Branch, op: ir.Op) -> None:
         """Who will need whom."""
         match op:
-            case ir.Gen() | ir.Select():
+            case ir.Gen() | ir.Select() | ir.Embed():
                 branch.num_calls += 1
             case ir.Var():
                 self._branch(op.of_branch).num_wanted += 1
@@ -217,12 +230,16 @@ class ProgramSession:
                 branch.call = self._factory.select(branch, op, _BranchReport(self, branch))
                 self._num_calls += 1
                 return False
+            case ir.Embed():
+                branch.call = self._factory.embed(branch, op, _BranchReport(self, branch))
+                self._num_calls += 1
+                return False
             case ir.Var():
                 return self._append_var(branch, op)
             case ir.RoleBegin():
-                self._mark(branch, op, branch.begun.begin_role(op.role))
+                self._mark(branch, op, branch.begun.begin_role(op.role, op.fields))
             case ir.RoleEnd():
-                self._mark(branch, op, branch.begun.end_role())
+                self._mark(branch, op, branch.begun.end_role(self._world.replays.find))
             case ir.Fork():
                 self._fork(branch, op)
             case ir.Join():
@@ -250,11 +267,14 @@ class ProgramSession:
             if hint.num_tokens is None:
                 num_more = len(self._world.tokenizer.encode(text[: hint.num_chars]))
                 hint.num_tokens = len(transcript.ids) + num_more
-        known = self._world.replays.find(transcript.ids, text) if is_replay else None
+        known = self._replayed(transcript, text) if is_replay else None
         if known is not None:
             transcript.append_ids(known, text)
         else:
             transcript.append_text(text)
+
+    def _replayed(self, transcript: Transcript, text: str) -> array[int] | None:
+        return self._world.replays.find(self._namespace, transcript.ids, text)
 
     def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
         largest, vocab_size = max(op.token_ids, default=0), self._world.vocab_size
@@ -269,7 +289,7 @@ class ProgramSession:
         if self._stated is None:
             return Outcome("rejected", "this runtime keeps no leases")
         action = Action(op.action, op.ttl_ms, op.priority, op.tier)
-        outcome = self._stated.carry_out(action, branch.begun.ids)
+        outcome = self._carry_out_hint(action, branch.begun.ids)
         if outcome.outcome != "missing" or op.action not in ("pin", "retain", "share"):
             return outcome
         num_chars = sum(len(text.text) for text in branch.pending_text)
@@ -281,8 +301,13 @@ class ProgramSession:
         """What was asked for of the prefix that a call has just computed."""
         asked, branch.asked = branch.asked, []
         for hint in asked:
-            assert self._stated is not None
-            self._stated.carry_out(hint.action, branch.begun.ids[: hint.num_tokens])
+            self._carry_out_hint(hint.action, branch.begun.ids[: hint.num_tokens])
+
+    def _carry_out_hint(self, action: Action, token_ids: array[int]) -> Outcome:
+        assert self._stated is not None
+        return self._stated.carry_out(
+            action, token_ids, namespace=self._namespace, account=self.record.tenant
+        )
 
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}
@@ -303,13 +328,14 @@ class ProgramSession:
         before = transcript.ids[:] if transcript.open_role == "assistant" else None
         start = len(transcript.ids)
         if before is not None and start == transcript.content_start and not tail:
-            self._world.replays.remember(before, text, ids)
+            self._world.replays.remember(self._namespace, before, text, ids)
         transcript.append_ids(ids, text[: len(text) - len(tail)])
         if tail:
             transcript.append_text(tail)
         self._set_value(branch, op, transcript.ids[start:], text)
         if self._response_id is not None:
-            self._world.responses.remember(self._response_id, transcript.ids[:])
+            name = (self._namespace, self._response_id)
+            self._world.responses.remember(name, transcript.ids[:])
             self._response_id = None
         self._emit(branch.number, op.seq, wire.VALUE, payload)
         self._carry_out_asked(branch)
@@ -331,9 +357,9 @@ class ProgramSession:
             self._num_calls -= 1
             call.abort(self._world.queue)
 
-    def emit_delta(self, branch: Branch, text: str) -> None:
+    def emit_delta(self, branch: Branch, delta: Delta) -> None:
         """Text of the branch's current call, as it comes."""
-        self._emit(branch.number, branch.log[0].seq, wire.DELTA, text)
+        self._emit(branch.number, branch.log[0].seq, wire.DELTA, delta)
 
     # --- data flow --------------------------------------------------------------------------------
 
@@ -562,8 +588,8 @@ class _BranchReport:
     session: ProgramSession
     branch: Branch
 
-    def delta(self, text: str) -> None:
-        self.session.emit_delta(self.branch, text)
+    def delta(self, delta: Delta) -> None:
+        self.session.emit_delta(self.branch, delta)
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.session.finish_call(self.branch, ids, tail, payload)

@@ -7,37 +7,42 @@ same contents, and the radix tree finds out how much of the branch it still has.
 
     marks     <|begin|><|user|>      <|end|><|assistant|>       <|end|>
     contents                   Hello                     Hi!
+
+An assistant's turn may come back with tool calls, as a client has read them out of what the model
+wrote; the template writes them into a mark. Where that reads as the model wrote it, the turn gets
+the very ids that it was generated with.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...errors import InvalidProgram
-from ..chat_template import ChatTemplate
+from ..chat_template import NOTHING_TOLD, ChatTemplate, Told, Turn
 from ..tokenizer import Tokenizer
 
 _ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
 
+FindReplay = Callable[["array[int]", str], "array[int] | None"]
+"""The ids that a model generated behind these ids as this text, where they are known."""
+
 
 @dataclass(slots=True)
 class _Run:
-    """Ids with the text they stand for; if it lies within a mark, then after `mark_chars` of it."""
+    """Ids with the text they stand for."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     text: list[str] = field(default_factory=list)
-    mark_chars: int = 0
 
     def append(self, ids: Iterable[int], text: str) -> None:
         self.ids.extend(ids)
         self.text.append(text)
 
     def copy(self) -> _Run:
-        return _Run(self.ids[:], self.text[:], self.mark_chars)
+        return _Run(self.ids[:], self.text[:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +58,42 @@ class Transcript:
 
     Invariant: `ids` is the raw prefix, then mark, content, mark, content, ... with text that was
     appended outside of any message (`_loose`) within the mark between its neighbours, where the
-    message before it ended.
+    message before it ended. A message without content is a part of a mark.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, tools: tuple[Any, ...] = ()
+        self, tokenizer: Tokenizer, template: ChatTemplate, told: Told = NOTHING_TOLD
     ) -> None:
-        """`tools`: what the template is told of, in OpenAI's format."""
+        """`told`: what the template is told beside messages."""
         self._tokenizer = tokenizer
         self._template = template
-        self._tools = tools
+        self._told = told
         self.ids = array("i")
         self.content_start = 0  # where the open message's content begins in `ids`
         self._raw = _Run()
-        self._roles: list[str] = []
+        self._turns: list[Turn] = []
         self._marks: list[str] = []
         self._contents: list[_Run] = []
-        self._loose: dict[int, _Run] = {}
+        self._loose: dict[tuple[int, int], _Run] = {}  # by mark, and characters of it before
         self._is_open = False
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
-        twin = Transcript(self._tokenizer, self._template, self._tools)
+        twin = Transcript(self._tokenizer, self._template, self._told)
         twin.ids = self.ids[:]
         twin.content_start = self.content_start
         twin._raw = self._raw.copy()
-        twin._roles = self._roles[:]
+        twin._turns = self._turns[:]
         twin._marks = self._marks[:]
         twin._contents = [run.copy() for run in self._contents]
-        twin._loose = {index: run.copy() for index, run in self._loose.items()}
+        twin._loose = {place: run.copy() for place, run in self._loose.items()}
         twin._is_open = self._is_open
         return twin
 
     @property
     def open_role(self) -> str | None:
         """The role of the message being written, or None between messages."""
-        return self._roles[-1] if self._is_open else None
+        return self._turns[-1].role if self._is_open else None
 
     def append_text(self, text: str) -> None:
         """Append a text segment, tokenized alone; the branch's first one is led by BOS."""
@@ -96,8 +101,12 @@ class Transcript:
 
     def append_ids(self, ids: Iterable[int], text: str, *, has_bos: bool = False) -> None:
         """Append ids that stand for `text`; BOS leads the branch's first ones, unless they have
-        it."""
-        if not self.ids and not self._roles and not has_bos:
+        it. What the template leaves out of its message is dropped."""
+        if self._is_open and not self._turns[-1].has_content:
+            if "content" in self._turns[-1].values and text:
+                raise InvalidProgram("text within a message that was begun as one without content")
+            return
+        if not self.ids and not self._turns and not has_bos:
             bos = self._tokenizer.bos_ids
             self._raw.append(bos, "")
             self.ids.extend(bos)
@@ -105,34 +114,74 @@ class Transcript:
         self._current_run().append(ids, text)
         self.ids.extend(ids)
 
-    def begin_role(self, role: str) -> Marked:
-        """Open a message. Raises InvalidProgram if one is open or the template refuses."""
+    def begin_role(self, role: str, fields: str | None = None) -> Marked:
+        """Open a message; `fields`: JSON text of what the template sees beside role and content.
+
+        Raises InvalidProgram if one is open or the template refuses.
+        """
         if self._is_open:
-            raise InvalidProgram(f"{role} message begun inside a {self._roles[-1]} message")
+            raise InvalidProgram(f"{role} message begun inside a {self._turns[-1].role} message")
         if not _ROLE.fullmatch(role):  # it goes into marks, where special tokens are recognised
             raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
+        turn = self._fitting(Turn.of(role, fields))
         if role == "assistant":
-            marks = self._rendered(self._roles, open_turn=True)
+            marks = self._rendered(self._turns, open_turn=True)
         else:
-            marks = self._rendered([*self._roles, role])[:-1]
+            marks = self._rendered([*self._turns, turn])[:-1]
         marked = self._lay(marks)
-        self._roles.append(role)
-        self._contents.append(_Run())
+        self._turns.append(turn)
+        if turn.has_content:
+            self._contents.append(_Run())
         self._is_open = True
         self.content_start = len(self.ids)
         return marked
 
-    def end_role(self) -> Marked:
+    def end_role(self, find_replay: FindReplay | None = None) -> Marked:
         """Close the open message. Raises InvalidProgram if none is."""
         if not self._is_open:
             raise InvalidProgram("no message is open")
+        turn = self._turns[-1]
+        opened, before = self._marks, self.ids[: self.content_start]
+        marks = self._rendered(self._turns)
         self._is_open = False
-        self._marks.append("")
-        return self._lay(self._rendered(self._roles))
+        if turn.has_content:
+            self._marks = [*self._marks, ""]
+        marked = self._lay(marks)
+        if turn.role == "assistant" and turn.fields is not None and find_replay is not None:
+            self._reuse(find_replay, before, opened)
+        return marked
 
-    def _rendered(self, roles: list[str], *, open_turn: bool = False) -> list[str]:
+    def _fitting(self, turn: Turn) -> Turn:
+        """The turn, without a content if it is an assistant's that the template writes so."""
+        if turn.role != "assistant" or turn.fields is None or not turn.has_content:
+            return turn
+        try:
+            self._rendered([*self._turns, turn])
+        except InvalidProgram as error:
+            if error.field != f"messages.{len(self._turns)}.content":
+                raise
+            return turn.without_content()
+        return turn
+
+    def _reuse(self, find_replay: FindReplay, before: array[int], opened: list[str]) -> None:
+        """Put the ids of which the turn that has just ended was generated in place of its own, if
+        it reads as it did. `opened`: the marks when it was begun; `before`: the ids."""
+        turn, marks, index = self._turns[-1], self._marks, len(opened) - 1
+        plain = self._rendered([*self._turns[:-1], Turn(turn.role)])[-1]
+        if marks[:index] != opened[:index] or not marks[index].startswith(opened[index]):
+            return
+        written = marks[index][len(opened[index]) :]
+        if turn.has_content:
+            written += "".join(self._contents[-1].text) + marks[-1]
+        if not written.endswith(plain):
+            return
+        known = find_replay(before, self._template.shown(written.removesuffix(plain)))
+        if known is not None:
+            self.ids = before + known + array("i", self._template.encode(plain))
+
+    def _rendered(self, turns: list[Turn], *, open_turn: bool = False) -> list[str]:
         """The template's marks, without its BOS where raw text has brought one."""
-        marks = self._template.marks(roles, open_turn=open_turn, tools=self._tools)
+        marks = self._template.marks(turns, open_turn=open_turn, told=self._told)
         if not self._raw.ids:
             return marks
         return [marks[0].removeprefix(self._tokenizer.bos_token), *marks[1:]]
@@ -140,9 +189,9 @@ class Transcript:
     def _current_run(self) -> _Run:
         if self._is_open:
             return self._contents[-1]
-        if self._roles:
-            place = _Run(mark_chars=len(self._marks[-1]))
-            return self._loose.setdefault(len(self._roles), place)
+        if self._turns:
+            place = len(self._contents), len(self._marks[-1])
+            return self._loose.setdefault(place, _Run())
         return self._raw
 
     def _lay(self, marks: list[str]) -> Marked:
@@ -151,19 +200,21 @@ class Transcript:
         self._marks = list(marks)
         if marks[:-1] == old[:-1] and marks[-1].startswith(old[-1]):
             fresh = marks[-1][len(old[-1]) :]
-            self.ids.extend(self._tokenizer.encode_marks(fresh))
-            return Marked(fresh)
+            self.ids.extend(self._template.encode(fresh))
+            return Marked(self._template.shown(fresh))
         return Marked(self._rebuild(), replace=True)
 
     def _rebuild(self) -> str:
-        encode, whole = self._tokenizer.encode_marks, self._raw.copy()
+        encode, whole = self._template.encode, self._raw.copy()
         for index, mark in enumerate(self._marks):
-            loose = self._loose.get(index, _Run(mark_chars=len(mark)))
-            before, after = mark[: loose.mark_chars], mark[loose.mark_chars :]
-            whole.append(encode(before), before)
-            whole.append(loose.ids, "".join(loose.text))
-            whole.append(encode(after), after)
+            begin = 0
+            for end in sorted(chars for place, chars in self._loose if place == index):
+                loose = self._loose[index, end]
+                whole.append(encode(mark[begin:end]), mark[begin:end])
+                whole.append(loose.ids, "".join(loose.text))
+                begin = end
+            whole.append(encode(mark[begin:]), mark[begin:])
             for content in self._contents[index : index + 1]:
                 whole.append(content.ids, "".join(content.text))
         self.ids = whole.ids
-        return "".join(whole.text)
+        return self._template.shown("".join(whole.text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,8 +57,8 @@ class Defaults:
 class GrammarSource(Protocol):
     """Where programs get their grammars."""
 
-    def ask(self, spec: GrammarSpec) -> PendingGrammar:
-        """The grammar of this spec, perhaps still on its way."""
+    def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
+        """The grammar of this spec, perhaps still on its way; remembered within the namespace."""
 
     def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
         """Call `on_done` later with what makes `text` invalid under `schema`."""
@@ -66,25 +66,28 @@ class GrammarSource(Protocol):
 
 class Replays:
     """Ids of assistant turns by what came before them and their text, so that a chat client that
-    sends a turn back as text meets the very ids in the cache. Bounded, least recently used."""
+    sends a turn back as text meets the very ids in the cache. Each namespace
+    has its own. Bounded, least recently used."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
 
-    def remember(self, before: array[int], text: str, ids: array[int]) -> None:
-        self._ids[self._key(before, text)] = ids
+    def remember(self, namespace: str, before: array[int], text: str, ids: array[int]) -> None:
+        self._ids[self._key(namespace, before, text)] = ids
         if len(self._ids) > MAX_REPLAYS:
             self._ids.popitem(last=False)
 
-    def find(self, before: array[int], text: str) -> array[int] | None:
-        key = self._key(before, text)
+    def find(self, namespace: str, before: array[int], text: str) -> array[int] | None:
+        key = self._key(namespace, before, text)
         if key in self._ids:
             self._ids.move_to_end(key)
         return self._ids.get(key)
 
     @staticmethod
-    def _key(before: array[int], text: str) -> bytes:
-        digest = hashlib.blake2b(before.tobytes(), digest_size=16)
+    def _key(namespace: str, before: array[int], text: str) -> bytes:
+        head = f"{len(namespace)} {len(before)} {namespace}"
+        digest = hashlib.blake2b(head.encode("utf-8", "surrogatepass"), digest_size=16)
+        digest.update(before.tobytes())
         digest.update(text.encode("utf-8", "surrogatepass"))
         return digest.digest()
 

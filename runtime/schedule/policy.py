@@ -69,7 +69,7 @@ class OutputShare:
 
     def note(self, request: Request) -> None:
         """A request has ended by itself."""
-        if request.scoring is not None or not request.max_output_tokens:
+        if not request.samples or not request.max_output_tokens:
             return
         used = max(request.num_output_tokens, 1) / request.max_output_tokens
         if request.client not in self._of_client:

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
 
 from ...radix.leases import Lease, Leases
 from ...radix.owners import age_path
 from ...radix.pages import PageAllocator, Pages
-from ...radix.tree import Node, NodeSnapshot, RadixTree
+from ...radix.recent import recent_nodes
+from ...radix.snapshot import NodeSnapshot, snapshot_of
+from ...radix.tree import Node, RadixTree
 from ..request import Request
 from ..step import BlockSave, StepPlan, StepResult, TierCopy
 from .stored_prefixes import StoredPrefixes
@@ -68,6 +71,7 @@ class PrefixCache:
         self.allocator = PageAllocator(num_pages)
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages
+        self.num_evicted_tokens = 0  # since the start
         self._copies: list[TierCopy] = []  # for the next plan, in their order
         self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
         self.stored = self.options.stored
@@ -245,11 +249,17 @@ class PrefixCache:
             self.host.flush()
         return len(freed) * self.page_size
 
-    def snapshot(self, max_token_ids: int = 64) -> list[NodeSnapshot]:
-        """The device's tree as plain data, with what the host has of each node."""
-        rows = self.tree.snapshot(max_token_ids)
+    def snapshot(
+        self, locked: Iterable[Node], *, max_nodes: int, max_token_ids: int
+    ) -> list[NodeSnapshot]:
+        """The device's tree as plain data, parents first, with what the host has of each node;
+        `locked`: what requests hold. Past about `max_nodes` only the part that is held or was used
+        last."""
+        leased = (lease.node for lease in self.leases if lease.node is not None)
+        nodes = recent_nodes(self.tree, chain(locked, leased), max_nodes)
+        rows = [snapshot_of(node, max_token_ids) for node in nodes]
         if self.host is not None:
-            for row, node in zip(rows, self.tree.nodes(), strict=True):
+            for row, node in zip(rows, nodes, strict=True):
                 token_ids, _ = self.tree.path(node)
                 on_host = self.host.tree.match_length(node.namespace, token_ids)
                 row["host_tokens"] = max(0, on_host - node.start)
@@ -289,7 +299,9 @@ class PrefixCache:
             self.leases.give_up(wanted, due_after_s=due_after_s, also_pins=also_pins)
         if short <= self.tree.evictable_pages:
             short = max(short, self._min_evicted)
-            self.allocator.free(self.tree.evict(short, self._note_eviction))
+            freed = self.tree.evict(short, self._note_eviction)
+            self.allocator.free(freed)
+            self.num_evicted_tokens += len(freed) * self.page_size
         self._follow_broken()
 
     def _note_eviction(self, leaf: Node, num_kept_pages: int) -> None:

@@ -22,13 +22,15 @@ def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
     if first < len(pages):
         update = PageUpdate(first, tuple(pages[first:]))
         request.num_sent_pages = len(pages)
-    if request.scoring is None:
-        sampling = request.sampling if end == len(token_ids) else None
-        targets: tuple[int, ...] = ()
-        target_start = 0
-    else:
-        sampling = None
+    sampling, pooled_from = None, None
+    targets: tuple[int, ...] = ()
+    target_start = 0
+    if request.scoring is not None:
         targets, target_start = _targets(request, request.scoring, start, end)
+    elif request.hidden is not None:
+        pooled_from = request.hidden.first_wanted(start, end, len(token_ids))
+    elif end == len(token_ids):
+        sampling = request.sampling
     mask = None
     if sampling is not None and request.follower is not None:
         mask = len(masked)
@@ -45,6 +47,7 @@ def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
         targets,
         target_start,
         mask,
+        pooled_from,
     )
 
 

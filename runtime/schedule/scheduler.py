@@ -29,6 +29,7 @@ from .fairness import TenantShares
 from .gate import WorkingSet
 from .grammar import Follower
 from .kv_cache import KVCacheManager
+from .latencies import Latencies
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
 from .program_record import ProgramRecord
 from .prompt_limits import PromptLimits
@@ -104,6 +105,7 @@ class Scheduler:
         self.stall = StallLimit(self.costs, decode_slowdown)
         self.limits = PromptLimits(self.stall)
         self.stats = SchedulerStats()
+        self.latencies = Latencies()
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
         self.shares = TenantShares(tenant_weights)
@@ -130,6 +132,22 @@ class Scheduler:
         """Requests that do not run, those among them whose KV is being fetched."""
         stored = self.kv_cache.stored
         return len(self.waiting) + (0 if stored is None else stored.num_held)
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that could run beside those that do, if there were pages for them."""
+        return len(self._free_rows)
+
+    @property
+    def in_flight(self) -> tuple[Request, ...]:
+        """The requests of the plan that is neither applied nor failed, row by row."""
+        return () if self._in_flight is None else self._in_flight.requests
+
+    def is_behind_prefix(self, request: Request) -> bool:
+        """Whether a request that waits shares more with a prompt that is being computed than is
+        there of it yet: it is admitted once that has come further."""
+        cut = [(r, r.num_computed_tokens) for r in self.running if r.num_ready > 1]
+        return _shares_with(request, cut)
 
     @property
     def has_work(self) -> bool:
@@ -553,7 +571,9 @@ class Scheduler:
     def _take(self, request: Request, outcome: RowResult) -> None:
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
-        if request.scoring is not None:
+        if outcome.pooled is not None and request.hidden is not None:
+            request.hidden.add(outcome.pooled, request.num_computed_tokens)
+        if not request.samples:
             if request.num_computed_tokens == request.num_tokens:
                 self._finish(request, FinishReason.STOP)
             return
@@ -612,6 +632,7 @@ class Scheduler:
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
         self.stats.num_finished += 1
+        self.latencies.note(request)
         if request in self._open:  # one of a call that was refused as a whole may never have come
             self._note_end(request)
         request.listener.on_finish(request)

@@ -101,6 +101,15 @@ class WaitingQueue:
         line = self._lines.get(self._tenant(request))
         return line is not None and line.is_due(request)
 
+    def is_preempted(self, request: Request) -> bool:
+        """Whether it has run already, and lost its pages to others."""
+        return request in self._preempted
+
+    def is_parked(self, request: Request) -> bool:
+        """Whether it waits for the working set."""
+        line = self._lines.get(self._tenant(request))
+        return line is not None and line.is_parked(request)
+
     def park(self, request: Request) -> None:
         """The working set has no room for an offered request, and so none for others that are
         parked: none of them is offered again in this round."""

@@ -1,7 +1,14 @@
-"""Errors as HTTP answers: OpenAI's error objects with the status that says whose fault it is."""
+"""Errors as HTTP answers: OpenAI's error objects, Anthropic's on its paths, with the status that
+says whose fault it is.
+
+Everything that may go wrong becomes a `Failure` here, and every error that is answered is made of
+one; nothing of an unforeseen error is shown but the id by which the log names it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,65 +17,156 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ...errors import EngineError, InvalidRequest
+from .anthropic import errors as anthropic
 from .generation.pieces import GRAMMAR_KINDS, GenerationFailed
 
 RETRY_AFTER_S = 2  # about what an engine takes to be there again
-_INVALID_KINDS = ("InvalidRequest", "InvalidProgram", "PromptTooLong", *GRAMMAR_KINDS)
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+RATE_LIMIT = "rate_limit_error"
+PERMISSION = "permission_error"
+
+_TOO_LONG = "context_length_exceeded"
+_DEADLINE = "deadline_exceeded"
+
+# By the class of the runtime's error: status, type, code.
+_BY_KIND: dict[str, tuple[int, str, str | None]] = {
+    **dict.fromkeys(("InvalidRequest", "InvalidProgram", *GRAMMAR_KINDS), (400, INVALID, None)),
+    "PromptTooLong": (400, INVALID, _TOO_LONG),
+    "DeadlineExceeded": (503, _DEADLINE, _DEADLINE),
+    "EngineError": (503, SERVER, "engine_unavailable"),
+}
+_UNKNOWN_KIND = (500, SERVER, None)
+
+# By status, where only that is known: type, code.
+_BY_STATUS: dict[int, tuple[str, str | None]] = {
+    401: (INVALID, "invalid_api_key"),
+    403: (PERMISSION, None),
+    404: ("not_found_error", None),
+    405: (INVALID, "method_not_allowed"),
+    408: (INVALID, "request_timeout"),
+    413: (INVALID, "request_too_large"),
+    415: (INVALID, "unsupported_media_type"),
+    429: (RATE_LIMIT, "rate_limit_exceeded"),
+    499: (INVALID, "client_closed_request"),
+}
+_BY_VALIDATION = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a client is told of it: OpenAI's error object, its status, further headers."""
+
+    status: int
+    message: str
+    kind: str = INVALID  # OpenAI's `type`
+    field: str | None = None  # of the client's request: OpenAI's `param`
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the answer says."""
+        return error_body(self.message, self.kind, self.field, self.code)
+
+    def response(self, path: str = "") -> JSONResponse:
+        """The whole answer, in the words of the API that `path` belongs to."""
+        is_anthropic = path.startswith(anthropic.PATH)
+        body = anthropic.error_body(self.status, self.message) if is_anthropic else self.body
+        later = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        return JSONResponse(body, self.status, {**later, **(self.headers or {})})
+
+
+class Refusal(HTTPException):
+    """A request that this server does not take, whatever the engine would make of it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        code: str | None = None,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`kind`, `code`: those that go with the status, unless given."""
+        super().__init__(status, message, dict(headers or {}))
+        default = _of_status(status)
+        self.kind = kind or default[0]
+        self.code = code or default[1]
+        self.field = field
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Every error of a route becomes an answer of this file."""
-    app.exception_handler(RequestValidationError)(_on_invalid_body)
-    app.exception_handler(InvalidRequest)(_on_invalid_request)
-    app.exception_handler(GenerationFailed)(_on_generation_failed)
-    app.exception_handler(EngineError)(_on_engine_error)
-    app.exception_handler(HTTPException)(_on_http_exception)
+    """Every error that a route raises on purpose becomes an answer; others are the gate's."""
+    foreseen = (RequestValidationError, InvalidRequest, EngineError, GenerationFailed)
+    for kind in (*foreseen, HTTPException):
+        app.exception_handler(kind)(_on_error)
 
 
-def error_body(message: str, kind: str, field: str | None = None) -> dict[str, Any]:
+def error_body(
+    message: str, kind: str, field: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     """OpenAI's error object."""
-    return {"error": {"message": message, "type": kind, "param": field, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
-def error_response(status: int, message: str, kind: str, field: str | None = None) -> JSONResponse:
-    """An error as the whole answer; a 503 says when to ask again."""
-    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else None
-    return JSONResponse(error_body(message, kind, field), status, headers)
+def error_response(
+    status: int, message: str, kind: str, field: str | None = None, code: str | None = None
+) -> JSONResponse:
+    """An error as the whole answer."""
+    return Failure(status, message, kind, field, code).response()
 
 
 def failed_response(error: GenerationFailed) -> JSONResponse:
-    """400 where the request is at fault, 503 where the engine is gone, else 500."""
-    if error.kind in _INVALID_KINDS:
-        has_name = error.field is None or str(error).startswith(f"{error.field}:")
-        named = str(error) if has_name else f"{error.field}: {error}"
-        return error_response(400, named, "invalid_request_error", error.field)
-    status = 503 if error.kind == EngineError.__name__ else 500
-    return error_response(status, str(error), "server_error")
+    """400 where the request is at fault, 503 where the engine is gone or too slow, else 500."""
+    return failure_of(error).response()
 
 
-async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+def failure_of(error: Exception) -> Failure:
+    """How a client is told of `error`; what nobody has foreseen is a 500 that says nothing."""
+    match error:
+        case RequestValidationError():
+            return _of_validation(error)
+        case GenerationFailed():
+            return _of_generation(error)
+        case Refusal():
+            message, kind, code = str(error.detail), error.kind, error.code
+            return Failure(error.status_code, message, kind, error.field, code, error.headers)
+        case HTTPException():
+            kind, code = _of_status(error.status_code)
+            return Failure(
+                error.status_code, str(error.detail), kind, code=code, headers=error.headers
+            )
+        case InvalidRequest():
+            code = _BY_KIND.get(type(error).__name__, _UNKNOWN_KIND)[2]
+            return Failure(400, str(error), INVALID, error.field, code)
+        case EngineError():
+            status, kind, code = _BY_KIND["EngineError"]
+            return Failure(status, str(error), kind, code=code)
+    return Failure(500, "an internal error; the server's log names this request", SERVER)
+
+
+def _of_status(status: int) -> tuple[str, str | None]:
+    return _BY_STATUS.get(status, (INVALID if status < 500 else SERVER, None))
+
+
+def _of_generation(error: GenerationFailed) -> Failure:
+    status, kind, code = _BY_KIND.get(error.kind, _UNKNOWN_KIND)
+    message = str(error)
+    if status == 400 and error.field is not None and not message.startswith(f"{error.field}:"):
+        message = f"{error.field}: {message}"
+    return Failure(status, message, kind, error.field, code)
+
+
+def _of_validation(error: RequestValidationError) -> Failure:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{field}: {first['msg']}"
-    return error_response(400, message, "invalid_request_error", field or None)
+    message = f"{field}: {first['msg']}" if field else str(first["msg"])
+    return Failure(400, message, INVALID, field or None, _BY_VALIDATION.get(first["type"]))
 
 
-async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, InvalidRequest)
-    return error_response(400, str(error), "invalid_request_error", error.field)
-
-
-async def _on_generation_failed(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, GenerationFailed)
-    return failed_response(error)
-
-
-async def _on_engine_error(request: Request, error: Exception) -> JSONResponse:
-    return error_response(503, str(error), "server_error")
-
-
-async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return error_response(error.status_code, str(error.detail), kind)
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    return failure_of(error).response(request.url.path)

@@ -47,6 +47,7 @@ def serve(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=int(settings.keep_alive_s),
         timeout_graceful_shutdown=int(LAST_WORDS_S),
+        log_config=None,  # the process's own
         log_level="warning",
         access_log=False,
         server_header=False,

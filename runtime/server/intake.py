@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .failures import error_response
+from .failures import Refusal
 
 _ASKING = ("GET", "HEAD", "OPTIONS")  # these ask about the server; all others are work for it
 _ALWAYS = ("/abort",)
+_UNAVAILABLE = "engine_unavailable"
 
 
 class Intake:
@@ -21,6 +22,12 @@ class Intake:
         """Refuse work from now on; what runs goes on."""
         self.is_open = False
 
+    def require_open(self) -> None:
+        """Raises Refusal."""
+        if not self.is_open:
+            reason = "the server is being stopped"
+            raise Refusal(503, reason, code=_UNAVAILABLE, headers={"connection": "close"})
+
 
 class IntakeMiddleware:
     """Counts requests that are work, and refuses them once the intake is closed."""
@@ -30,15 +37,11 @@ class IntakeMiddleware:
         self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """As ASGI has it. Raises Refusal."""
         if scope["type"] != "http" or scope["method"] in _ASKING or scope["path"] in _ALWAYS:
             await self._app(scope, receive, send)
             return
-        if not self._intake.is_open:
-            refusal = error_response(503, "the server is being stopped", "server_error")
-            refusal.headers["connection"] = "close"
-            await refusal(scope, receive, send)
-            return
+        self._intake.require_open()
         self._intake.num_running += 1
         try:
             await self._app(scope, receive, send)

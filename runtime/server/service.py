@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from starlette.exceptions import HTTPException
-
-from ...errors import EngineError
 from ...frontend.client import Connection
+from .failures import INVALID, Refusal
 from .intake import Intake
+from .metrics.http_metrics import HttpMetrics
+from .model_text import ModelText
 from .settings import ServerSettings
 
 
@@ -29,7 +29,12 @@ class Service:
     engine: EngineLink
     settings: ServerSettings
     intake: Intake = field(default_factory=Intake)
+    metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
+    text: ModelText = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = ModelText(lambda: self.info)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -41,13 +46,18 @@ class Service:
         """The name of the model that is served. Raises EngineError."""
         return str(self.info["model"])
 
+    @property
+    def max_running(self) -> int:
+        """Samples that the engine runs at once. Raises EngineError."""
+        return int(self.info["max_running_requests"])
+
     def require_open(self) -> None:
-        """Raises EngineError where no work is taken."""
-        if not self.intake.is_open:
-            raise EngineError("the server is being stopped")
+        """Raises Refusal or EngineError where no work is taken."""
+        self.intake.require_open()
         _ = self.engine.connection
 
     def require_model(self, name: str | None) -> None:
-        """Raises HTTPException for another model's name."""
-        if name not in (None, "", "default", self.model):
-            raise HTTPException(404, f"model {name!r} does not exist; this is {self.model!r}")
+        """Raises Refusal for another model's name."""
+        if name and name not in ("default", self.model):
+            message = f"model {name[:256]!r} does not exist; this is {self.model!r}"
+            raise Refusal(404, message, kind=INVALID, code="model_not_found", field="model")

@@ -56,6 +56,11 @@ OPS = st.one_of(
         st.lists(st.text(min_size=1), min_size=1, max_size=4).map(tuple),
         st.sampled_from(ir.CHOICES_METHODS),
     ),
+    st.builds(
+        ir.Select, INT, INT, SOURCE, TEXT, st.just(()), st.sampled_from(ir.CHOICES_METHODS),
+        st.lists(CHILDREN, min_size=1, max_size=3).map(tuple),
+    ),
+    st.builds(ir.Embed, INT, INT, SOURCE, TEXT, st.sampled_from(ir.POOLINGS), st.booleans()),
     st.builds(ir.RoleBegin, INT, INT, SOURCE, TEXT),
     st.builds(ir.RoleEnd, INT, INT, SOURCE),
     st.builds(ir.Fork, INT, INT, SOURCE, CHILDREN),
@@ -84,8 +89,8 @@ def test_every_op_survives_the_wire(op: ir.Op) -> None:
 def test_every_kind_of_op_is_in_the_round_trip() -> None:
     kinds = {cls.kind for cls in ir.Op.__subclasses__()}
     assert kinds == {
-        "text", "tokens", "gen", "select", "role_begin", "role_end", "fork", "join", "var", "pause",
-        "hint", "drop", "end",
+        "text", "tokens", "gen", "select", "embed", "role_begin", "role_end", "fork", "join", "var",
+        "pause", "hint", "drop", "end",
     }  # fmt: skip
 
 

@@ -21,7 +21,9 @@ class FakeStated:
     computed: list[bytes] = field(default_factory=list)
     asked: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def carry_out(self, action: Action, token_ids: Sequence[int]) -> Outcome:
+    def carry_out(
+        self, action: Action, token_ids: Sequence[int], *, namespace: str, account: str
+    ) -> Outcome:
         prefix = bytes(list(token_ids))
         if not prefix or not any(whole.startswith(prefix) for whole in self.computed):
             return Outcome("missing", "nothing of this prefix is cached")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest, UnsupportedSchema
 from stemma.frontend.constraint import Constraint
-from stemma.runtime.chat_template import ChatTemplate
+from stemma.runtime.chat_template import ChatTemplate, Told
 from stemma.runtime.server.generation.pieces import Outcome, Piece
 from stemma.runtime.server.openai.chat import ChatReply
 from stemma.runtime.server.openai.completions import TextReply
+from stemma.runtime.server.tool_calls.tool_reader import ToolReader
 from stemma.runtime.server.tool_calls.tools import (
     BEGIN,
     END,
@@ -155,7 +157,7 @@ def test_calls_are_read_as_they_were_written(
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_what_was_cut_behind_a_call_keeps_its_reason_and_its_text(reason: str) -> None:
-    reply = ChatReply("m", use("auto"))
+    reply = ChatReply("m", partial(ToolReader, use("auto")))
     outcome = Outcome(0, f"A {CALL}{CUT}", {"finish_reason": reason})
     choice = reply.choice(outcome)
     assert choice["finish_reason"] == ("tool_calls" if reason == "stop" else "length")
@@ -193,7 +195,7 @@ def test_a_stream_ends_with_the_warnings() -> None:
 )  # fmt: skip
 def test_a_stream_sends_text_at_once_and_calls_whole(text: str, size: int) -> None:
     tool_use = use("auto")
-    reply = ChatReply("m", tool_use)
+    reply = ChatReply("m", partial(ToolReader, tool_use))
     deltas: list[dict[str, Any]] = []
     for start in range(0, len(text), size):
         chunks = events(reply.piece(Piece(0, text[start : start + size])))
@@ -220,8 +222,8 @@ def test_a_template_is_told_of_tools_if_it_knows_them(
     template = ChatTemplate(tmp_path, byte_tokenizer)
     tools = json.loads(use("auto").for_template or "[]")
     assert template.knows_tools
-    assert template.marks(["user"], tools=tools) == ["[weather][clock]<user>", ""]
+    assert template.marks(["user"], told=Told.of(tools)) == ["[weather][clock]<user>", ""]
     assert template.marks(["user"]) == ["<user>", ""]
     plain = ChatTemplate(tmp_path / "none", byte_tokenizer)
     assert not plain.knows_tools
-    assert plain.marks(["user"], tools=tools) == plain.marks(["user"])
+    assert plain.marks(["user"], told=Told.of(tools)) == plain.marks(["user"])

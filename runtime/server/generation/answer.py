@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from ....frontend.client import Connection
-from ..caller import caller_of
+from ..access.admission import admitted, note_outcome
+from ..caller import Caller, caller_of
 from ..service import Service
 from .completion import Completion
 from .pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece
@@ -27,42 +29,49 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     """Raises InvalidRequest, EngineError and GenerationFailed before the first byte."""
     if task.hints is not None:
         task.hints.check(needs_targets=False)
-    caller = caller_of(request)
+    caller = caller_of(request).salted(task.cache_salt)
+    task = admitted(service, request, task)
     connection = service.engine.connection
     seed = secrets.randbits(62)
     calls = [
         Completion(
             connection,
             prompt,
-            task.params,
+            task.params_of(instance),
             n=task.n,
             seed=seed,
             instance=instance,
             stream=task.stream,
+            has_token_ids=task.has_token_ids,
             tools=task.tools,
             response_id=None if instance else reply.id,
             tenant=caller.tenant,
+            namespace=caller.namespace,
         )
         for instance, prompt in enumerate(task.prompts)
     ]
-    items = _merged(calls, task.constraint_field)
+    items = _merged(calls, task, partial(note_outcome, request, n=task.n))
     if not task.stream:
         outcomes = await _collect(items, task.num_samples, request)
-        hints = await _carry_out_hints(connection, task, reply)
+        request.state.outcomes = outcomes  # for the log
+        hints = await _carry_out_hints(connection, task, reply, caller)
         return JSONResponse(reply.whole(outcomes, hints))
     first = await anext(items)  # a refusal comes before the first byte, with a status of its own
-    events = _sse(first, items, connection, task, reply)
+    request.state.outcomes = outcomes = []
+    events = _sse(first, items, connection, task, reply, caller, outcomes)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _carry_out_hints(
-    connection: Connection, task: Task, reply: Reply
+    connection: Connection, task: Task, reply: Reply, caller: Caller
 ) -> dict[str, Any] | None:
-    return None if task.hints is None else await task.hints.carry_out(connection, reply.id)
+    if task.hints is None:
+        return None
+    return await task.hints.carry_out(connection, caller, reply.id)
 
 
 async def _merged(
-    calls: Sequence[Completion], constraint_field: str | None
+    calls: Sequence[Completion], task: Task, on_outcome: Callable[[Outcome], None]
 ) -> AsyncGenerator[Piece | Outcome, None]:
     """What comes of several prompts, as it comes, with all samples numbered through. Leaving early
     cancels them all."""
@@ -74,25 +83,27 @@ async def _merged(
                 queue.put_nowait(item)
         except GenerationFailed as error:
             if error.kind in GRAMMAR_KINDS:
-                error.field = constraint_field
+                error.field = task.constraint_field
             queue.put_nowait(error)
 
     with ExitStack() as stack:
         for call in calls:
             stack.enter_context(call)
         firsts = accumulate((call.n for call in calls), initial=0)
-        tasks = [asyncio.create_task(forward(first, call)) for first, call in zip(firsts, calls)]
+        forwards = [asyncio.create_task(forward(first, call)) for first, call in zip(firsts, calls)]
         num_open = sum(call.n for call in calls)
         try:
             while num_open:
                 item = await queue.get()
                 if isinstance(item, BaseException):
                     raise item
+                if isinstance(item, Outcome):
+                    on_outcome(item)
+                    num_open -= 1
                 yield item
-                num_open -= isinstance(item, Outcome)
         finally:
-            for task in tasks:
-                task.cancel()
+            for forwarding in forwards:
+                forwarding.cancel()
 
 
 async def _collect(
@@ -125,21 +136,22 @@ async def _sse(
     connection: Connection,
     task: Task,
     reply: Reply,
+    caller: Caller,
+    outcomes: list[Outcome],
 ) -> AsyncIterator[bytes]:
-    outcomes: dict[int, Outcome] = {}
 
     def events(item: Piece | Outcome) -> bytes:
         if isinstance(item, Piece):
             return reply.piece(item)
-        outcomes[item.index] = item
+        outcomes.append(item)
         return reply.end(item)
 
     try:
         yield events(first)
         async for item in rest:
             yield events(item)
-        hints = await _carry_out_hints(connection, task, reply)
-        yield reply.close([outcomes[index] for index in sorted(outcomes)], hints)
+        hints = await _carry_out_hints(connection, task, reply, caller)
+        yield reply.close(sorted(outcomes, key=lambda outcome: outcome.index), hints)
     except GenerationFailed as error:
         yield reply.failed(error)
     finally:

@@ -35,26 +35,33 @@ class Completion:
         seed: int,
         instance: int = 0,
         stream: bool = False,
+        has_token_ids: bool = False,
         tools: str | None = None,
         response_id: str | None = None,
         tenant: str | None = None,
+        namespace: str = "",
     ) -> None:
         """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it;
-        `tools`: what the chat template is to tell the model of, as JSON; `response_id`: by which
-        KV hints may name the first sample; `tenant`: on whose account it runs."""
+        `has_token_ids`: a stream has them, too; `tools`: what the chat template is to tell the
+        model of, as JSON; `response_id`: by which KV hints may name the first sample; `tenant`:
+        on whose account it runs; `namespace`: within which its KV is shared."""
         self.n = n
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
         self._connection = connection
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        if has_token_ids:
+            create["token_ids"] = True
         if tools is not None:
             create["tools"] = tools
         if response_id is not None:
             create["response_id"] = response_id
         if tenant is not None:
             create["tenant"] = tenant
+        if namespace:
+            create["namespace"] = namespace
         self._program = connection.open_program(self, create)
-        ops = _prompt_ops(prompt)
+        ops = prompt_ops(prompt)
         for op in (*ops, *_gen_ops(len(ops), params, n)):
             connection.send_op(self._program, op)
         connection.flush(self._program, end=True)
@@ -66,7 +73,7 @@ class Completion:
         while num_open:
             index, kind, payload = await self._events.get()
             if kind == wire.DELTA:
-                yield Piece(first + index, payload)
+                yield _piece(first + index, payload)
             elif kind == wire.VALUE:
                 yield Outcome(first + index, payload["text"], payload["meta"])
                 num_open -= 1
@@ -98,7 +105,21 @@ class Completion:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, payload))
 
 
-def _prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+def _piece(index: int, delta: str | dict[str, Any]) -> Piece:
+    if isinstance(delta, str):
+        return Piece(index, delta)
+    return Piece(
+        index,
+        delta["text"],
+        delta.get("token_ids"),
+        delta.get("logprobs"),
+        delta.get("prompt_tokens"),
+        delta.get("cached_tokens", 0),
+    )
+
+
+def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+    """What makes a program's first branch begin with `prompt`."""
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
     if all(isinstance(item, int) for item in prompt):

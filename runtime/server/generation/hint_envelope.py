@@ -15,6 +15,7 @@ from ....errors import InvalidRequest, StemmaError
 from ....frontend.client import Connection
 from ...programs.hints import outcome_payload
 from ...schedule.hints import Outcome
+from ..caller import Caller
 
 PROTOCOL_VERSION = 1
 MAX_REASON_CHARS = 500
@@ -54,14 +55,21 @@ class HintEnvelope(BaseModel):
                 raise InvalidRequest(f"{field}: token_ids, prompt or response_id is needed", field)
 
     async def carry_out(
-        self, connection: Connection, response_id: str | None = None
+        self, connection: Connection, caller: Caller, response_id: str | None = None
     ) -> dict[str, Any]:
-        """The answer: an outcome for each action. Actions without a target mean `response_id`."""
+        """The answer: an outcome for each action. All stay within the caller's
+        namespace; actions without a target mean `response_id`."""
         actions = [action.model_dump() for action in self.actions]
         for action in actions:
             action["payload"].setdefault("target", {"response_id": response_id})
         try:
-            outcomes = await asyncio.to_thread(connection.call, "kv_hints", actions=actions)
+            outcomes = await asyncio.to_thread(
+                connection.call,
+                "kv_hints",
+                actions=actions,
+                namespace=caller.namespace,
+                account=caller.tenant or "",
+            )
         except StemmaError as error:  # a response that is there is not lost for its hints
             reason = str(error)[:MAX_REASON_CHARS]
             outcomes = [

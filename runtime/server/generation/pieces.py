@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,15 @@ GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Fresh text of a streamed sample."""
+    """Fresh text of a streamed sample, and its tokens where these were asked for: a token comes
+    with the piece that completes its text."""
 
     index: int  # of the sample, counted through all prompts
     text: str
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[dict[str, Any]] | None = None  # one entry a token, as in the outcome's meta
+    prompt_tokens: int | None = None  # in a sample's first piece, with its ids
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

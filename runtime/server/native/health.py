@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
 
 from .... import __version__
 from ....errors import EngineError
-from ..failures import error_response
 from ..service import Service
 from .engine_check import EngineCheck
 
@@ -22,24 +20,18 @@ def router(service: Service) -> APIRouter:
     @routes.get("/health")
     @routes.get("/health_generate", include_in_schema=False)  # SGLang's name
     @routes.get("/ping", include_in_schema=False)  # SageMaker's
-    async def health() -> Response:
+    async def health() -> dict[str, Any]:
         """200 when the engine has just completed a step, else 503 with the reason."""
-        try:
-            problem = await check.problem()
-        except EngineError as error:
-            problem = str(error)
+        problem = await check.problem()
         if problem is not None:
-            return error_response(503, problem, "server_error")
-        return JSONResponse({"status": "ok"})
+            raise EngineError(problem)
+        return {"status": "ok"}
 
     @routes.get("/ready")
-    async def ready() -> Response:
+    async def ready() -> dict[str, Any]:
         """200 when the server takes work, else 503 with the reason."""
-        try:
-            service.require_open()
-        except EngineError as error:
-            return error_response(503, str(error), "server_error")
-        return JSONResponse({"status": "ready"})
+        service.require_open()
+        return {"status": "ready"}
 
     @routes.get("/live")
     async def live() -> dict[str, Any]:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from pydantic import Field
 
+from ..access.json_route import json_routes
+from ..caller import caller_of
 from ..generation.hint_envelope import HintEnvelope
 from ..service import Service
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/kv_hints")
-    async def kv_hints(body: HintEnvelope) -> dict[str, Any]:
+    async def kv_hints(body: KVHintsRequest, request: Request) -> dict[str, Any]:
         """Carry out a batch of actions; each is answered with its outcome."""
         body.check(needs_targets=True)
-        return await body.carry_out(service.engine.connection)
+        caller = caller_of(request).salted(body.cache_salt)
+        return await body.carry_out(service.engine.connection, caller)
 
     return routes
+
+
+class KVHintsRequest(HintEnvelope):
+    """Body of /kv_hints: `cache_salt` as in the requests whose KV is meant."""
+
+    cache_salt: str | None = Field(default=None, max_length=1024)

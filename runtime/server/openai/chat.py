@@ -2,51 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import Message, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
-from ..tool_calls.tools import BEGIN, Tool, ToolChoice, ToolUse
-from .reply import CompletionReply, event, warnings_of
-from .sampling_fields import UNBOUNDED, SamplingFields
-
-_Delta = tuple[dict[str, Any], str | None]  # and the finish reason
+from ..tool_calls.tool_reader import ToolReader
+from ..tool_calls.tools import Tool, ToolChoice, ToolUse
+from .message_reader import Delta, MessageReader, PlainReader
+from .reply import TEXT, CompletionReply, Sample, Wanted, event, extras_of, fingerprint_of
+from .sampling_fields import SamplingFields
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """OpenAI's chat completions."""
         service.require_model(body.model)
-        tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
-        params = body.params(tool_use)
-        of_tools = None if params.constraint is None else "tools"
-        task = Task(
-            [[message.plain() for message in body.messages]],
-            params,
-            n=body.n,
-            stream=body.stream,
-            tools=tool_use.for_template,
-            hints=body.kv_hints,
-            constraint_field=body.constraint_field or of_tools,
-        )
-        reply = ChatReply(service.model, tool_use, n=body.n, includes_usage=body.includes_usage)
+        task, new_reader = chat_task(service, body)
+        fingerprint = fingerprint_of(service.info)
+        reply = ChatReply(service.model, new_reader, body.wanted, fingerprint=fingerprint)
         return await answer(service, request, task, reply)
 
     return routes
+
+
+def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
+    """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
+    tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
+    params = body.params(tool_use)
+    of_tools = None if params.constraint is None else "tools"
+    task = Task(
+        [[message.plain() for message in body.messages]],
+        params,
+        n=body.n,
+        stream=body.stream,
+        has_token_ids=body.wanted.needs_token_ids,
+        tools=tool_use.for_template,
+        hints=body.kv_hints,
+        cache_salt=body.cache_salt,
+        constraint_field=body.constraint_field or of_tools,
+    )
+    return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
 
 
 class TextPart(BaseModel):
@@ -80,6 +92,10 @@ class ChatRequest(SamplingFields):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
 
+    @property
+    def has_logprobs(self) -> bool:
+        return self.logprobs
+
     def tool_use(self, template_knows_tools: bool) -> ToolUse:
         """Raises InvalidRequest."""
         choice = self.tool_choice or ("auto" if self.tools else "none")
@@ -104,9 +120,18 @@ class ChatRequest(SamplingFields):
         return params
 
 
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """A chat that another API's request amounts to. Raises InvalidRequest."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
+
+
 class ChatReply(CompletionReply):
-    """Answers of /v1/chat/completions. Where tools may be called, a stream holds back what may be a
-    call, and sends calls whole."""
+    """Answers of /v1/chat/completions; each sample's message is read by a `MessageReader`."""
 
     prefix = "chatcmpl"
     whole_object = "chat.completion"
@@ -115,96 +140,104 @@ class ChatReply(CompletionReply):
     def __init__(
         self,
         model: str,
-        tool_use: ToolUse | None = None,
+        new_reader: Callable[[], MessageReader] = PlainReader,
+        wanted: Wanted | None = None,
         *,
-        n: int = 1,
-        includes_usage: bool = False,
+        fingerprint: str | None = None,
     ) -> None:
-        super().__init__(model, n=n, includes_usage=includes_usage)
-        self._tool_use = tool_use if tool_use is not None and tool_use.may_call else None
-        self._begun: set[int] = set()
-        self._held: dict[int, str] = {}  # text that may be the beginning of a call
+        """`new_reader`: one for each sample."""
+        super().__init__(model, wanted, fingerprint=fingerprint)
+        self._new_reader = new_reader
+        self._samples: dict[int, ChatSample] = {}
+        self._num_reasoning_tokens = 0
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
-        message, reason = self._message(outcome)
+        reader = self._new_reader()
+        outcome = self._with_stop_text(outcome)
+        message, reason = reader.message(outcome)
+        self._num_reasoning_tokens += reader.num_reasoning_tokens(outcome)
+        ids = {"token_ids": outcome.meta["output_ids"]} if self.wanted.has_token_ids else {}
         return {
             "index": outcome.index,
-            "message": {"role": "assistant", **message},
+            "message": {"role": "assistant", "refusal": None, **message},
             "finish_reason": reason,
-            "logprobs": _chat_logprobs(outcome.meta.get("logprobs")),
-            **warnings_of(outcome),
+            "logprobs": self._logprobs(outcome.meta.get("logprobs")),
+            **ids,
+            **extras_of(outcome),
         }
 
-    def _message(self, outcome: Outcome) -> tuple[dict[str, Any], str]:
-        """Content and tool calls, and the finish reason."""
-        reason: str = outcome.meta["finish_reason"]
-        if self._tool_use is None:
-            return {"content": outcome.text}, reason
-        content, calls = self._tool_use.read(outcome.text)
-        if not calls:
-            return {"content": content}, reason
-        items = [call.as_openai() for call in calls]
-        message = {"content": content.strip() or None, "tool_calls": items}
-        return message, "tool_calls" if reason == "stop" else reason
-
     def piece(self, piece: Piece) -> bytes:
-        text = piece.text if self._tool_use is None else self._sendable(piece.index, piece.text)
-        deltas = self._first_deltas(piece.index)
-        if text:
-            deltas.append(({"content": text}, None))
-        return b"".join(event(chunk) for chunk in self._chunks(piece.index, deltas))
+        sample, begin = self._sample(piece.index)
+        sample.hold(piece)
+        deltas = sample.reader.feed(piece.text)
+        return begin + b"".join([self._said(sample, delta) for delta in deltas])
 
     def end(self, outcome: Outcome) -> bytes:
-        deltas = [*self._first_deltas(outcome.index), *self._last_deltas(outcome.index, outcome)]
-        chunks = self._chunks(outcome.index, deltas)
-        chunks[-1]["choices"][0].update(warnings_of(outcome))
-        return b"".join(event(chunk) for chunk in chunks)
+        sample, said = self._sample(outcome.index)
+        for delta in sample.reader.feed(self._stop_text(outcome)):
+            said += self._said(sample, delta)
+        outcome = self._with_stop_text(outcome)
+        deltas, reason = sample.reader.finish(outcome)
+        self._num_reasoning_tokens += sample.reader.num_reasoning_tokens(outcome)
+        for delta in deltas:
+            said += self._said(sample, delta)
+        return said + self._said(sample, {}, reason, extras_of(outcome))
 
-    def _chunks(self, index: int, deltas: Sequence[_Delta]) -> list[dict[str, Any]]:
-        return [
-            self._chunk({"index": index, "delta": delta, "finish_reason": reason})
-            for delta, reason in deltas
-        ]
+    def num_reasoning_tokens(self, outcomes: Sequence[Outcome]) -> int:
+        return self._num_reasoning_tokens
 
-    def _first_deltas(self, index: int) -> list[_Delta]:
-        if index in self._begun:
-            return []
-        self._begun.add(index)
-        return [({"role": "assistant", "content": ""}, None)]
+    def _sample(self, index: int) -> tuple[ChatSample, bytes]:
+        """A sample, and what a stream says when it begins, where it does now."""
+        sample = self._samples.get(index)
+        if sample is not None:
+            return sample, b""
+        choice = {"index": index, "delta": {"content": TEXT}}
+        choice |= {"logprobs": None, "finish_reason": None}
+        sample = ChatSample(index, self._new_reader(), *self._around_text(choice))
+        self._samples[index] = sample
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return sample, event(self._chunk({**choice, "delta": role}))
 
-    def _sendable(self, index: int, fresh: str) -> str:
-        """What of a stream's text is surely no part of a call."""
-        assert self._tool_use is not None
-        held = self._held.get(index, "") + fresh
-        sizes = range(min(len(BEGIN), len(held)), 0, -1)
-        keep = next((n for n in sizes if BEGIN.startswith(held[-n:])), 0)
-        end = held.find(BEGIN) if BEGIN in held else len(held) - keep
-        end = 0 if self._tool_use.is_forced else end
-        self._held[index] = held[end:]
-        return held[:end]
+    def _said(
+        self,
+        sample: ChatSample,
+        delta: Delta,
+        reason: str | None = None,
+        extras: dict[str, Any] | None = None,
+    ) -> bytes:
+        """A chunk, with the tokens that waited for it."""
+        if self._is_plain and len(delta) == 1 and (text := delta.get("content")) is not None:
+            return sample.head + orjson.dumps(text) + sample.tail
+        logprobs = self._logprobs(sample.take_logprobs() or None)
+        choice = {"index": sample.index, "delta": delta, "logprobs": logprobs}
+        choice |= {"finish_reason": reason, **(extras or {})}
+        return self._chunk_of_tokens(choice, sample, self._samples.values())
 
-    def _last_deltas(self, index: int, outcome: Outcome) -> list[_Delta]:
-        """What was held back, as calls or as text, and the end."""
-        message, reason = self._message(outcome)
-        held = self._held.pop(index, "")
-        last: list[_Delta] = []
-        if calls := message.get("tool_calls"):
-            assert self._tool_use is not None
-            held = self._tool_use.read(held)[0]
-            numbered = [{"index": i, **call} for i, call in enumerate(calls)]
-            last.append(({"tool_calls": numbered}, None))
-        if held.strip() or (held and not calls):
-            last.insert(0, ({"content": held}, None))
-        return [*last, ({}, reason)]
+    def _logprobs(self, entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
+        if entries is None or not self.wanted.has_logprobs:
+            return None
+        return {"content": chat_logprobs(entries), "refusal": None}
 
 
-def _chat_logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
-    if entries is None:
-        return None
+class ChatSample(Sample):
+    """A sample with its reader, and a chunk of nothing but content, before and behind that."""
 
-    def shown(entry: dict[str, Any]) -> dict[str, Any]:
-        token: str = entry["token"]
-        return {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode())}
+    __slots__ = ("head", "reader", "tail")
 
-    content = [{**shown(e), "top_logprobs": [shown(top) for top in e["top"]]} for e in entries]
-    return {"content": content, "refusal": None}
+    def __init__(self, index: int, reader: MessageReader, head: bytes, tail: bytes) -> None:
+        super().__init__(index)
+        self.reader = reader
+        self.head = head
+        self.tail = tail
+
+
+def chat_logprobs(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each token, in the words of chats."""
+    return [{**_shown(e), "top_logprobs": [_shown(t) for t in e["top"]]} for e in entries]
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    token: str = entry["token"]
+    is_text = "\ufffd" not in token  # else its bytes are no characters, and not known here
+    data = list(token.encode()) if is_text else None
+    return {"token": token, "logprob": entry["logprob"], "bytes": data}

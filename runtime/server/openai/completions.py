@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
 from ..generation.task import Task
 from ..service import Service
-from .reply import CompletionReply, event, warnings_of
+from .reply import TEXT, CompletionReply, Sample, Wanted, extras_of, fingerprint_of
 from .sampling_fields import SamplingFields
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -30,36 +34,34 @@ def router(service: Service) -> APIRouter:
             body.params(),
             n=body.n,
             stream=body.stream,
+            has_token_ids=body.wanted.needs_token_ids,
             hints=body.kv_hints,
+            cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
         )
-        reply = TextReply(
-            service.model,
-            n=body.n,
-            includes_usage=body.includes_usage,
-            has_token_ids=body.return_token_ids,
-        )
+        fingerprint = fingerprint_of(service.info)
+        reply = TextReply(service.model, body.wanted, fingerprint=fingerprint)
         return await answer(service, request, task, reply)
 
     return routes
 
 
 class CompletionRequest(SamplingFields):
-    """Body of /v1/completions: one or several prompts, as text or token ids; `return_token_ids`
-    is an extra that vLLM has too."""
+    """Body of /v1/completions: one or several prompts, as text or token ids."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
-    return_token_ids: bool = False
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.logprobs is not None
 
     def params(self) -> GenParams:
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's."""
         if self.echo:
             raise InvalidRequest.of("echo", True, "false")
-        if self.return_token_ids and self.stream:
-            raise InvalidRequest.of("return_token_ids", True, "only without stream, for now")
         return self.gen_params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
@@ -82,42 +84,83 @@ class TextReply(CompletionReply):
     chunk_object = "text_completion"
 
     def __init__(
-        self, model: str, *, n: int = 1, includes_usage: bool = False, has_token_ids: bool = False
+        self,
+        model: str,
+        wanted: Wanted | None = None,
+        *,
+        fingerprint: str | None = None,
     ) -> None:
-        super().__init__(model, n=n, includes_usage=includes_usage)
-        self._has_token_ids = has_token_ids
+        super().__init__(model, wanted, fingerprint=fingerprint)
+        self._samples: dict[int, TextSample] = {}
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
-        ids = {"token_ids": outcome.meta["output_ids"]} if self._has_token_ids else {}
+        outcome = self._with_stop_text(outcome)
+        ids = {"token_ids": outcome.meta["output_ids"]} if self.wanted.has_token_ids else {}
         return {
             "index": outcome.index,
             "text": outcome.text,
             "finish_reason": outcome.meta["finish_reason"],
-            "logprobs": _completion_logprobs(outcome.meta.get("logprobs")),
+            "logprobs": self._logprobs(outcome.meta.get("logprobs")),
             **ids,
-            **warnings_of(outcome),
+            **extras_of(outcome),
         }
 
     def piece(self, piece: Piece) -> bytes:
-        choice = {"index": piece.index, "text": piece.text, "finish_reason": None}
-        return event(self._chunk(choice))
+        sample = self._sample(piece.index)
+        if self._is_plain:
+            return sample.head + orjson.dumps(piece.text) + sample.tail
+        sample.hold(piece)
+        return self._said(sample, piece.text)
 
     def end(self, outcome: Outcome) -> bytes:
+        sample = self._sample(outcome.index)
         reason = outcome.meta["finish_reason"]
-        choice = {"index": outcome.index, "text": "", "finish_reason": reason}
-        return event(self._chunk({**choice, **warnings_of(outcome)}))
+        return self._said(sample, self._stop_text(outcome), reason, extras_of(outcome))
+
+    def _sample(self, index: int) -> TextSample:
+        sample = self._samples.get(index)
+        if sample is None:
+            choice = {"index": index, "text": TEXT, "logprobs": None, "finish_reason": None}
+            sample = self._samples[index] = TextSample(index, *self._around_text(choice))
+        return sample
+
+    def _said(
+        self,
+        sample: TextSample,
+        text: str,
+        reason: str | None = None,
+        extras: dict[str, Any] | None = None,
+    ) -> bytes:
+        """A chunk, with the tokens that waited for it."""
+        entries = sample.take_logprobs()
+        logprobs = self._logprobs(entries or None, sample.num_chars)
+        sample.num_chars += sum(len(entry["token"]) for entry in entries)
+        choice = {"index": sample.index, "text": text, "logprobs": logprobs}
+        choice |= {"finish_reason": reason, **(extras or {})}
+        return self._chunk_of_tokens(choice, sample, self._samples.values())
+
+    def _logprobs(
+        self, entries: Sequence[dict[str, Any]] | None, first_offset: int = 0
+    ) -> dict[str, Any] | None:
+        if entries is None or not self.wanted.has_logprobs:
+            return None
+        lengths = (len(entry["token"]) for entry in entries)
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [{t["token"]: t["logprob"] for t in e["top"]} for e in entries],
+            "text_offset": list(accumulate(lengths, initial=first_offset))[:-1],
+        }
 
 
-def _completion_logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
-    if entries is None:
-        return None
-    offsets, end = [], 0
-    for entry in entries:
-        offsets.append(end)
-        end += len(entry["token"])
-    return {
-        "tokens": [entry["token"] for entry in entries],
-        "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{t["token"]: t["logprob"] for t in e["top"]} for e in entries],
-        "text_offset": offsets,
-    }
+class TextSample(Sample):
+    """A sample, where its next token's text stands, and a chunk of nothing but text, before and
+    behind that."""
+
+    __slots__ = ("head", "num_chars", "tail")
+
+    def __init__(self, index: int, head: bytes, tail: bytes) -> None:
+        super().__init__(index)
+        self.head = head
+        self.tail = tail
+        self.num_chars = 0

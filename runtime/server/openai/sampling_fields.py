@@ -12,8 +12,7 @@ from ....errors import InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
 from ..generation.hint_envelope import HintEnvelope
 from .constraint_fields import ConstraintFields
-
-UNBOUNDED = 2**31 - 1  # the engine cuts max_tokens to what fits the context
+from .reply import Wanted
 
 
 class StreamOptions(BaseModel):
@@ -23,8 +22,9 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(ConstraintFields):
-    """Fields that both endpoints share; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-    `stop_token_ids` and `ignore_eos` are extras that vLLM has too."""
+    """Fields that both endpoints share; `cache_salt`, `priority`, `top_k`, `min_p`,
+    `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos` are extras that vLLM has
+    too; `deadline_s`, seconds from now, is ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -45,17 +45,30 @@ class SamplingFields(ConstraintFields):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool = False
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    priority: int | None = None
+    deadline_s: float | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
     @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def wanted(self) -> Wanted:
+        """What the answer is to have."""
+        options = self.stream_options or StreamOptions()
+        return Wanted(
+            n=self.n,
+            includes_usage=options.include_usage,
+            has_token_ids=self.return_token_ids,
+            has_logprobs=self.has_logprobs,
+        )
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer has log probabilities."""
+        return False
 
     def gen_params(self, max_tokens: int, logprobs: int | None) -> GenParams:
-        if logprobs is not None and self.stream:
-            raise InvalidRequest.of("logprobs", logprobs, "only without stream, for now")
         if self.best_of not in (None, self.n):
             raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -75,6 +88,8 @@ class SamplingFields(ConstraintFields):
             stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
             constraint=self.constraint(),
             jump_forward=self.jump_forward,
         )

@@ -1,0 +1,151 @@
+"""The last steps of the engine: which rows each computed, how long it took, what it cost the cache.
+
+Kept only while somebody watches: otherwise a step pays for looking at one flag. docs/watch.md has
+the figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from ..request import Request
+from ..schedule.scheduler import Scheduler
+from ..step import Row, StepPlan, StepResult
+
+MAX_STEPS = 512
+MAX_STEPS_A_CALL = 192  # the newest of them
+MAX_ROWS = 48  # of a step that are told one by one, of those that decode and of the others each
+MAX_NAMES = 4096
+
+PREFILL, DECODE, SCORING, FORCED = "prefill", "decode", "score", "forced"
+
+
+class StepLog:
+    """Owns a ring of the last MAX_STEPS steps, and who the requests in them are.
+
+    Invariant: nothing is recorded unless `is_on`.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
+        self._names: dict[int, tuple[int, dict[str, Any]]] = {}  # with the step that it came with
+        self._began_s = self._planned_s = 0.0
+        self._before = (0, 0, 0)  # evicted tokens, preemptions, forced tokens
+        self._step: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def stop(self) -> None:
+        """Nobody watches any more: forget all."""
+        self.is_on = False
+        self._steps.clear()
+        self._names.clear()
+        self._step = None
+
+    def begin(self, scheduler: Scheduler) -> None:
+        """A step is about to be planned."""
+        self._began_s = time.perf_counter()
+        self._before = _counts(scheduler)
+
+    def note_plan(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """It was planned; `scheduler` knows its requests still."""
+        self._planned_s = time.perf_counter()
+        decode: list[int] = []
+        others: list[tuple[int, str, int, int, int]] = []
+        sums = {PREFILL: 0, DECODE: 0, FORCED: 0, SCORING: 0, "cached": 0}
+        for row, request in zip(plan.rows, scheduler.in_flight):
+            if row.request_id not in self._names:
+                self._names[row.request_id] = (plan.step_id, name_of(request))
+            if len(row.input_ids) == 1 and row.start >= request.num_prompt_tokens:
+                decode.append(row.request_id)
+                continue
+            told = _row(row, request)
+            others.append(told)
+            _, kind, num_tokens, num_cached, num_forced = told
+            sums[kind] += num_tokens - num_forced
+            sums[FORCED] += num_forced
+            sums["cached"] += num_cached
+        sums[DECODE] += len(decode)
+        self._step = {
+            "id": plan.step_id,
+            "tokens": sums,
+            "decode": decode[:MAX_ROWS],
+            "rows": others[:MAX_ROWS],
+            "num_more": max(0, len(decode) - MAX_ROWS) + max(0, len(others) - MAX_ROWS),
+            "num_shared": sum(segment.num_saved_tokens for segment in plan.segments),
+            "num_copies": len(plan.transfers),
+        }
+        while len(self._names) > MAX_NAMES:
+            del self._names[next(iter(self._names))]
+
+    def end(self, result: StepResult, scheduler: Scheduler) -> None:
+        """It was carried out and applied."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        kv_cache, now_s = scheduler.kv_cache, time.perf_counter()
+        evicted, preempted, jumped = (
+            after - before for after, before in zip(_counts(scheduler), self._before)
+        )
+        device_s = result.duration_s
+        step |= {
+            "start_s": round(self._began_s, 4),
+            "ms": round(1000 * (now_s - self._began_s), 3),
+            "plan_ms": round(1000 * (self._planned_s - self._began_s), 3),
+            "device_ms": None if device_s is None else round(1000 * device_s, 3),
+            "num_waiting": scheduler.num_waiting,
+            "num_running": len(scheduler.running),
+            "free_tokens": kv_cache.allocator.num_free * kv_cache.page_size,
+            "evicted_tokens": evicted,
+            "num_preempted": preempted,
+            "num_jumped": jumped,
+        }
+        self._steps.append(step)
+
+    def since(self, step_id: int) -> dict[str, Any]:
+        """The steps after `step_id`, the oldest first, and the names of requests that came with
+        them; `num_missed`: steps after it that are not told."""
+        newer: list[dict[str, Any]] = []
+        for step in reversed(self._steps):
+            if step["id"] <= step_id or len(newer) == MAX_STEPS_A_CALL:
+                break
+            newer.append(step)
+        newer.reverse()
+        names = {
+            str(number): name for number, (step, name) in self._names.items() if step > step_id
+        }
+        missed = newer[0]["id"] - step_id - 1 if newer and step_id else 0
+        return {"items": newer, "names": names, "num_missed": missed}
+
+
+def name_of(request: Request) -> dict[str, Any]:
+    """Who a request is, for people."""
+    program = request.program
+    return {
+        "program": None if program is None else program.label,
+        "tenant": str(request.client if program is None else program.tenant),
+        "namespace": str(request.namespace),
+    }
+
+
+def _row(row: Row, request: Request) -> tuple[int, str, int, int, int]:
+    """(request, kind, tokens, tokens that the cache had before its first ones, of `tokens` those
+    that a grammar forced). What is computed again after a preemption counts as prefill."""
+    num_tokens = len(row.input_ids)
+    is_first = row.page_update is not None and row.page_update.first == 0
+    is_output = row.start >= request.num_prompt_tokens and not request.num_preemptions
+    num_forced = 0
+    if request.grammar is not None and not request.num_preemptions:
+        num_output = row.start + num_tokens - request.num_prompt_tokens
+        num_forced = max(0, num_output - is_output)  # a later run follows one that was sampled
+    kind = SCORING if not request.samples else DECODE if is_output else PREFILL
+    return row.request_id, kind, num_tokens, row.start if is_first else 0, num_forced
+
+
+def _counts(scheduler: Scheduler) -> tuple[int, int, int]:
+    stats = scheduler.stats
+    return scheduler.kv_cache.num_evicted_tokens, stats.num_preemptions, stats.num_jumped_tokens

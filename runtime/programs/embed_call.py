@@ -1,0 +1,43 @@
+"""An `Embed` under way: its request computes the prompt and sums hidden states."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from ..request import FinishReason, Request
+from ..step import RowResult
+from .calls import Report, RequestQueue, meta_of
+
+
+class EmbedCall:
+    """One embedding. Reports its end exactly once, unless aborted."""
+
+    def __init__(self, report: Report, normalize: bool) -> None:
+        """`normalize`: to length 1."""
+        self._report = report
+        self._normalize = normalize
+        self._is_aborted = False
+        self.request: Request | None = None
+
+    def abort(self, queue: RequestQueue) -> None:
+        self._is_aborted = True
+        if self.request is not None:
+            queue.abort(self.request)
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        raise AssertionError("nothing is sampled for an embedding")
+
+    def on_finish(self, request: Request) -> None:
+        if self._is_aborted:
+            return
+        if request.finish_reason is not FinishReason.STOP:
+            reason = request.error or "the call was aborted"
+            return self._report.failed(reason, request.error_kind)
+        assert request.hidden is not None
+        vector = request.hidden.pooled()
+        if self._normalize:  # a vector of zeros stays one
+            vector = vector / (np.linalg.norm(vector) or 1.0)
+        payload = {"value": vector.tolist(), "text": "", "meta": meta_of(request)}
+        self._report.finished(array("i"), "", payload)

@@ -1,0 +1,34 @@
+"""Which paths are open to whom."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+# What a probe or a balancer asks; they say no more than that the server is there.
+_PROBES = frozenset({"/health", "/health_generate", "/live", "/ping", "/ready", "/version"})
+_PAGE = frozenset({"/", "/favicon.ico"})  # it holds nothing; what it asks for needs a key
+_PAGE_FILES = "/assets/"
+# What shows, or changes, what is not one's own: every namespace's texts, counters and KV.
+_OF_ALL = frozenset(
+    {"/flush_cache", "/get_server_info", "/metrics", "/server_info", "/tree", "/watch"}
+)
+
+
+class Door(Enum):
+    """Who may pass where there are keys."""
+
+    OPEN = "open"  # anybody, to read
+    KEY = "key"  # any key
+    ADMIN = "admin"  # under --isolate-cache a key with is_admin, else any
+
+
+def door_of(method: str, path: str, *, is_metrics_open: bool) -> Door:
+    """A path that nobody has thought of needs a key."""
+    if method in ("GET", "HEAD"):
+        if path in _PROBES or path in _PAGE or path.startswith(_PAGE_FILES):
+            return Door.OPEN
+        if path == "/metrics" and is_metrics_open:
+            return Door.OPEN
+    if path.rstrip("/") in _OF_ALL:
+        return Door.ADMIN
+    return Door.KEY

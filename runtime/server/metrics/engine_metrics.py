@@ -1,0 +1,106 @@
+"""`stemma_*`: the engine's figures under Stemma's own names (docs/metrics.md lists them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from .samples import (
+    Figure,
+    Info,
+    ended_family,
+    figure_families,
+    histogram_family,
+    kv_usage,
+    of,
+    stat,
+)
+
+FIGURES = (
+    Figure("stemma_requests_running", "Requests in the running batch.", of("num_running")),
+    Figure("stemma_requests_waiting", "Requests in the queue.", of("num_waiting")),
+    Figure("stemma_programs_running", "Programs that have not ended.", of("num_programs")),
+    Figure("stemma_clients", "Clients over ZeroMQ; this server is one.", of("num_clients")),
+    Figure("stemma_kv_usage_ratio", "Share of KV tokens held by requests.", kv_usage),
+    Figure("stemma_kv_leased_tokens", "Under a lease or pin.", of("leases", "leased_tokens")),
+    Figure("stemma_engine_uptime_seconds", "Since the engine started.", of("uptime_s")),
+    Figure("stemma_engine_peak_rss_bytes", "Memory at its peak.", of("peak_rss_bytes")),
+    Figure("stemma_prompt_tokens", "Prompt tokens.", stat("num_prompt_tokens"), "counter"),
+    Figure("stemma_cached_prompt_tokens", "Of these: not computed, as their KV was there.",
+           stat("num_cached_tokens"), "counter"),
+    Figure("stemma_generated_tokens", "Output tokens.", stat("num_generated_tokens"), "counter"),
+    Figure("stemma_forced_tokens", "Of these: forced by a grammar, not sampled.",
+           stat("num_jumped_tokens"), "counter"),
+    Figure("stemma_computed_tokens", "Tokens that went through the model.",
+           stat("num_computed_tokens"), "counter"),
+    Figure("stemma_shared_kv_tokens", "KV reads saved where rows shared a prefix.",
+           stat("num_shared_tokens"), "counter"),
+    Figure("stemma_steps", "Steps of the engine.", stat("num_steps"), "counter"),
+    Figure("stemma_preemptions", "Requests that had to give their KV back.",
+           stat("num_preemptions"), "counter"),
+    Figure("stemma_missed_deadlines", "Requests refused or ended for their deadline.",
+           stat("num_missed_deadlines"), "counter"),
+    Figure("stemma_broken_leases", "Leases given up for requests that needed the room.",
+           of("leases", "num_broken"), "counter"),
+)  # fmt: skip
+
+HISTOGRAMS = {
+    "time_to_first_token": (
+        "stemma_time_to_first_token_seconds",
+        "Arrival to first token.",
+    ),
+    "inter_token": ("stemma_inter_token_seconds", "Between tokens."),
+    "latency": ("stemma_request_latency_seconds", "From arrival to the last token."),
+    "queue": ("stemma_request_queue_seconds", "From arrival to the first admission."),
+    "prefill": ("stemma_request_prefill_seconds", "From admission to the first token."),
+    "decode": ("stemma_request_decode_seconds", "From the first to the last token."),
+    "prompt_tokens": ("stemma_request_prompt_tokens", "Prompt tokens of a request."),
+    "output_tokens": ("stemma_request_output_tokens", "Output tokens of a request."),
+}
+
+GRAMMARS = (
+    Figure("stemma_grammars_cached", "Grammars ready for use.", of("grammars", "num_cached")),
+    Figure("stemma_grammar_hits", "Asked for and there.", of("grammars", "num_hits"), "counter"),
+    Figure("stemma_grammar_compilations", "Compiled.",
+           of("grammars", "num_compiled"), "counter"),
+    Figure("stemma_grammar_refusals", "Refused.", of("grammars", "num_refused"), "counter"),
+    Figure("stemma_grammar_compile_seconds", "Waited for compilations.",
+           of("grammars", "compile_s"), "counter"),
+)  # fmt: skip
+
+HOST_TIER = (
+    Figure("stemma_host_kv_cached_tokens", "KV on the host tier.", of("host", "cached_tokens")),
+    Figure("stemma_host_kv_total_tokens", "Room on the host tier.", of("host", "total_tokens")),
+    Figure("stemma_host_kv_stored_tokens", "Copied to the host.",
+           of("host", "stored_tokens"), "counter"),
+    Figure("stemma_host_kv_loaded_tokens", "Copied back.",
+           of("host", "loaded_tokens"), "counter"),
+)  # fmt: skip
+
+
+def engine_families(info: Info) -> Iterator[Metric]:
+    """Everything that the engine says of itself."""
+    labels = {"model": str(info["model"])}
+    yield from figure_families(FIGURES, info, labels)
+    yield _kv_tokens(info, labels)
+    if info["grammars"]:
+        yield from figure_families(GRAMMARS, info, labels)
+    if info["host"]:
+        yield from figure_families(HOST_TIER, info, labels)
+    text = "Requests that have ended."
+    yield ended_family("stemma_requests", text, "finish_reason", info, labels)
+    for key, (name, meaning) in HISTOGRAMS.items():
+        yield histogram_family(name, meaning, info["requests"]["histograms"][key], labels)
+
+
+def _kv_tokens(info: Info, labels: dict[str, str]) -> Metric:
+    """The pool by state; the states add up to the pool."""
+    free, evictable = info["free_tokens"], info["evictable_tokens"]
+    states = {"free": free, "cached": evictable, "held": info["total_tokens"] - free - evictable}
+    metric = GaugeMetricFamily(
+        "stemma_kv_tokens", "Room for KV, in tokens, by state.", labels=[*labels, "state"]
+    )
+    for state, value in states.items():
+        metric.add_metric([*labels.values(), state], float(value))
+    return metric

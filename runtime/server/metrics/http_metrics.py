@@ -1,0 +1,51 @@
+"""What this process counts itself: HTTP requests, what it turned away, and streams that it cut."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+OTHER_ROUTE = "other"  # whatever has no route: paths are a client's, and labels must be few
+
+
+class HttpMetrics:
+    """Counters of one application; `registry` holds them and the process's own."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # a series more for each, which nobody reads
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "stemma_http_requests",
+            "HTTP requests that were answered.",
+            ("route", "method", "status"),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "stemma_http_request_seconds",
+            "From the request's head to the answer's last byte.",
+            ("route",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "stemma_http_requests_in_flight", "HTTP requests being answered.", registry=registry
+        )
+        self.disconnects = Counter(
+            "stemma_http_disconnects",
+            "Requests whose client went away before the end.",
+            registry=registry,
+        )
+        self.cut_streams = Counter(
+            "stemma_http_cut_streams",
+            "Streams that this server gave up, by reason.",
+            ("reason",),
+            registry=registry,
+        )

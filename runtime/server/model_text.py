@@ -1,0 +1,94 @@
+"""The served model's tokenizer and chat template in this process, so that texts that come over HTTP
+cost the engine nothing. Loaded when they are first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InvalidRequest, ModelLoadError
+from .generation.task import Message
+
+if TYPE_CHECKING:
+    from ..chat_template import ChatTemplate
+    from ..tokenizer import Tokenizer
+
+MAX_TOKEN_IDS = 1 << 22  # of one request
+MAX_MESSAGES = 1024  # the template is rendered anew for each
+
+
+class ModelText:
+    """Thread-safe; its methods may take long, and belong in a thread. Lifetime: the application's.
+
+    Raises InvalidRequest for texts and ids out of bounds, ModelLoadError where the model's folder
+    is not on this host.
+    """
+
+    def __init__(self, info: Callable[[], dict[str, Any]]) -> None:
+        """`info`: what the engine says of itself."""
+        self._info = info
+        self._lock = threading.Lock()
+        self._loaded: tuple[str, Tokenizer, ChatTemplate] | None = None
+
+    def encode(self, text: str, *, has_bos: bool = True) -> list[int]:
+        """Ids of a prompt, led by BOS where the model has one."""
+        tokenizer, _ = self._load()
+        return [*(tokenizer.bos_ids if has_bos else ()), *tokenizer.encode(text)]
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, opens_turn: bool = True, tools: Sequence[Any] = ()
+    ) -> list[int]:
+        """Ids of a chat's messages under the model's template, with `opens_turn` up to where the
+        assistant begins; a last message of the assistant's is then left open."""
+        from ..chat_template import Told
+        from ..programs.transcript import Transcript
+
+        if not 1 <= len(messages) <= MAX_MESSAGES:
+            allowed = f"1 to {MAX_MESSAGES} messages"
+            raise InvalidRequest.of("messages", len(messages), allowed)
+        transcript = Transcript(*self._load(), Told.of(tools))
+        is_open = opens_turn and messages[-1].role == "assistant"
+        for index, message in enumerate(messages):
+            transcript.begin_role(message.role)
+            transcript.append_text(message.content)
+            if not (is_open and index == len(messages) - 1):
+                transcript.end_role()
+        if opens_turn and not is_open:
+            transcript.begin_role("assistant")
+        return transcript.ids.tolist()
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids."""
+        tokenizer, _ = self._load()
+        self._require_ids(ids)
+        return tokenizer.decode(ids, skip_special=skip_special)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Each token as text."""
+        tokenizer, _ = self._load()
+        self._require_ids(ids)
+        return [tokenizer.token_text(token_id) for token_id in ids]
+
+    def _require_ids(self, ids: Sequence[int]) -> None:
+        if len(ids) > MAX_TOKEN_IDS:
+            raise InvalidRequest.of("tokens", f"{len(ids)} ids", f"at most {MAX_TOKEN_IDS}")
+        vocab_size = self._info()["vocab_size"]
+        wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest.of("tokens", wrong, f"ids in [0, {vocab_size - 1}]")
+
+    def _load(self) -> tuple[Tokenizer, ChatTemplate]:
+        from ..chat_template import ChatTemplate
+        from ..tokenizer import Tokenizer
+
+        info = self._info()
+        path = str(info["model_path"])
+        with self._lock:
+            if self._loaded is None or self._loaded[0] != path:
+                if not Path(path).is_dir():
+                    raise ModelLoadError(f"{path}: the model's folder is not on this host")
+                tokenizer = Tokenizer(Path(path), info["vocab_size"])
+                self._loaded = (path, tokenizer, ChatTemplate(Path(path), tokenizer))
+            return self._loaded[1:]

@@ -1,0 +1,108 @@
+"""One question to the engine for all who watch, four times a second, and only while one does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from ....errors import EngineError
+from ..service import EngineLink
+from .watch_picture import Picture
+
+POLL_S = 0.25
+RETRY_S = 0.5  # while the engine cannot be asked
+CALL_TIMEOUT_S = 10.0
+
+
+class Watcher:
+    """What one client has still to be sent: never more than one event.
+
+    Who takes its events too slowly is given the whole picture next, not what it has missed.
+    """
+
+    def __init__(self, picture: Picture, namespace: str) -> None:
+        self._picture = picture
+        self._namespace = namespace
+        self._waiting: bytes | None = None
+        self._is_behind = True
+        self._is_news = asyncio.Event()
+
+    async def take(self) -> bytes:
+        """The next event, encoded."""
+        await self._is_news.wait()
+        self._is_news.clear()
+        event, self._waiting = self._waiting, None
+        if event is None:
+            self._is_behind = False
+            event = encoded("state", self._seen(self._picture.whole()))
+        return event
+
+    def put_state(self, change: dict[str, Any]) -> None:
+        """The picture has changed."""
+        if self._waiting is not None or change["is_whole"]:
+            self._is_behind = True
+        self._waiting = None if self._is_behind else encoded("state", self._seen(change))
+        self._is_news.set()
+
+    def put_outage(self, reason: str) -> None:
+        """The engine cannot be asked."""
+        self._is_behind = True
+        self._waiting = encoded("engine", {"state": "down", "reason": reason})
+        self._is_news.set()
+
+    def _seen(self, event: dict[str, Any]) -> dict[str, Any]:
+        return self._picture.seen_from(event, self._namespace) if self._namespace else event
+
+
+class WatchFeed:
+    """Owns the picture, those who see it, and the task that asks the engine."""
+
+    def __init__(self, engine: EngineLink) -> None:
+        self._engine = engine
+        self._picture = Picture()
+        self._watchers: set[Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+    @contextmanager
+    def watcher(self, namespace: str) -> Iterator[Watcher]:
+        """A new one, for as long as the block lasts; `namespace`: all that it may read, "": all."""
+        watcher = Watcher(self._picture, namespace)
+        self._watchers.add(watcher)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    async def _run(self) -> None:
+        """Ask while anybody watches."""
+        while self._watchers:
+            try:
+                answer = await asyncio.to_thread(self._ask)
+            except EngineError as error:
+                for watcher in self._watchers:
+                    watcher.put_outage(str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            change = self._picture.take(answer)
+            for watcher in self._watchers:
+                watcher.put_state(change)
+            await asyncio.sleep(POLL_S)
+
+    def _ask(self) -> dict[str, Any]:
+        questions = self._picture.questions()
+        answer = self._engine.connection.call("watch", CALL_TIMEOUT_S, **questions)
+        return {**answer, "model": self._engine.connection.info["model"]}
+
+
+def encoded(event: str, data: dict[str, Any]) -> bytes:
+    """As a server-sent event."""
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), orjson.dumps(data))

@@ -1,0 +1,79 @@
+// The list of conversations: open, rename, delete, export, import.
+
+import { h, icon, iconButton, put, showDialog } from "../dom.js";
+import { MAX_CONVERSATIONS } from "./store.js";
+import { sumOf } from "./tree.js";
+
+/** `actions`: {open(id), create(), rename(conversation, title), remove(conversation), say(text)}. */
+export class Sidebar {
+  constructor(library, actions) {
+    this.library = library;
+    this.actions = actions;
+    this.list = h("ul", { class: "conversations" });
+    this.file = h("input", { type: "file", accept: ".json,application/json", class: "unseen", tabindex: "-1", "aria-hidden": "true",
+      on: { change: () => this.importFile() } });
+    this.kept = h("p", { class: "hint" });
+    this.element = h("aside", { class: "sidebar", "aria-label": "Conversations", id: "sidebar" },
+      h("button", { type: "button", class: "new-chat", title: "New conversation (Ctrl K)", on: { click: () => actions.create() } }, icon("plus"), "New conversation"),
+      h("nav", { "aria-label": "Conversations" }, this.list),
+      h("div", { class: "sidebar-foot" },
+        h("button", { type: "button", class: "quiet", text: "Export", on: { click: () => save("stemma-conversations.json", library.exported()) } }),
+        h("button", { type: "button", class: "quiet", text: "Import", on: { click: () => this.file.click() } }), this.file, this.kept));
+  }
+
+  show(openId, runningIds) {
+    this.kept.textContent = this.library.store.isKept
+      ? `Kept in this browser only, the last ${MAX_CONVERSATIONS}.` : "This browser keeps nothing: export what you need.";
+    put(this.list, ...this.library.items.map((item) => this.row(item, item.id === openId, runningIds.has(item.id))));
+  }
+
+  row(conversation, isOpen, isRunning) {
+    const { answers, leaves } = sumOf(conversation);
+    const about = answers ? `${answers} answer${answers > 1 ? "s" : ""}${leaves > 1 ? ` · ${leaves} branches` : ""}` : "empty";
+    const link = h("a", { href: `#/chat/${conversation.id}`, "aria-current": isOpen ? "page" : null },
+      h("span", { class: "title", text: conversation.title || "New conversation" }),
+      h("small", {}, isRunning ? h("i", { class: "live" }) : null, isRunning ? "writing…" : about));
+    return h("li", { class: isOpen ? "open" : "" }, link,
+      isOpen ? h("span", { class: "row-tools" },
+        iconButton("edit", "Rename", () => this.rename(conversation)),
+        iconButton("trash", "Delete", () => this.confirmRemoval(conversation))) : null);
+  }
+
+  async rename(conversation) {
+    const input = h("input", { name: "title", maxlength: "200", ".value": conversation.title, autocomplete: "off" });
+    const answer = await showDialog("Rename", dialogForm("Rename the conversation", [h("label", { class: "dialog-field" }, "Title", input)], "Rename"));
+    if (answer === "ok" && input.value.trim()) this.actions.rename(conversation, input.value.trim());
+  }
+
+  async confirmRemoval(conversation) {
+    const about = h("p", { text: `“${conversation.title || "New conversation"}” with all its branches will be gone.` });
+    if ((await showDialog("Delete", dialogForm("Delete this conversation?", [about], "Delete"))) === "ok") this.actions.remove(conversation);
+  }
+
+  async importFile() {
+    const [file] = this.file.files;
+    this.file.value = "";
+    if (!file) return;
+    try {
+      const number = await this.library.import(file);
+      this.actions.say(`${number} conversation${number === 1 ? "" : "s"} imported.`);
+    } catch (error) {
+      this.actions.say(`Not imported: ${error.message}.`);
+    }
+  }
+}
+
+function dialogForm(title, content, action) {
+  const form = h("form", { method: "dialog" }, h("h2", { text: title }), ...content,
+    h("div", { class: "dialog-row" },
+      h("button", { type: "button", class: "quiet", text: "Cancel", on: { click: () => form.closest("dialog").close("") } }),
+      h("button", { type: "submit", value: "ok", class: "primary", text: action })));
+  return form;
+}
+
+/** Hands the text to the browser as a file to download. */
+function save(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

@@ -1,0 +1,43 @@
+// Whether the engine is there, and which model it runs. Asked once; after a failure once a second
+// until it is there again.
+
+import { api } from "./api.js";
+
+const RETRY_MS = 1000;
+const listeners = new Set();
+let timer = null;
+
+export const engine = {
+  state: "loading", // "loading", "ready", "down"
+  model: null,
+  maxModelLen: null,
+  /** `listener()` after each change; returns how to stop it. */
+  onChange(listener) {
+    listeners.add(listener);
+    return () => listeners.delete(listener);
+  },
+  /** A request failed for want of an engine: say so, and look until it is back. */
+  lost() {
+    tell("down");
+    timer ??= setTimeout(engine.check, RETRY_MS);
+  },
+  /** Ask now. */
+  async check() {
+    clearTimeout(timer);
+    timer = null;
+    try {
+      const [models] = await Promise.all([api.json("/v1/models"), api.json("/health")]);
+      engine.model = models.data[0].id;
+      engine.maxModelLen = models.data[0].max_model_len ?? null;
+      tell("ready");
+    } catch (error) {
+      if (error.status === 401 || error.status === 403) return tell("down");
+      engine.lost();
+    }
+  },
+};
+
+function tell(state) {
+  engine.state = state;
+  for (const listener of listeners) listener();
+}
