@@ -1,4 +1,4 @@
-"""A server's life: it starts, its engine dies, it drains and stops. Real processes, really killed."""
+"""A server lives: it starts, its engine dies, it drains, it stops. With real processes and kills."""
 
 from __future__ import annotations
 
