@@ -1,4 +1,4 @@
-"""A server lives: it starts, its engine dies, it drains, it stops. With real processes and kills."""
+"""A server lives: it starts, its engine dies, it drains, it stops. Real processes, real kills."""
 
 from __future__ import annotations
 

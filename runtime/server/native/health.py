@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from .... import __version__
 from ....errors import EngineError
 from ..service import Service
+from .cache import own_version
 from .engine_check import EngineCheck
 
 
@@ -41,6 +41,6 @@ def router(service: Service) -> APIRouter:
     @routes.get("/version")
     async def version() -> dict[str, Any]:
         """Of Stemma."""
-        return {"version": __version__}
+        return {"version": own_version()}
 
     return routes
