@@ -223,7 +223,7 @@ def _prompt_scores(params: ir.GenParams, prompt: array[int]) -> PromptScores | N
     if not is_int or not 0 <= start <= len(prompt):
         allowed = f"an integer in [0, {len(prompt)}], the prompt's length"
         raise InvalidRequest.of("logprob_start", start, allowed)
-    return PromptScores(prompt, start)
+    return PromptScores(prompt, start, params.logprobs)
 
 
 def _deadline_s(params: ir.GenParams) -> float | None:

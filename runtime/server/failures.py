@@ -1,5 +1,5 @@
-"""Errors as HTTP answers: OpenAI's error objects, Anthropic's on its paths, with the status that
-says whose fault it is.
+"""Errors as HTTP answers: OpenAI's error objects, Anthropic's on its paths, with the status
+that says whose fault it is.
 
 Everything that may go wrong becomes a `Failure` here, and every error that is answered is made of
 one; nothing of an unforeseen error is shown but the id by which the log names it.

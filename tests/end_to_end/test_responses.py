@@ -147,7 +147,7 @@ def test_logprobs_come_where_they_are_included(client: openai.OpenAI) -> None:
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(served: Any, change: Any, field: str) -> None:

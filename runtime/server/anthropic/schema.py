@@ -131,7 +131,7 @@ class PromptFields(BaseModel):
 class MessagesRequest(PromptFields):
     """Body of /v1/messages; `seed`, `min_p`, `kv_hints` and the like are extras of this server."""
 
-    max_tokens: int
+    max_tokens: int = Field(ge=1)
     stop_sequences: list[str] | None = None
     stream: bool = False
     temperature: float | None = None

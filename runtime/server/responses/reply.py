@@ -25,14 +25,15 @@ class ResponsesReply:
         echo: dict[str, Any],
         on_done: OnDone,
         *,
-        has_logprobs: bool = False,
+        num_logprobs: int | None = None,
     ) -> None:
         """`echo`: what it repeats of its request; `on_done` takes the body and the assistant's
-        message as a chat has it."""
+        message as a chat has it; `num_logprobs`: of each token and so many others."""
         self.id = f"resp_{secrets.token_hex(16)}"
         self._reader = reader
         self._on_done = on_done
-        self._has_logprobs = has_logprobs
+        self._has_logprobs = num_logprobs is not None
+        self._num_top = num_logprobs or 0
         self._head = {
             "id": self.id,
             "object": "response",
@@ -85,7 +86,7 @@ class ResponsesReply:
         is_cut = reason == "length"
         status = "incomplete" if is_cut else "completed"
         entries = outcome.meta.get("logprobs") if self._has_logprobs else None
-        said = self._items.close(status, chat_logprobs(entries or ()))
+        said = self._items.close(status, chat_logprobs(entries or (), self._num_top))
         self._body = {
             **self._head,
             "status": status,

@@ -39,9 +39,8 @@ def router(service: Service) -> APIRouter:
                 items = given if isinstance(given, list) else [_user_item(given)]
                 store.put(_owner(caller), made, items, [*messages, message])
 
-        reply = ResponsesReply(
-            service.model, new_reader(), body.echo(), keep, has_logprobs=body.has_logprobs
-        )
+        num = (body.top_logprobs or 0) if body.has_logprobs else None
+        reply = ResponsesReply(service.model, new_reader(), body.echo(), keep, num_logprobs=num)
         return await answer(service, request, task, reply)
 
     @routes.get("/v1/responses/{response_id}")
