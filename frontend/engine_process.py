@@ -118,7 +118,7 @@ def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> Non
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # an order that it did not live to read
             process.stdin.close()
-    process.terminate()  # it may not be listening yet
+    process.terminate()  # it may not read its orders yet
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
