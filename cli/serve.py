@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import signal
 import socket
 import sys
@@ -15,6 +16,8 @@ from ..runtime.gateway.listener import add_client_flags, server_keys
 from ..runtime.server.settings import ServerSettings, add_server_flags, server_settings
 from ..runtime.server.supervisor import EngineSupervisor
 from .connect import Commands, default_endpoint, engine_options
+
+MAX_FILES = 1 << 20
 
 
 def add_parser(commands: Commands) -> None:
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         endpoint = args.endpoint or default_endpoint(port)
         server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
         engine = EngineSupervisor(_launch(args, endpoint), timeout_s=settings.engine_timeout_s)
+        _raise_file_limit()  # for the engine, too
         announce = partial(_announce, args, engine, port, endpoint)
         engine.start()
         try:
@@ -61,6 +65,14 @@ def _listener(settings: ServerSettings) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise InvalidRequest(f"cannot listen at {_url(host, port)}: {error}", "port") from error
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file: allow this process as many as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:

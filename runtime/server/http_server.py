@@ -8,7 +8,6 @@ told so and ended. Asked again, it does not wait.
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -24,8 +23,10 @@ from .settings import ServerSettings
 from .supervisor import EngineSupervisor
 
 BACKLOG = 4096  # connections that wait to be accepted; the kernel's own limit may be lower
-MAX_FILES = 1 << 20
 LAST_WORDS_S = 2.0  # for the ends of streams to be sent
+HANG_UP_S = 0.5  # after which connections that are still busy are closed,
+ABORT_S = 1.5  # and those that still are, whatever waits to be sent on them
+CLOSE_S = 3  # more than all of that
 _POLL_S = 0.05
 
 
@@ -37,7 +38,6 @@ def serve(
 ) -> int:
     """Serve at `listener` until stopped, then stop the engine too; the exit status. `announce` is
     called once the engine is ready for the first time."""
-    raise_file_limit()
     app = create_app(engine, settings)
     config = uvicorn.Config(
         app,
@@ -46,7 +46,7 @@ def serve(
         backlog=BACKLOG,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=int(settings.keep_alive_s),
-        timeout_graceful_shutdown=int(LAST_WORDS_S),
+        timeout_graceful_shutdown=CLOSE_S,
         log_config=None,  # the process's own
         log_level="warning",
         access_log=False,
@@ -55,14 +55,6 @@ def serve(
     server = HttpServer(config, engine, settings, app.state.service, announce)
     server.run(sockets=[listener])
     return server.exit_status
-
-
-def raise_file_limit() -> None:
-    """Each connection is a file: allow this process as many as it may allow itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HttpServer(uvicorn.Server):
@@ -94,6 +86,9 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Of uvicorn: close all connections. The engine's end is the end of all calls to it."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(HANG_UP_S, self._hang_up)
+        loop.call_later(ABORT_S, self._hang_up, True)
         await super().shutdown(sockets)
         await asyncio.to_thread(self._engine.stop)
 
@@ -115,6 +110,14 @@ class HttpServer(uvicorn.Server):
         else:
             self._announce()
 
+    def _hang_up(self, is_urgent: bool = False) -> None:
+        """On clients whose streams never end, or who do not read: as if they had."""
+        for connection in list(self.server_state.connections):
+            if is_urgent:
+                connection.transport.abort()
+            else:
+                connection.transport.close()
+
     def _be_asked_to_stop(self) -> None:
         if self._intake.is_open:
             self._intake.close()
@@ -130,6 +133,10 @@ class HttpServer(uvicorn.Server):
         except TimeoutError:
             reason = f"the server was stopped; this had {self._drain_s:g} s to end"
         self._engine.abandon(reason)
+        for _ in range(round(LAST_WORDS_S / _POLL_S)):
+            if not self._intake.num_running:
+                break
+            await asyncio.sleep(_POLL_S)
         self.should_exit = True
 
     async def _until_idle(self) -> None:
