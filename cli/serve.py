@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
         endpoint = args.endpoint or default_endpoint(port)
         server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
         engine = EngineSupervisor(_launch(args, endpoint), timeout_s=settings.engine_timeout_s)
-        _raise_file_limit()  # for the engine, too
         announce = partial(_announce, args, engine, port, endpoint)
+        _raise_file_limit()  # the engine's, too
         engine.start()
         try:
             # Slow to import, so while the engine starts.

@@ -160,6 +160,18 @@ class Connection:
             if known and not self._error:
                 self._queue("cancel", program=program)
 
+    def end_gens(self, program: int) -> None:
+        """Have a program's gens end now with what they have, finish reason "abort", and those that
+        would follow with nothing; the values still come."""
+        with self._lock:
+            if program in self._programs and not self._error:
+                self._queue("cancel", program=program, keep=True)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether `send_op` would take an op without waiting for the runtime."""
+        return self._outbox.held_bytes <= self._credit_bytes
+
     def call_soon(self, work: Callable[[], None]) -> None:
         """Have the I/O thread run `work`; takes no lock."""
         self._posted.append(work)

@@ -185,11 +185,21 @@ class Gateway:
         elif message.op == "call":
             self._control.answer(client, message)
         elif message.op == "cancel":
-            session = client.remove(_int(header, "program"))
-            if session is not None:
-                self._cancel(session)
+            self._take_cancel(client, _int(header, "program"), keeps=header.get("keep") is True)
         elif message.op == "bye":
             self._dismiss(client)
+
+    def _take_cancel(self, client: Client, number: int, *, keeps: bool) -> None:
+        """`keeps`: its gens end with what they have, and the client hears of it."""
+        program = client.programs.get(number)
+        if program is None:
+            return
+        if keeps:
+            program.session.end_gens()
+            self._ready[program.session] = None
+        else:
+            client.remove(number)
+            self._cancel(program.session)
 
     def _welcome(self, client: Client) -> list[bytes]:
         return wire.encode(

@@ -17,7 +17,7 @@ import uvicorn
 
 from ...errors import EngineError
 from .app import create_app
-from .http_protocol import MAX_HEAD_BYTES, http_protocol
+from .connections import MAX_HEAD_BYTES, HttpProtocol, hang_up
 from .service import Service
 from .settings import ServerSettings
 from .supervisor import EngineSupervisor
@@ -41,7 +41,7 @@ def serve(
     app = create_app(engine, settings)
     config = uvicorn.Config(
         app,
-        http=http_protocol(),
+        http=HttpProtocol,
         ws="none",
         backlog=BACKLOG,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
@@ -114,7 +114,7 @@ class HttpServer(uvicorn.Server):
         """On clients whose streams never end, or who do not read: as if they had."""
         for connection in list(self.server_state.connections):
             if is_urgent:
-                connection.transport.abort()
+                hang_up(connection.transport)
             else:
                 connection.transport.close()
 

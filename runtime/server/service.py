@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ...frontend.client import Connection
 from .failures import INVALID, Refusal
+from .generation.running import Running
 from .intake import Intake
 from .metrics.http_metrics import HttpMetrics
 from .model_text import ModelText
@@ -32,9 +33,11 @@ class Service:
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     text: ModelText = field(init=False)
+    running: Running = field(init=False)  # what the engine works on for this application's clients
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
+        self.running = Running(self.settings)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class RequestRecord:
     @property
     def outcomes(self) -> list[Outcome]:
         """What a generation came to, if this was one and it ended."""
-        return self.state.get("outcomes") or []
+        return list(self.state.get("outcomes", {}).values())
 
     @property
     def request_id(self) -> str | None:
@@ -95,7 +95,5 @@ class Observed:
         metrics = self._metrics
         metrics.requests.labels(record.route, record.method, str(record.status)).inc()
         metrics.seconds.labels(record.route).observe(record.duration_s)
-        if not record.is_complete:
-            metrics.disconnects.inc()
         for observe in self._observers:
             observe(record)
