@@ -6,6 +6,7 @@ Each `call` is answered at once, within the engine's loop, so each must be short
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ class Control:
         )
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
+            "vitals": self._vitals,
             "metrics": self._metrics,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
@@ -91,6 +93,15 @@ class Control:
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,
             "peak_rss_bytes": _peak_rss_bytes(),
+        }
+
+    def _vitals(self) -> dict[str, Any]:
+        """What tells an engine that works from one that does not; cheap, so it may be asked often.
+        `since_step_s`: None before the first step that succeeded."""
+        last = self._engine.last_step_s
+        return {
+            "since_step_s": None if last is None else time.monotonic() - last,
+            "num_programs": self._clients.num_programs,
         }
 
     def _metrics(self) -> dict[str, Any]:

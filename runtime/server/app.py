@@ -12,6 +12,7 @@ from .access.gate import EXPOSED_HEADERS, Gate
 from .anthropic import messages
 from .document import document_errors
 from .failures import add_error_handlers
+from .intake import IntakeMiddleware
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
@@ -56,6 +57,8 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     app.state.service = service
     app.state.strict_fields = settings.strict_fields
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
+    app.state.service = service
+    app.add_middleware(IntakeMiddleware, intake=service.intake)
     app.add_middleware(Gate, settings=settings, keys=keys)
     if settings.cors_origins:  # outside the gate: its refusals can be read too
         app.add_middleware(

@@ -21,6 +21,8 @@ from ...errors import EngineError, InvalidRequest
 from .anthropic import errors as anthropic
 from .generation.pieces import GRAMMAR_KINDS, GenerationFailed
 
+RETRY_AFTER_S = 2  # about what an engine takes to be there again
+
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 RATE_LIMIT = "rate_limit_error"
@@ -75,7 +77,8 @@ class Failure:
         """The whole answer, in the words of the API that `path` belongs to."""
         is_anthropic = path.startswith(anthropic.PATH)
         body = anthropic.error_body(self.status, self.message) if is_anthropic else self.body
-        return JSONResponse(body, self.status, dict(self.headers or {}))
+        later = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        return JSONResponse(body, self.status, {**later, **(self.headers or {})})
 
 
 class Refusal(HTTPException):

@@ -43,7 +43,7 @@ def router(service: Service) -> APIRouter:
     async def server_info() -> dict[str, Any]:
         """The model, and the engine's pool, queue and counters as they are now."""
         info: dict[str, Any] = await ask("info")
-        return {"version": _version(), **info}
+        return {"version": own_version(), **info}
 
     @routes.get("/model_info")
     @routes.get("/get_model_info")
@@ -63,7 +63,8 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _version() -> str:
+def own_version() -> str:
+    """Of Stemma, as it is installed."""
     from importlib.metadata import version
 
     return version("stemma-lm")
