@@ -32,6 +32,7 @@ from .tokenizer import STRUCTURE_MARKS, Tokenizer
 _MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
 _MAX_CACHED_CHARS = 8 * 1024 * 1024
 _MAX_VARIABLES = 64  # that `describe` names
+_SWITCHES = ("enable_thinking", "thinking")
 MAX_TEMPLATE_KWARGS_CHARS = 16 * 1024
 
 # By these the formats are told apart that a template may ask the model to write calls in.
@@ -158,27 +159,30 @@ class ChatTemplate:
         """A mark as text."""
         return mark.replace(self._seam, "")
 
-    def generation_prompt(self, template_kwargs: Mapping[str, Any] | None = None) -> str:
+    def generation_prompt(self, variables: Mapping[str, Any] | None = None) -> str:
         """What opens an assistant's turn; "" where the template refuses a lone user's message."""
+        told = Told.of((), variables)
         try:
-            told = Told.of((), template_kwargs)
             closed = self.marks(["user"], told=told)[-1]
-            return self.shown(
-                self.marks(["user"], open_turn=True, told=told)[-1].removeprefix(closed)
-            )
+            opened = self.marks(["user"], open_turn=True, told=told)[-1]
         except InvalidProgram:
             return ""
+        return self.shown(opened.removeprefix(closed))
 
     def describe(self) -> dict[str, Any]:
         """What an HTTP side needs to know to read what the model writes: the marks that the
-        template mentions or the tokenizer has as tokens (with their ids, if so), and the variables
-        that the template reads."""
+        template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
+        the template reads, and its generation prompts by what switches reasoning on or off."""
         ids = self._tokenizer.structure_marks
         marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
         return {
             "marks": {mark: ids.get(mark) for mark in marks},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
-            "generation_prompt": self.generation_prompt(),
+            "generation_prompts": [
+                [variables, self.generation_prompt(variables)]
+                for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
+                if self._reads.issuperset(variables)
+            ],
         }
 
     def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:

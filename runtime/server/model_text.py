@@ -42,16 +42,18 @@ class ModelText:
     ) -> list[int]:
         """Ids of a chat's messages under the model's template, with `opens_turn` up to where the
         assistant begins; a last message of the assistant's is then left open."""
+        from ..chat_template import Told
         from ..programs.transcript import Transcript
 
         if not 1 <= len(messages) <= MAX_MESSAGES:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
-        transcript = Transcript(*self._load(), tuple(tools))
+        transcript = Transcript(*self._load(), Told.of(tools))
         is_open = opens_turn and messages[-1].role == "assistant"
         for index, message in enumerate(messages):
-            transcript.begin_role(message.role)
-            transcript.append_text(message.content)
+            transcript.begin_role(message.role, message.fields)
+            if message.content:
+                transcript.append_text(message.content)
             if not (is_open and index == len(messages) - 1):
                 transcript.end_role()
         if opens_turn and not is_open:

@@ -44,6 +44,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             stream=task.stream,
             has_token_ids=task.has_token_ids,
             tools=task.tools,
+            template_kwargs=task.template_kwargs,
             response_id=None if instance else reply.id,
             tenant=caller.tenant,
             namespace=caller.namespace,

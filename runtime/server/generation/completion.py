@@ -37,6 +37,7 @@ class Completion:
         stream: bool = False,
         has_token_ids: bool = False,
         tools: str | None = None,
+        template_kwargs: str | None = None,
         response_id: str | None = None,
         tenant: str | None = None,
         namespace: str = "",
@@ -54,6 +55,8 @@ class Completion:
             create["token_ids"] = True
         if tools is not None:
             create["tools"] = tools
+        if template_kwargs is not None:
+            create["template_kwargs"] = template_kwargs
         if response_id is not None:
             create["response_id"] = response_id
         if tenant is not None:
@@ -135,7 +138,7 @@ def _chat_ops(messages: Sequence[Message]) -> Sequence[ir.Op]:
     for index, message in enumerate(messages):
         is_replay = message.role == "assistant"
         is_open = is_replay and index == len(messages) - 1
-        ops.append(ir.RoleBegin(0, len(ops), None, message.role))
+        ops.append(ir.RoleBegin(0, len(ops), None, message.role, message.fields))
         if message.content:
             ops.append(ir.Text(0, len(ops), None, message.content, is_replay and not is_open))
         if not is_open:
