@@ -142,7 +142,7 @@ def _row(row: Row, request: Request) -> tuple[int, str, int, int, int]:
     if request.grammar is not None and not request.num_preemptions:
         num_output = row.start + num_tokens - request.num_prompt_tokens
         num_forced = max(0, num_output - is_output)  # a later run follows one that was sampled
-    kind = SCORING if request.scoring is not None else DECODE if is_output else PREFILL
+    kind = SCORING if not request.samples else DECODE if is_output else PREFILL
     return row.request_id, kind, num_tokens, row.start if is_first else 0, num_forced
 
 

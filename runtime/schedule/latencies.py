@@ -64,7 +64,7 @@ class Latencies:
         """A request that has ended."""
         reason = request.finish_reason
         assert reason is not None and request.finished_s is not None
-        if request.scoring is not None:
+        if not request.samples:
             return
         self.num_ended[reason] += 1
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):

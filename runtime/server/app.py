@@ -13,7 +13,7 @@ from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import cache, health, kv_hints, tokens, watch
+from .native import cache, generate, health, kv_hints, score, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
 from .service import EngineLink, Service
@@ -22,6 +22,8 @@ from .settings import ServerSettings
 ROOMS = (
     health,
     metrics,
+    generate,
+    score,
     kv_hints,
     cache,
     tokens,

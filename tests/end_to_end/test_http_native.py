@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from typing import Any
 
@@ -190,3 +192,196 @@ def test_the_server_says_what_it_is(http: httpx.Client) -> None:
     assert http.get("/get_server_info").json()["total_tokens"] == info["total_tokens"]
     model = http.get("/get_model_info").json()
     assert model["is_generation"] is True and model["model_path"].endswith("stemma-tiny")
+
+
+# --- generating -----------------------------------------------------------------------------------
+
+PROMPT = "Nora has a red kite. Tom has a"
+GREEDY = {"temperature": 0, "max_new_tokens": 12}
+
+
+def events_of(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = http.post("/generate", json={**body, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    lines = [line for line in answer.text.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_text_and_its_ids_generate_the_same_and_openai_agrees(
+    http: httpx.Client, client: openai.OpenAI
+) -> None:
+    answer = http.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY}).json()
+    ids = http.post("/tokenize", json={"text": PROMPT}).json()["tokens"]
+    of_ids = http.post("/generate", json={"input_ids": ids, "sampling_params": GREEDY}).json()
+    theirs = client.completions.create(model=MODEL, prompt=PROMPT, temperature=0, max_tokens=12)
+    assert answer["text"] == of_ids["text"] == theirs.choices[0].text != ""
+    assert answer["output_ids"] == of_ids["output_ids"]
+    meta = answer["meta_info"]
+    assert meta["prompt_tokens"] == len(ids)
+    assert meta["completion_tokens"] in (len(answer["output_ids"]), len(answer["output_ids"]) + 1)
+    assert meta["finish_reason"]["type"] in ("stop", "length") and meta["e2e_latency"] > 0
+    assert of_ids["meta_info"]["cached_tokens"] == len(ids) - 1
+
+
+def test_a_batch_has_sampling_of_each_prompt_and_as_many_answers(http: httpx.Client) -> None:
+    body = {
+        "text": [PROMPT, "The boat is"],
+        "sampling_params": [{**GREEDY, "regex": "[0-9]{3}"}, {**GREEDY, "max_new_tokens": 2}],
+    }
+    first, second = http.post("/generate", json=body).json()
+    assert first["text"].isdigit() and len(first["text"]) == 3
+    assert second["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
+    samples = {**GREEDY, "temperature": 1.0, "seed": 5, "n": 2}
+    several = http.post("/generate", json={"text": PROMPT, "sampling_params": samples}).json()
+    assert len(several) == 2 and several[0]["output_ids"] != several[1]["output_ids"]
+
+
+def test_a_streams_events_have_all_the_text_so_far_or_what_is_new(http: httpx.Client) -> None:
+    body = {"text": PROMPT, "sampling_params": GREEDY}
+    whole = http.post("/generate", json=body).json()
+    events = events_of(http, body)
+    assert len(events) > 2
+    for event, later in itertools.pairwise(events):
+        assert later["text"].startswith(event["text"])
+        assert later["output_ids"][: len(event["output_ids"])] == event["output_ids"]
+        assert event["meta_info"]["finish_reason"] is None
+        assert event["meta_info"]["prompt_tokens"] == whole["meta_info"]["prompt_tokens"]
+    assert events[-1]["text"] == whole["text"]
+    assert events[-1]["output_ids"] == whole["output_ids"]
+    assert events[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+    fresh = events_of(http, {**body, "incremental": True})
+    assert "".join(event["text"] for event in fresh) == whole["text"]
+    assert [i for event in fresh for i in event["output_ids"]] == whole["output_ids"]
+    batch = events_of(http, {**body, "text": [PROMPT, PROMPT]})
+    last = {event["index"]: event for event in batch}
+    assert [last[index]["text"] for index in (0, 1)] == [whole["text"]] * 2
+
+
+def test_logprobs_are_told_as_sglang_does(http: httpx.Client) -> None:
+    body = {
+        "text": PROMPT,
+        "sampling_params": GREEDY,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+        "return_text_in_logprobs": True,
+    }
+    answer = http.post("/generate", json=body).json()
+    meta = answer["meta_info"]
+    prompt, output = meta["input_token_logprobs"], meta["output_token_logprobs"]
+    assert len(prompt) == meta["prompt_tokens"] and prompt[0][0] is None
+    assert all(logprob <= 0 for logprob, _, _ in [*prompt[1:], *output])
+    assert [token_id for _, token_id, _ in output][: len(answer["output_ids"])] == answer[
+        "output_ids"
+    ]
+    best, second = meta["output_top_logprobs"][0]
+    assert best[1:] == output[0][1:] and best[0] == pytest.approx(output[0][0], abs=1e-4)
+    assert best[0] >= second[0] and isinstance(best[2], str)
+    plain = http.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY}).json()
+    assert "output_token_logprobs" not in plain["meta_info"]
+    streamed = events_of(http, body)[-1]["meta_info"]
+    assert len(streamed["output_token_logprobs"]) == len(output)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": []}, "text"),
+        ({"input_ids": [[1], []]}, "input_ids"),
+        ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens"),
+        ({"text": "a", "sampling_params": {"top_p": "x"}}, "sampling_params.top_p"),
+        ({"text": "a", "sampling_params": {"n": 10**9}}, "sampling_params.n"),
+        (
+            {"text": "a", "sampling_params": {"skip_special_tokens": False}},
+            "sampling_params.skip_special_tokens",
+        ),
+        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
+        (
+            {"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]},
+            "sampling_params.n",
+        ),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "sampling_params": {"regex": "("}}, "regex"),
+        ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, None),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, None),
+    ],
+    ids=str,
+)
+def test_generate_refuses_with_the_field_at_fault(
+    http: httpx.Client, fields: dict[str, Any], param: str | None
+) -> None:
+    error = error_of(http.post("/generate", json=fields))
+    assert param is None or error["param"] == param
+
+
+# --- scoring --------------------------------------------------------------------------------------
+
+
+def test_scores_are_the_log_probabilities_of_the_choices_tokens(http: httpx.Client) -> None:
+    choices = [" red", " blue boat", " x"]
+    answer = http.post("/score", json={"text": PROMPT, "choices": choices}).json()
+    ids = http.post(
+        "/tokenize", json={"text": [PROMPT, choices[1]], "add_special_tokens": False}
+    ).json()["tokens"]
+    bos = http.post("/tokenize", json={"text": PROMPT}).json()["tokens"]
+    body = {
+        "input_ids": [*bos, *ids[1]],
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": len(bos),
+    }
+    meta = http.post("/generate", json=body).json()["meta_info"]
+    expected = [logprob for logprob, _, _ in meta["input_token_logprobs"]]
+    assert answer["token_logprobs"][1] == pytest.approx(expected, abs=1e-3)
+    assert answer["logprobs"][1] == pytest.approx(sum(expected), abs=1e-3)
+    assert sum(answer["probabilities"]) == pytest.approx(1.0)
+    normalized = answer["normalized_logprobs"]
+    assert normalized[1] == pytest.approx(sum(expected) / len(expected), abs=1e-3)
+    assert answer["best"] == normalized.index(max(normalized))
+    of_ids = http.post("/score", json={"input_ids": [bos], "choices": [ids[1], [5]]}).json()
+    assert of_ids[0]["logprobs"][0] == pytest.approx(answer["logprobs"][1], abs=1e-3)
+    chat = http.post("/score", json={"messages": CHAT, "choices": choices}).json()
+    assert chat["choices"] == choices and chat["logprobs"] != answer["logprobs"]
+
+
+def test_labels_are_scored_as_sglang_does(http: httpx.Client) -> None:
+    labels = [17, 40]
+    body = {"query": PROMPT, "items": [" red", " blue"], "label_token_ids": labels}
+    answer = http.post("/v1/score", json=body).json()
+    own = {"text": [f"{PROMPT} red", f"{PROMPT} blue"], "choices": [[i] for i in labels]}
+    expected = [
+        [math.exp(logprob) for logprob in item["logprobs"]]
+        for item in http.post("/score", json=own).json()
+    ]
+    for scores, wanted in zip(answer["scores"], expected, strict=True):
+        assert scores == pytest.approx(wanted, rel=1e-2)
+    soft = http.post("/v1/score", json={**body, "apply_softmax": True}).json()["scores"]
+    assert all(sum(scores) == pytest.approx(1.0) for scores in soft)
+    first = http.post("/v1/score", json={**body, "item_first": True}).json()["scores"]
+    assert first != answer["scores"] and answer["usage"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/score", {"choices": ["a"]}, "text"),
+        ("/score", {"text": "a", "choices": []}, None),
+        ("/score", {"text": "a", "choices": ["a", ""]}, "choices"),
+        ("/score", {"text": "a", "messages": CHAT, "choices": ["a"]}, "messages"),
+        ("/score", {"text": "a", "choices": [[10**6]]}, None),
+        ("/score", {"text": ["a"] * 2048, "choices": ["b"] * 1024}, "choices"),
+        ("/v1/score", {"query": "a", "items": [[1]], "label_token_ids": [1]}, "items"),
+        ("/v1/score", {"query": "a", "items": [], "label_token_ids": [1]}, "items"),
+        ("/v1/score", {"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_scores_are_refused_with_the_field_at_fault(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    error = error_of(http.post(path, json=fields))
+    assert param is None or error["param"] == param

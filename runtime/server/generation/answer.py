@@ -37,7 +37,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
         Completion(
             connection,
             prompt,
-            task.params,
+            task.params_of(instance),
             n=task.n,
             seed=seed,
             instance=instance,

@@ -39,6 +39,11 @@ class Task:
     hints: HintEnvelope | None = None
     cache_salt: str | None = None  # KV is shared with who knows it only
     constraint_field: str | None = None  # what the client called a grammar that may be refused
+    each_params: Sequence[GenParams] = ()  # where prompts differ in them, one for each
+
+    def params_of(self, number: int) -> GenParams:
+        """Of the prompt of this number."""
+        return self.each_params[number] if self.each_params else self.params
 
     @property
     def num_samples(self) -> int:
@@ -53,7 +58,9 @@ class Reply(Protocol):
     def id(self) -> str:
         """Of the answer; hints and `/abort` may name it."""
 
-    def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
+    def whole(
+        self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None
+    ) -> dict[str, Any] | list[Any]:
         """The body of an answer that is not streamed; `hints`: what became of them."""
 
     def piece(self, piece: Piece) -> bytes:
