@@ -33,10 +33,16 @@ _MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
 _MAX_CACHED_CHARS = 8 * 1024 * 1024
 _MAX_VARIABLES = 64  # that `describe` names
 _SWITCHES = ("enable_thinking", "thinking")
-MAX_TEMPLATE_KWARGS_CHARS = 16 * 1024
 
 # By these the formats are told apart that a template may ask the model to write calls in.
-_FORMAT_MARKS = (*STRUCTURE_MARKS, "ipython", "<function=", "<arg_key>", "tool_calls")
+_FORMAT_MARKS = (
+    *STRUCTURE_MARKS,
+    "ipython",
+    "<function=",
+    "<arg_key>",
+    "tool_calls",
+    "reasoning_content",
+)
 
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (

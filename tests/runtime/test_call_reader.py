@@ -350,3 +350,24 @@ def test_a_prompt_may_open_the_reasoning(prompt: str, is_open: bool) -> None:
     assert chat_format.opens_reasoning({"enable_thinking": True, "x": 1}) == is_open
     assert not chat_format.opens_reasoning({})
     assert not ChatFormat(generation_prompts=prompts).opens_reasoning({"enable_thinking": True})
+
+
+@pytest.mark.parametrize(
+    ("by_default", "off", "on", "reasons"),
+    [
+        ("<a>", "<a><think></think>", "<a>", (True, False, True)),  # the model opens it itself
+        ("<a>", "<a>", "<a><think>", (False, False, True)),
+        ("<a></think>", "<a></think>", "<a><think>", (False, False, True)),
+        ("<a><think>", "<a><think></think>", "<a><think>", (True, False, True)),
+    ],
+)
+def test_whether_an_answer_begins_with_reasoning_is_told_by_the_prompts(
+    by_default: str, off: str, on: str, reasons: tuple[bool, bool, bool]
+) -> None:
+    prompts = (({}, by_default), ({"thinking": False}, off), ({"thinking": True}, on))
+    chat_format = ChatFormat(reasoning=THINK, generation_prompts=prompts)
+    asked: list[dict[str, Any]] = [{}, {"thinking": False}, {"thinking": True}]
+    assert tuple(map(chat_format.will_reason, asked)) == reasons
+    assert not ChatFormat(generation_prompts=prompts).will_reason({"thinking": True})
+    always = ChatFormat(reasoning=THINK, generation_prompts=(({}, "<think>\n"),))
+    assert always.will_reason({})

@@ -239,7 +239,8 @@ def test_a_turn_of_calls_sent_back_gets_the_ids_it_was_generated_with(
     first = Stage(world)
     first.on(0, role("user"), text("Weather?"), role_end(), role("assistant"), gen())
     asked = list(first.queue.open[0].prompt)
-    world.replays.remember(first.queue.open[0].prompt, written, first.queue.open[0].prompt[:3])
+    prompt_ids = first.queue.open[0].prompt
+    world.replays.remember("", prompt_ids, written, prompt_ids[:3])
     second = Stage(world)
     turns = [role("user"), text("Weather?"), role_end(), begin("assistant", said)]
     turns += [text(said)] if said else []

@@ -15,7 +15,7 @@ from ....frontend import ir
 from ..generation.completion import prompt_ops
 from ..generation.task import Prompt
 from ..generation.values import values_of
-from ..openai.chat import ChatMessage
+from ..openai.chat_messages import ChatMessage
 from ..service import Service
 from .prompts import MAX_PROMPTS, PromptFields
 
@@ -95,7 +95,7 @@ class ScoreRequest(PromptFields):
             return self.prompts()
         if self.text is not None or self.input_ids is not None:
             raise InvalidRequest("messages: not together with text or input_ids", "messages")
-        return [[message.plain() for message in self.messages]]
+        return [[message.plain(index) for index, message in enumerate(self.messages)]]
 
 
 class LabelScoreRequest(BaseModel):

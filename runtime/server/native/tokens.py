@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from ....errors import InvalidRequest, ModelLoadError
 from ..failures import error_response
 from ..model_text import ModelText
-from ..openai.chat import ChatMessage
+from ..openai.chat_messages import ChatMessage
 from ..service import Service
 
 MAX_TEXTS = 2048  # of one request
@@ -76,7 +76,7 @@ class TokenizeRequest(BaseModel):
         if len(given) != 1:
             raise InvalidRequest(f"one of text, prompt and messages is needed, not {given}", "text")
         if self.messages is not None:
-            plain = [message.plain() for message in self.messages]
+            plain = [message.plain(index) for index, message in enumerate(self.messages)]
             opens_turn = self.add_generation_prompt
             return texts.encode_chat(plain, opens_turn=opens_turn, tools=self.tools or ())
         text = self.text if self.prompt is None else self.prompt

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import UNBOUNDED, Message, Task
+from ..generation.task import UNBOUNDED, Task
 from ..service import Service
-from ..tool_calls.tool_reader import ToolReader
-from ..tool_calls.tools import Tool, ToolChoice, ToolUse
+from ..tool_calls.chat_format import ChatFormat
+from ..tool_calls.output_reader import OutputReader
+from ..tool_calls.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
+from .chat_messages import ChatMessage, fitting
 from .message_reader import Delta, MessageReader, PlainReader
+from .reasoning_fields import ReasoningFields
 from .reply import TEXT, CompletionReply, Sample, Wanted, event, extras_of, fingerprint_of
 from .sampling_fields import SamplingFields
 
@@ -44,44 +48,34 @@ def router(service: Service) -> APIRouter:
 
 def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
     """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
-    tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
-    params = body.params(tool_use)
+    chat_format = ChatFormat.of(service.info, service.settings)
+    messages = [message.plain(index) for index, message in enumerate(body.messages)]
+    tool_use = body.tool_use(chat_format)
+    variables = body.template_variables(chat_format)
+    params, starts_inside = body.params(tool_use, chat_format, variables)
     of_tools = None if params.constraint is None else "tools"
     task = Task(
-        [[message.plain() for message in body.messages]],
+        [fitting(messages, chat_format)],
         params,
         n=body.n,
         stream=body.stream,
         has_token_ids=body.wanted.needs_token_ids,
         tools=tool_use.for_template,
+        template_kwargs=json.dumps(variables) if variables else None,
         hints=body.kv_hints,
         cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
     )
-    return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
+    warnings = body.reasoning_warnings(variables, chat_format)
+    reasoning = body.reasoning_use(
+        chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced
+    )
+    if reasoning is None and not tool_use.may_call and not tool_use.warnings and not warnings:
+        return task, PlainReader
+    return task, partial(OutputReader, tool_use, reasoning, warnings)
 
 
-class TextPart(BaseModel):
-    """A part of a message's content; only text is known here."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def plain(self) -> Message:
-        """Role and text, "developer" being today's name of "system"."""
-        content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Message("system" if self.role == "developer" else self.role, text)
-
-
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, ReasoningFields):
     """Body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -89,35 +83,63 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: Any = None
+    function_call: Any = None
 
     @property
     def has_logprobs(self) -> bool:
         return self.logprobs
 
-    def tool_use(self, template_knows_tools: bool) -> ToolUse:
+    def tool_use(self, chat_format: ChatFormat) -> ToolUse:
         """Raises InvalidRequest."""
-        choice = self.tool_choice or ("auto" if self.tools else "none")
-        return ToolUse(self.tools or (), choice, template_knows_tools)
+        for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):
+            if getattr(self, name) is not None:
+                raise InvalidRequest.of(name, "...", f"left out; see {newer}")
+        return ToolUse(
+            self.tools or (),
+            self.tool_choice or ("auto" if self.tools else "none"),
+            chat_format,
+            is_parallel=self.parallel_tool_calls,
+            has_own_constraint=self.constraint_field is not None,
+        )
 
-    def params(self, tool_use: ToolUse | None = None) -> GenParams:
-        """Sampling as the program's gen takes it."""
+    def params(
+        self, tool_use: ToolUse, chat_format: ChatFormat, variables: Mapping[str, Any]
+    ) -> tuple[GenParams, bool]:
+        """Sampling as the program's gen takes it, and whether the output begins within reasoning.
+
+        A constraint holds behind the reasoning if there is some and what follows is JSON; any
+        other one holds for the whole output, which then is no reasoning.
+        """
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
         wanted = next(value for value in given if value is not None)
         params = self.gen_params(wanted, (self.top_logprobs or 0) if self.logprobs else None)
-        of_tools = None if tool_use is None else tool_use.constraint()
-        if of_tools is None:
-            return params
+        will_reason = self._continued_text is None and chat_format.will_reason(variables)
+        tags = chat_format.reasoning if will_reason else None
+        starts_inside = tags is not None and chat_format.opens_reasoning(variables)
+        if self._continued_text is not None and chat_format.reasoning is not None:
+            starts_inside = chat_format.reasoning.is_open_after(self._continued_text)
         if params.constraint is None:
-            return replace(params, constraint=of_tools)
-        if tool_use is not None and tool_use.is_forced:
+            return replace(params, constraint=tool_use.constraint(tags)), starts_inside
+        if tool_use.is_forced:
             raise InvalidRequest.of(
                 self.constraint_field or "tools",
                 "...",
                 "left out where tool_choice asks for a call",
             )
-        return params
+        behind = None if tags is None else behind_reasoning(tags, params.constraint)
+        if behind is None:
+            return params, False
+        return replace(params, constraint=behind), starts_inside
+
+    @property
+    def _continued_text(self) -> str | None:
+        """The text of an assistant's last message, which the output goes on with."""
+        last = self.messages[-1]
+        return last.plain().content if last.role == "assistant" else None
 
 
 class ChatReply(CompletionReply):

@@ -21,6 +21,7 @@ class ChatFormat:
     reasoning: ReasoningTags | None = None
     knows_tools: bool = False  # the template can tell the model of tools
     knows_calls: bool = False  # and can write a message that is calls
+    knows_reasoning: bool = False  # and an earlier message's reasoning
     variables: frozenset[str] = frozenset()
     generation_prompts: tuple[tuple[Mapping[str, Any], str], ...] = (({}, ""),)
 
@@ -34,13 +35,26 @@ class ChatFormat:
             tags_of(settings.reasoning_parser, marks),
             knows_tools,
             "tool_calls" in marks,
+            "reasoning_content" in marks,
             frozenset(described["variables"]),
             tuple((variables, prompt) for variables, prompt in described["generation_prompts"]),
         )
+
+    def will_reason(self, variables: Mapping[str, Any]) -> bool:
+        """Whether an answer surely begins with reasoning: the generation prompt opens it, or is
+        another one than where reasoning is switched off."""
+        if self.reasoning is None or self.opens_reasoning(variables):
+            return self.reasoning is not None
+        off = [prompt for given, prompt in self.generation_prompts if False in given.values()]
+        return bool(off) and self._generation_prompt(variables) not in off
 
     def opens_reasoning(self, variables: Mapping[str, Any]) -> bool:
         """Whether an output begins within reasoning, where the template is told `variables`."""
         if self.reasoning is None:
             return False
-        fitting = [p for given, p in self.generation_prompts if given.items() <= variables.items()]
-        return self.reasoning.is_open_after(fitting[-1]) if fitting else False
+        return self.reasoning.is_open_after(self._generation_prompt(variables))
+
+    def _generation_prompt(self, variables: Mapping[str, Any]) -> str:
+        """What opens an answer under these variables, as far as it is known."""
+        prompts = self.generation_prompts
+        return [p for given, p in prompts if given.items() <= variables.items()][-1]

@@ -25,8 +25,15 @@ class ReasoningUse:
 class OutputReader:
     """Reads one sample; a reader is fed a stream or asked once, never both."""
 
-    def __init__(self, tool_use: ToolUse, reasoning: ReasoningUse | None = None) -> None:
+    def __init__(
+        self,
+        tool_use: ToolUse,
+        reasoning: ReasoningUse | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """`warnings`: what else the client is to know of its request."""
         self._tool_use = tool_use
+        self._warnings = [*warnings, *tool_use.warnings]
         self._calls: Reader = tool_use.reader() if tool_use.may_call else ContentReader()
         self._reasoning = reasoning
         self._splitter: ReasoningSplitter | None = None
@@ -69,9 +76,8 @@ class OutputReader:
             deltas += self._of_events(self._calls.feed(split.content))
         deltas += self._of_events(self._calls.finish())
         reason: str = outcome.meta["finish_reason"]
-        if self._tool_use.warnings:
-            given = outcome.meta.get("warnings") or []
-            outcome.meta["warnings"] = [*given, *self._tool_use.warnings]
+        if self._warnings:
+            outcome.meta["warnings"] = [*(outcome.meta.get("warnings") or ()), *self._warnings]
         return deltas, "tool_calls" if reason == "stop" and self._num_calls else reason
 
     def num_reasoning_tokens(self, outcome: Outcome) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -91,7 +91,6 @@ class ToolUse:
     chat_format: ChatFormat
     is_parallel: bool = True
     has_own_constraint: bool = False
-    extra_warnings: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         names = [tool.function.name for tool in self.tools]
@@ -124,14 +123,14 @@ class ToolUse:
     def warnings(self) -> tuple[str, ...]:
         """What the client may believe of its tools, and is not so."""
         if self._mode != "auto" or not self.tools or self._may_choose_to_call:
-            return self.extra_warnings
+            return ()
         if self.has_own_constraint:
             what = "the output is what the request's own constraint says, and so never a call"
         elif not self.chat_format.knows_tools:
             what = "the model was not told of them: its chat template does not know tools"
         else:
             what = "calls are not read from the output: their format is not known"
-        return (*self.extra_warnings, f"tools: {what}")
+        return (f"tools: {what}",)
 
     def reader(self) -> Reader:
         """Of an output."""
@@ -165,9 +164,8 @@ class ToolUse:
             schema = {"anyOf": [_call_schema(index, f) for index, f in enumerate(functions)]}
         else:
             return self._tags(functions, is_lenient)
-        if reasoning is not None:
-            return behind_reasoning(reasoning, schema, is_lenient)
-        return constraint_of(json_schema=schema, lenient=is_lenient)
+        constraint = constraint_of(json_schema=schema, lenient=is_lenient)
+        return constraint if reasoning is None else behind_reasoning(reasoning, constraint)
 
     def _tags(self, functions: Sequence[ToolFunction], is_lenient: bool) -> Constraint | None:
         taught = self.chat_format.tool_format
@@ -219,18 +217,23 @@ class ToolUse:
         return bool(self.tools) and self.chat_format.knows_tools
 
 
-def behind_reasoning(tags: ReasoningTags, schema: object, is_lenient: bool) -> Constraint | None:
-    """Free text up to the end of the reasoning, then one document of this schema."""
-    tag = _tag(f"{tags.end}\n\n", schema, "")
+def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Constraint | None:
+    """Free text up to the end of the reasoning, then what `constraint` says, if that is JSON; else
+    None, unless there is text around it anyhow."""
+    if constraint is None or constraint.kind == "structural_tag":
+        return constraint
+    if constraint.kind not in ("json_schema", "json_object"):
+        return None
+    schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
     body = {
         "type": "triggered_tags",
         "triggers": [tags.end],
-        "tags": [tag],
+        "tags": [_tag(f"{tags.end}\n\n", schema, "")],
         "at_least_one": True,
         "stop_after_first": True,
     }
-    whole = {"type": "structural_tag", "format": body}
-    return constraint_of(structural_tag=whole, lenient=is_lenient)
+    source = json.dumps({"type": "structural_tag", "format": body}, separators=(",", ":"))
+    return replace(constraint, kind="structural_tag", source=source)
 
 
 def _tag(begin: str, schema: object, end: str) -> dict[str, Any]:
