@@ -1,4 +1,4 @@
-"""`stemma keygen`: the keys that a runtime and its clients need to talk over tcp."""
+"""`stemma keygen`: keys for tcp, of a runtime and of its clients, and keys of the HTTP API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "keygen", help="make the keys for tcp:// (CURVE) of a runtime and of its clients"
+        "keygen", help="make the keys for tcp:// (CURVE), or a key of the HTTP API"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("keys"), metavar="DIR",
@@ -27,11 +27,17 @@ def add_parser(commands: Commands) -> None:
         "--client", default="client", metavar="NAME",
         help="whose pair to make (default: %(default)s); one for each client can be revoked alone",
     )  # fmt: skip
+    parser.add_argument(
+        "--api", action="store_true",
+        help="make a key of the HTTP API for --client instead, and print it: it is kept nowhere",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write what is not there yet, and say how to use it."""
+    if args.api:
+        return _print_api_key(args.client)
     from ..frontend.keys import write_pair
 
     if not _NAME.fullmatch(args.client) or args.client == SERVER:
@@ -46,4 +52,14 @@ def run(args: argparse.Namespace) -> int:
     print(f"  runtime   stemma serve --endpoint tcp://0.0.0.0:5555 {flags}")
     keys = f'server_key="{server}", client_key="{secret}"'
     print(f'  client    stemma.Runtime("tcp://HOST:5555", {keys})')
+    return 0
+
+
+def _print_api_key(name: str) -> int:
+    from ..runtime.server.access.api_keys import file_entry, new_key
+
+    key = new_key()
+    print(f"the key of {name}, shown this once:\n\n  {key}\n")
+    print(f"for the file of `stemma serve --api-keys FILE`:\n\n{file_entry(name, key)}")
+    print("for one key alone, without a file: STEMMA_API_KEY=... stemma serve")
     return 0

@@ -51,7 +51,7 @@ NUMBERED_OPS = frozenset({"ops", "intern", "cancel", "call", "events", "reply"})
 DELTA = "delta"  # payload: text appended by a streaming gen, or `text_of_delta`'s object
 VALUE = "value"  # payload: {"value", "text", "meta"}: the op is done
 MARK = "mark"  # payload: {"text", "replace"}: what a role or token ids appended to the text
-FAILED = "failed"  # payload: {"message", "kind", "op", "source"}: the branch stops here
+FAILED = "failed"  # payload: {"message", "kind", "op", "source", "field"?}: the branch stops here
 STOPPED = "Stopped"  # the kind of a failure that is nobody's error: no one waits for the branch
 DONE = "done"  # the program has ended (branch and seq are 0)
 

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,8 @@ MAX_WAIT_S = 5.0
 MAX_CACHED_BYTES = 256 * 2**20
 ENTRY_BYTES = 2048  # of a cached grammar besides its tables (guess)
 
+_Key = tuple[Hashable, GrammarSpec]  # the namespace, and what is asked for within it
+
 
 @dataclass(slots=True)
 class CompilerStats:
@@ -71,12 +73,16 @@ class CompilerStats:
 class _Entry:
     """A grammar in the cache, or on its way into it."""
 
-    spec: GrammarSpec
+    key: _Key
     pending: PendingGrammar = field(default_factory=PendingGrammar)
     asked_s: float = field(default_factory=time.perf_counter)
     queued_s: float = 0.0  # since when it waits
     waited_s: float = 0.0  # in all
     num_bytes: int = 0
+
+    @property
+    def spec(self) -> GrammarSpec:
+        return self.key[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class GrammarCompiler:
         """`make_vocabulary` is called once, off the engine's loop, before the first grammar."""
         self.stats = CompilerStats()
         self._max_cached_bytes = max_cached_bytes
-        self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._num_bytes = 0
         self._num_waiting = 0
         self._outcomes: deque[_Outcome | _Validation] = deque()  # appended to by the lanes
@@ -142,17 +148,19 @@ class GrammarCompiler:
         """Start the quick lane's process ahead of the first grammar."""
         self._lanes[0].start()
 
-    def ask(self, spec: GrammarSpec) -> PendingGrammar:
-        """The grammar of this spec, perhaps still on its way."""
-        entry = self._entries.get(spec)
+    def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
+        """The grammar of this spec, perhaps still on its way. Each namespace has its own: how soon
+        a grammar is there tells who has asked for it before."""
+        key = (namespace, spec)
+        entry = self._entries.get(key)
         if entry is not None:
             self.stats.num_hits += 1
-            self._entries.move_to_end(spec)
+            self._entries.move_to_end(key)
             return entry.pending
         if self._num_waiting >= MAX_WAITING:
             message = f"{self._num_waiting} grammars wait to be compiled; try again later"
             return PendingGrammar(failure=GrammarFailure(message, EngineError.__name__))
-        entry = self._entries[spec] = _Entry(spec)
+        entry = self._entries[key] = _Entry(key)
         self._num_waiting += 1
         self._lanes[0].put(entry)
         return entry.pending
@@ -195,7 +203,7 @@ class GrammarCompiler:
             self.stats.num_compiled += 1
             entry.pending.bound, entry.pending.schema = outcome.result, outcome.schema
         if not outcome.is_final:
-            del self._entries[entry.spec]
+            del self._entries[entry.key]
             return
         entry.num_bytes = outcome.num_bytes + len(entry.spec.source) + ENTRY_BYTES
         self._num_bytes += entry.num_bytes
@@ -203,12 +211,12 @@ class GrammarCompiler:
 
     def _evict(self) -> None:
         """Forget the least recently used; those who have them keep them."""
-        for spec, entry in list(self._entries.items()):
+        for key, entry in list(self._entries.items()):
             if self._num_bytes <= self._max_cached_bytes:
                 return
             if entry.pending.is_done:
                 self._num_bytes -= entry.num_bytes
-                del self._entries[spec]
+                del self._entries[key]
 
     def _deliver(self, outcome: _Outcome | _Validation) -> None:
         """Called by the lanes."""

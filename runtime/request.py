@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .sampling_params import SamplingParams
-from .step import Adjustment, RowResult
+from .step import Adjustment, RowResult, TokenLogprob
 
 if TYPE_CHECKING:
     from ..radix.leases import Lease
@@ -54,10 +54,12 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Score `targets[i]` against the logits at position `start + i`; nothing is sampled."""
+    """Score `targets[i]` against the logits at position `start + i`; nothing is sampled. Beside
+    each the `num_top` best tokens are told."""
 
     start: int
     targets: tuple[int, ...]
+    num_top: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +145,7 @@ class Request:
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output
     scores: list[float] = field(default_factory=list)
     score_argmax: list[int] = field(default_factory=list)
+    score_tops: list[tuple[TokenLogprob, ...]] = field(default_factory=list)  # with num_top
     created_s: float = field(default_factory=time.perf_counter)
     admitted_s: float | None = None
     first_token_s: float | None = None

@@ -98,6 +98,7 @@ class Row(NamedTuple):
     target_start: int = 0  # ... input index target_start + i
     mask: int | None = None  # set: sample only tokens of this row of the plan's masks
     pooled_from: int | None = None  # set: sum the final hidden states from this input on
+    num_top_targets: int = 0  # so many of the best tokens are told beside each target
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class RowResult:
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
     # [hidden_size]: the sum that `pooled_from` asked for, of normed states as the head sees them
     pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
+    target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the same, the best few
     error: str | None = None
 
 

@@ -27,7 +27,15 @@ from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
-from ..step import Adjustment, PageUpdate, Row, RowResult, StepPlan, StepResult
+from ..step import (
+    Adjustment,
+    PageUpdate,
+    Row,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
@@ -274,15 +282,20 @@ class ModelRunner:
         targets = torch.from_numpy(wanted.target_ids).to(self.device)
         logprobs: list[float] = []
         best: list[int] = []
+        nums = [n for i in wanted.scored_rows for n in _num_tops(plan.rows[i])]
+        tops: list[tuple[TokenLogprob, ...]] = []
         for first in range(0, len(targets), _SCORED_AT_ONCE):
             part = slice(first, first + _SCORED_AT_ONCE)
             logits = self.model.compute_logits(hidden[tokens[part]])
             logprobs += logprobs_of(logits, targets[part]).tolist()
             best += logits.argmax(dim=-1).tolist()
+            tops += [top_logprobs(row, num) if num else () for row, num in zip(logits, nums[part])]
         first = 0
         for index in wanted.scored_rows:
             part = slice(first, first + len(plan.rows[index].target_ids))
             results[index] = _with_targets(results[index], logprobs[part], best[part])
+            if plan.rows[index].num_top_targets and results[index].error is None:
+                results[index] = replace(results[index], target_tops=tuple(tops[part]))
             first = part.stop
 
 
@@ -348,6 +361,11 @@ def _with_logprobs(result: RowResult, logits: Tensor, params: SamplingParams) ->
         logprob=float(logprobs_of(logits[None], chosen)[0]),
         top_logprobs=top_logprobs(logits, params.logprobs),
     )
+
+
+def _num_tops(row: Row) -> list[int]:
+    """How many of the best tokens are told, by target."""
+    return [row.num_top_targets] * len(row.target_ids)
 
 
 def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> RowResult:

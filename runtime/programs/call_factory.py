@@ -163,16 +163,15 @@ class CallFactory:
             return None
         if self.world.grammars is None:
             raise InvalidRequest(f"{constraint.kind}: this runtime has no grammars", "constraint")
-        return self.world.grammars.ask(
-            GrammarSpec(
-                constraint.kind,
-                constraint.source,
-                constraint.whitespace,
-                constraint.property_order,
-                constraint.is_lenient,
-                constraint.formats,
-            )
+        spec = GrammarSpec(
+            constraint.kind,
+            constraint.source,
+            constraint.whitespace,
+            constraint.property_order,
+            constraint.is_lenient,
+            constraint.formats,
         )
+        return self.world.grammars.ask(spec, self.namespace)
 
     def _jump_forward(self, params: ir.GenParams) -> bool:
         """Off where each token's log probability is asked for: a forced one has none."""
@@ -225,7 +224,7 @@ def _prompt_scores(params: ir.GenParams, prompt: array[int]) -> PromptScores | N
     if not is_int or not 0 <= start <= len(prompt):
         allowed = f"an integer in [0, {len(prompt)}], the prompt's length"
         raise InvalidRequest.of("logprob_start", start, allowed)
-    return PromptScores(prompt, start)
+    return PromptScores(prompt, start, params.logprobs)
 
 
 def _deadline_s(params: ir.GenParams) -> float | None:

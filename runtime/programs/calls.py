@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from ..detokenizer import Detokenizer, StopHit
 from ..request import FinishReason, Request, Scoring
 from ..sampling_params import SamplingParams
 from ..schedule.program_record import ProgramRecord
-from ..step import RowResult
+from ..step import RowResult, TokenLogprob
 from ..tokenizer import Tokenizer
 
 
@@ -200,11 +201,15 @@ class GenCall:
             "token_id": result.token_id,
             "token": text(result.token_id or 0),
             "logprob": result.logprob,
-            "top": [
-                {"token_id": t.token_id, "token": text(t.token_id), "logprob": t.logprob}
-                for t in result.top_logprobs
-            ],
+            "top": _told(result.top_logprobs, self._tokenizer),
         }
+
+
+def _told(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    return [
+        {"token_id": t.token_id, "token": tokenizer.token_text(t.token_id), "logprob": t.logprob}
+        for t in tokens
+    ]
 
 
 class SamplesCall:
@@ -275,11 +280,11 @@ class PromptScores:
     prefix takes nothing away. Position 0 has no log probability: nothing comes before it.
     """
 
-    def __init__(self, prompt: array[int], start: int) -> None:
-        """`start` in [0, len(prompt)]."""
+    def __init__(self, prompt: array[int], start: int, num_top: int = 0) -> None:
+        """`start` in [0, len(prompt)]; `num_top`: of the best tokens at each place."""
         first = max(start, 1)
         self.prompt = prompt[: max(first, len(prompt) - 1)]
-        self.scoring = Scoring(first - 1, tuple(prompt[first:]))
+        self.scoring = Scoring(first - 1, tuple(prompt[first:]), num_top)
         self.request: Request | None = None
         self._unscored = prompt[start:first]
         self._on_done: Callable[[str | None], None] | None = None
@@ -293,11 +298,18 @@ class PromptScores:
     def rows(self, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         """One for each token."""
         assert self.request is not None
+        request = self.request
         ids = [*self._unscored, *self.scoring.targets]
-        logprobs = [*(None for _ in self._unscored), *self.request.scores]
+        logprobs = [*(None for _ in self._unscored), *request.scores]
+        tops = [*(() for _ in self._unscored), *request.score_tops]
         return [
-            {"token_id": token_id, "token": tokenizer.token_text(token_id), "logprob": logprob}
-            for token_id, logprob in zip(ids, logprobs, strict=True)
+            {
+                "token_id": token_id,
+                "token": tokenizer.token_text(token_id),
+                "logprob": logprob,
+                "top": _told(top or (), tokenizer),
+            }
+            for token_id, logprob, top in zip_longest(ids, logprobs, tops)
         ]
 
     def abort(self, queue: RequestQueue) -> None:

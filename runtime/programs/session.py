@@ -195,7 +195,8 @@ class ProgramSession:
                 if not self._carry_out(branch, op):
                     return
             except StemmaError as error:
-                self._fail(branch, op, str(error), type(error).__name__)
+                field = getattr(error, "field", None)
+                self._fail(branch, op, str(error), type(error).__name__, field=field)
                 return
             if branch.log:  # a branch that was stopped meanwhile has none
                 branch.log.popleft()
@@ -518,11 +519,13 @@ class ProgramSession:
         self._halt(branch, "nobody reads this branch any more")
         return True
 
-    def _fail(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
+    def _fail(
+        self, branch: Branch, op: ir.Op, message: str, kind: str, *, field: str | None = None
+    ) -> None:
         """Stop a branch at `op`, and with it what can only follow from it."""
         if branch.error is not None:
             return
-        self._stop(branch, op, message, kind)
+        self._stop(branch, op, message, kind, field)
         self._fail_forks_of(branch.log, branch.error or "")
         self._stop_dropped()
         if self._has_ended:
@@ -534,13 +537,17 @@ class ProgramSession:
         children = [self._branch(number) for op in joined for number in op.children]
         self._halt_trees([c for c in children if c.error is None], "the branch that joins failed")
 
-    def _stop(self, branch: Branch, op: ir.Op, message: str, kind: str) -> None:
+    def _stop(
+        self, branch: Branch, op: ir.Op, message: str, kind: str, field: str | None = None
+    ) -> None:
         if self._keeper is not None:
             self._keeper.end(branch)
         name = getattr(op, "name", "") or op.kind
         message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
+        if field is not None:
+            payload["field"] = field
         seq = op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
         self._emit(branch.number, seq, wire.FAILED, payload)
         self._forget_needs(branch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,8 +57,8 @@ class Defaults:
 class GrammarSource(Protocol):
     """Where programs get their grammars."""
 
-    def ask(self, spec: GrammarSpec) -> PendingGrammar:
-        """The grammar of this spec, perhaps still on its way."""
+    def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
+        """The grammar of this spec, perhaps still on its way; remembered within the namespace."""
 
     def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
         """Call `on_done` later with what makes `text` invalid under `schema`."""

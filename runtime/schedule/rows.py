@@ -48,6 +48,7 @@ def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
         target_start,
         mask,
         pooled_from,
+        0 if request.scoring is None else request.scoring.num_top,
     )
 
 

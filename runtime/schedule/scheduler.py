@@ -571,6 +571,7 @@ class Scheduler:
     def _take(self, request: Request, outcome: RowResult) -> None:
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
+        request.score_tops.extend(outcome.target_tops)
         if outcome.pooled is not None and request.hidden is not None:
             request.hidden.add(outcome.pooled, request.num_computed_tokens)
         if not request.samples:

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .access.api_keys import KeyRing
 from .access.gate import EXPOSED_HEADERS, Gate
+from .anthropic import messages
 from .failures import add_error_handlers
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
@@ -16,6 +17,7 @@ from .metrics.request_log import log_request
 from .native import cache, generate, health, kv_hints, score, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
+from .responses import routes as responses
 from .service import EngineLink, Service
 from .settings import ServerSettings
 
@@ -32,6 +34,8 @@ ROOMS = (
     chat,
     completions,
     embeddings,
+    messages,
+    responses,
     page,
 )  # each with its `router`
 

@@ -1,4 +1,5 @@
-"""Errors as HTTP answers: OpenAI's error objects with the status that says whose fault it is.
+"""Errors as HTTP answers: OpenAI's error objects, Anthropic's on its paths, with the status
+that says whose fault it is.
 
 Everything that may go wrong becomes a `Failure` here, and every error that is answered is made of
 one; nothing of an unforeseen error is shown but the id by which the log names it.
@@ -16,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ...errors import EngineError, InvalidRequest
+from .anthropic import errors as anthropic
 from .generation.pieces import GRAMMAR_KINDS, GenerationFailed
 
 INVALID = "invalid_request_error"
@@ -66,9 +68,11 @@ class Failure:
         """What the answer says."""
         return error_body(self.message, self.kind, self.field, self.code)
 
-    def response(self) -> JSONResponse:
-        """The whole answer."""
-        return JSONResponse(self.body, self.status, dict(self.headers or {}))
+    def response(self, path: str = "") -> JSONResponse:
+        """The whole answer, in the words of the API that `path` belongs to."""
+        is_anthropic = path.startswith(anthropic.PATH)
+        body = anthropic.error_body(self.status, self.message) if is_anthropic else self.body
+        return JSONResponse(body, self.status, dict(self.headers or {}))
 
 
 class Refusal(HTTPException):
@@ -162,4 +166,4 @@ def _of_validation(error: RequestValidationError) -> Failure:
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
-    return failure_of(error).response()
+    return failure_of(error).response(request.url.path)

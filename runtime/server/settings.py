@@ -33,6 +33,7 @@ class ServerSettings:
     keep_alive_s: float = 75.0  # an idle connection is kept so long; proxies reuse theirs for 60 s
     drain_s: float = 30.0  # how long what runs may take to end once the server is asked to stop
     engine_timeout_s: float = 60.0  # an engine whose loop stands still for longer is restarted
+    responses_ttl_s: float = 3600.0  # how long /v1/responses remembers one
     metrics_compat: bool = False  # /metrics also under the names of SGLang and vLLM
     otlp_traces: bool = False
     log_level: str = "info"
@@ -53,6 +54,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, 65_535)
+        _require_range("responses_ttl_s", self.responses_ttl_s, 0, 30 * 86_400)
         _require_range("keep_alive_s", self.keep_alive_s, 1, 86_400)
         _require_range("drain_s", self.drain_s, 0, 86_400)
         _require_range("engine_timeout_s", self.engine_timeout_s, 1, 86_400)
@@ -85,6 +87,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     http.add_argument(
         "--keep-alive-s", type=float, metavar="S",
         help="seconds that an idle connection is kept (default: %(default)g)",
+    )  # fmt: skip
+    http.add_argument(
+        "--responses-ttl-s", type=float, metavar="S",
+        help="seconds that /v1/responses remembers a response (default: %(default)g)",
     )  # fmt: skip
     life = parser.add_argument_group("starting and stopping")
     life.add_argument(

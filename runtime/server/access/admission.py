@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from fastapi import Request
 
 from ....errors import InvalidRequest
+from ....frontend.ir import GenParams
 from ..failures import Refusal
 from ..generation.pieces import Outcome
 from ..generation.task import UNBOUNDED, Task
@@ -28,14 +30,25 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
         allowed = f"at most {most} samples of all prompts together"
         raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
     max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
-    params = replace(
-        task.params,
-        max_tokens=_max_tokens(task.params.max_tokens, service.settings.max_tokens_limit),
-        priority=_priority(task.params.priority, max_priority),
-        deadline_s=_deadline_s(task.params.deadline_s, request.headers.get(TIMEOUT_HEADER)),
-    )
+    timeout = request.headers.get(TIMEOUT_HEADER)
+
+    def limited(params: GenParams) -> GenParams:
+        return replace(
+            params,
+            max_tokens=_max_tokens(params.max_tokens, service.settings.max_tokens_limit),
+            priority=_priority(params.priority, max_priority),
+            deadline_s=_deadline_s(params.deadline_s, timeout),
+        )
+
+    each = tuple(limited(params) for params in task.each_params)
+    task = replace(task, params=limited(task.params), each_params=each)
     ticket.take(task.num_samples, capacity)
-    return replace(task, params=params)
+    return task
+
+
+def admit_values(service: Service, request: Request, num_values: int) -> None:
+    """Room for values that are not generated, each counted like a sample. Raises Refusal."""
+    ticket_of(request).take(num_values, service.max_running + service.settings.max_queued_requests)
 
 
 def ticket_of(request: Request) -> Ticket:
@@ -50,6 +63,11 @@ def note_outcome(request: Request, outcome: Outcome, n: int) -> None:
     meta = outcome.meta
     prompt = 0 if outcome.index % n else meta["prompt_tokens"]
     ticket_of(request).note_outcome(prompt + meta["completion_tokens"])
+
+
+def note_value(request: Request, meta: dict[str, Any]) -> None:
+    """A value that is not generated has been made."""
+    ticket_of(request).note_outcome(meta["prompt_tokens"])
 
 
 def _max_tokens(asked: int | None, limit: int | None) -> int | None:

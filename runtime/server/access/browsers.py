@@ -1,9 +1,9 @@
 """Protects a server without keys from web pages that a browser on its host has open.
 
 A page of any site may send requests to 127.0.0.1. Its browser says where they come from: `Origin`
-(every cross-origin request but a plain GET) and `Sec-Fetch-Site` (W3C, Fetch Metadata). A page
-whose own name was pointed at this host (DNS rebinding) is of the same origin, but its name is in
-`Host`; an address or `localhost` there cannot be rebound.
+(every cross-origin request but a plain GET), `Sec-Fetch-Site` (W3C, Fetch Metadata). A page whose
+own name was pointed at this host (DNS rebinding) is of the same origin, but its name is in `Host`;
+an address or `localhost` there cannot be rebound.
 """
 
 from __future__ import annotations

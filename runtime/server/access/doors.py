@@ -9,7 +9,9 @@ _PROBES = frozenset({"/health", "/ready", "/live"})
 _PAGE = frozenset({"/", "/favicon.ico"})  # it holds nothing; what it asks for needs a key
 _PAGE_FILES = "/assets/"
 # What shows, or changes, what is not one's own: every namespace's texts, counters and KV.
-_OF_ALL = frozenset({"/flush_cache", "/metrics", "/server_info", "/tree", "/watch"})
+_OF_ALL = frozenset(
+    {"/flush_cache", "/get_server_info", "/metrics", "/server_info", "/tree", "/watch"}
+)
 
 
 class Door(Enum):

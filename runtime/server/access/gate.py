@@ -119,7 +119,7 @@ class Gate:
         if failure.status == 500:
             log.error("%s %s failed", scope["method"], answer.request_id, exc_info=error)
         if not answer.has_begun:  # else the server closes a connection whose answer is not whole
-            await failure.response()(scope, receive, answer.send)
+            await failure.response(scope["path"])(scope, receive, answer.send)
 
 
 class _Answer:

@@ -21,7 +21,7 @@ from .gate import ANSWER_HEADERS
 from .known_fields import MAX_REPORTED, KnownFields, warning_of
 
 WARNINGS = "x-stemma-warnings"
-MAX_NESTING = 200  # of lists and objects; schemas are bounded far below that by their compiler
+MAX_NESTING = 512  # of lists and objects; half of what the reader itself can do
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
 
 

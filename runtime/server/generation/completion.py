@@ -81,7 +81,7 @@ class Completion:
                 yield Outcome(first + index, payload["text"], payload["meta"])
                 num_open -= 1
             elif kind == wire.FAILED:
-                raise GenerationFailed(payload["message"], payload["kind"])
+                raise GenerationFailed(payload["message"], payload["kind"], payload.get("field"))
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +158,10 @@ def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
 
 
 def _of_sample(params: ir.GenParams, index: int) -> ir.GenParams:
-    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow."""
+    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow. The
+    prompt is scored once."""
+    if index:
+        params = replace(params, logprob_start=None)
     if params.seed is None:
         return params
     return replace(params, seed=seed_of_sample(params.seed, index))

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from ....errors import EngineError
 from ....frontend import ir, wire
 from ....frontend.client import Connection
+from ..access.admission import admit_values, note_value
 from ..caller import Caller, caller_of
 from ..service import Service
 from .pieces import GenerationFailed
@@ -23,19 +24,26 @@ _T = TypeVar("_T")
 
 
 async def values_of(
-    service: Service, request: Request, programs: Sequence[Sequence[ir.Op]]
+    service: Service,
+    request: Request,
+    programs: Sequence[Sequence[ir.Op]],
+    cache_salt: str | None = None,
 ) -> list[dict[str, Any]]:
     """What the last op of each program comes to, a select or an embedding: its `value` and `meta`.
     All are cancelled when one fails or the client goes away.
 
-    Raises InvalidRequest, EngineError, GenerationFailed, and HTTPException for a client that is
-    gone.
+    Raises InvalidRequest, Refusal, EngineError, GenerationFailed, and HTTPException for a client
+    that is gone.
     """
-    caller, connection = caller_of(request), service.engine.connection
+    admit_values(service, request, len(programs))
+    caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
     with ExitStack() as stack:
         asked = [stack.enter_context(_Asked(connection, caller, ops)) for ops in programs]
         answers = asyncio.gather(*(each.answer for each in asked))
-        return await _while_connected(request, answers)
+        found = await _while_connected(request, answers)
+    for answer in found:
+        note_value(request, answer["meta"])
+    return found
 
 
 class _Asked:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ....errors import InvalidRequest
+from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.hint_envelope import HintEnvelope
 from ..generation.task import Task
@@ -28,7 +29,7 @@ _UNSUPPORTED = (
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
@@ -98,6 +99,7 @@ class GenerateRequest(PromptFields):
             stream=self.stream,
             has_token_ids=True,
             hints=self.kv_hints,
+            cache_salt=self.cache_salt,
             constraint_field=next((s.constraint_field for s in samplings), None),
             each_params=params if isinstance(self.sampling_params, list) or num > 1 else (),
         )

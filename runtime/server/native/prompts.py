@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ..generation.task import Prompt
@@ -18,6 +18,7 @@ class PromptFields(BaseModel):
     model: str | None = None
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
 
     @property
     def is_batch(self) -> bool:

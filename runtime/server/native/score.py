@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ....frontend import ir
+from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.task import Prompt
 from ..generation.values import values_of
@@ -24,13 +25,13 @@ MAX_SCORES = 65_536  # prompts times choices
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/score")
     async def score(body: ScoreRequest, request: Request) -> Any:
         """Log probabilities of choices after a prompt, or after each of several."""
         service.require_model(body.model)
-        answers = await values_of(service, request, body.programs())
+        answers = await values_of(service, request, body.programs(), body.cache_salt)
         told = [body.answer(answer) for answer in answers]
         return told if body.is_batch else told[0]
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest, ModelLoadError
+from ..access.json_route import json_routes
 from ..failures import error_response
 from ..model_text import ModelText
 from ..openai.chat_messages import ChatMessage
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
     texts = service.text
 
     @routes.post("/tokenize")

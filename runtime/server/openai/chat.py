@@ -11,23 +11,32 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import UNBOUNDED, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
 from ..tool_calls.chat_format import ChatFormat
 from ..tool_calls.output_reader import OutputReader
+from ..tool_calls.reasoning import ReasoningTags
 from ..tool_calls.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
 from .chat_messages import ChatMessage, fitting
 from .message_reader import Delta, MessageReader, PlainReader
 from .reasoning_fields import ReasoningFields
-from .reply import TEXT, CompletionReply, Sample, Wanted, event, extras_of, fingerprint_of
-from .sampling_fields import SamplingFields
+from .reply import (
+    TEXT,
+    CompletionReply,
+    Sample,
+    Wanted,
+    extras_of,
+    fingerprint_of,
+    prompt_logprobs_of,
+)
+from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
 
 def router(service: Service) -> APIRouter:
@@ -40,7 +49,9 @@ def router(service: Service) -> APIRouter:
         service.require_model(body.model)
         task, new_reader = chat_task(service, body)
         fingerprint = fingerprint_of(service.info)
-        reply = ChatReply(service.model, new_reader, body.wanted, fingerprint=fingerprint)
+        reply = ChatReply(
+            service.model, new_reader, body.wanted, fingerprint=fingerprint, echo=body.echoed
+        )
         return await answer(service, request, task, reply)
 
     return routes
@@ -49,13 +60,12 @@ def router(service: Service) -> APIRouter:
 def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
     """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
     chat_format = ChatFormat.of(service.info, service.settings)
-    messages = [message.plain(index) for index, message in enumerate(body.messages)]
     tool_use = body.tool_use(chat_format)
     variables = body.template_variables(chat_format)
     params, starts_inside = body.params(tool_use, chat_format, variables)
     of_tools = None if params.constraint is None else "tools"
     task = Task(
-        [fitting(messages, chat_format)],
+        [fitting(body.plain_messages(), chat_format)],
         params,
         n=body.n,
         stream=body.stream,
@@ -75,29 +85,28 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
     return task, partial(OutputReader, tool_use, reasoning, warnings)
 
 
-class ChatRequest(SamplingFields, ReasoningFields):
+class ChatRequest(ReasoningFields, SamplingFields):
     """Body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    functions: Any = None
-    function_call: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool = False
+    echo: bool = False
 
     @property
-    def has_logprobs(self) -> bool:
-        return self.logprobs
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def tool_use(self, chat_format: ChatFormat) -> ToolUse:
         """Raises InvalidRequest."""
-        for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):
-            if getattr(self, name) is not None:
-                raise InvalidRequest.of(name, "...", f"left out; see {newer}")
         return ToolUse(
             self.tools or (),
             self.tool_choice or ("auto" if self.tools else "none"),
@@ -106,22 +115,46 @@ class ChatRequest(SamplingFields, ReasoningFields):
             has_own_constraint=self.constraint_field is not None,
         )
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the output goes on with the last message: so it does where that is the
+        assistant's, unless the client says otherwise."""
+        asked = self.continue_final_message
+        continues = not self.add_generation_prompt if asked is None else asked
+        return self.messages[-1].role == "assistant" and continues
+
+    @property
+    def echoed(self) -> str:
+        """The beginning of the message, where it is to be repeated."""
+        return self.plain_messages()[-1].content if self.echo and self.is_continued else ""
+
+    def plain_messages(self) -> list[Message]:
+        """The last one is the assistant's where it is continued; another one of the assistant's is
+        begun behind. Raises InvalidRequest."""
+        messages = [message.plain(index) for index, message in enumerate(self.messages)]
+        continues, prompts = self.continue_final_message, self.add_generation_prompt
+        if continues and messages[-1].role != "assistant":
+            allowed = "false where the last message is not the assistant's"
+            raise InvalidRequest.of("continue_final_message", True, allowed)
+        if prompts is not None and prompts == self.is_continued:
+            allowed = "true, or false together with continue_final_message"
+            raise InvalidRequest.of("add_generation_prompt", prompts, allowed)
+        if messages[-1].role == "assistant" and not self.is_continued:
+            messages.append(Message("assistant", ""))
+        return messages
+
     def params(
         self, tool_use: ToolUse, chat_format: ChatFormat, variables: Mapping[str, Any]
     ) -> tuple[GenParams, bool]:
         """Sampling as the program's gen takes it, and whether the output begins within reasoning.
 
-        A constraint holds behind the reasoning if there is some and what follows is JSON; any
-        other one holds for the whole output, which then is no reasoning.
+        A constraint holds behind the reasoning if there is some and what follows is JSON; any other
+        one holds for the whole output, which then is no reasoning. Raises InvalidRequest.
         """
+        self._refuse_what_chats_lack()
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
-        wanted = next(value for value in given if value is not None)
-        params = self.gen_params(wanted, (self.top_logprobs or 0) if self.logprobs else None)
-        will_reason = self._continued_text is None and chat_format.will_reason(variables)
-        tags = chat_format.reasoning if will_reason else None
-        starts_inside = tags is not None and chat_format.opens_reasoning(variables)
-        if self._continued_text is not None and chat_format.reasoning is not None:
-            starts_inside = chat_format.reasoning.is_open_after(self._continued_text)
+        params = self.gen_params(next(value for value in given if value is not None))
+        tags, starts_inside = self._reasoning(chat_format, variables)
         if params.constraint is None:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
         if tool_use.is_forced:
@@ -135,11 +168,39 @@ class ChatRequest(SamplingFields, ReasoningFields):
             return params, False
         return replace(params, constraint=behind), starts_inside
 
-    @property
-    def _continued_text(self) -> str | None:
-        """The text of an assistant's last message, which the output goes on with."""
-        last = self.messages[-1]
-        return last.plain().content if last.role == "assistant" else None
+    def _reasoning(
+        self, chat_format: ChatFormat, variables: Mapping[str, Any]
+    ) -> tuple[ReasoningTags | None, bool]:
+        """The tags of the reasoning that surely comes, and whether the output begins within it."""
+        tags = chat_format.reasoning
+        if tags is None:
+            return None, False
+        if self.is_continued:
+            text = self.messages[-1].plain(len(self.messages) - 1).content
+            is_open = tags.is_open_after(text)
+            return (tags if is_open else None), is_open
+        will_reason = chat_format.will_reason(variables)
+        return (tags if will_reason else None), chat_format.opens_reasoning(variables)
+
+    def _refuse_what_chats_lack(self) -> None:
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest.of("best_of", self.best_of, "left out, or the same as n")
+        if self.top_logprobs is not None and not self.logprobs:
+            allowed = "only together with logprobs: true"
+            raise InvalidRequest.of("top_logprobs", self.top_logprobs, allowed)
+        if self.add_special_tokens:
+            allowed = "false: the chat template writes them"
+            raise InvalidRequest.of("add_special_tokens", True, allowed)
+
+
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """A chat that another API's request amounts to. Raises InvalidRequest."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
 
 
 class ChatReply(CompletionReply):
@@ -156,9 +217,12 @@ class ChatReply(CompletionReply):
         wanted: Wanted | None = None,
         *,
         fingerprint: str | None = None,
+        echo: str = "",
     ) -> None:
-        """`new_reader`: one for each sample."""
+        """`new_reader`: one for each sample; `echo`: how its content begins."""
         super().__init__(model, wanted, fingerprint=fingerprint)
+        self._head["service_tier"] = "default"
+        self._echo = echo
         self._new_reader = new_reader
         self._samples: dict[int, ChatSample] = {}
         self._num_reasoning_tokens = 0
@@ -168,6 +232,8 @@ class ChatReply(CompletionReply):
         outcome = self._with_stop_text(outcome)
         message, reason = reader.message(outcome)
         self._num_reasoning_tokens += reader.num_reasoning_tokens(outcome)
+        if self._echo:
+            message["content"] = self._echo + (message.get("content") or "")
         ids = {"token_ids": outcome.meta["output_ids"]} if self.wanted.has_token_ids else {}
         return {
             "index": outcome.index,
@@ -178,14 +244,32 @@ class ChatReply(CompletionReply):
             **extras_of(outcome),
         }
 
+    def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
+        body = super().whole(outcomes, hints)
+        num = self.wanted.num_prompt_logprobs
+        return (
+            body
+            if num is None
+            else {**body, "prompt_logprobs": prompt_logprobs_of(outcomes[0], num)}
+        )
+
     def piece(self, piece: Piece) -> bytes:
-        sample, begin = self._sample(piece.index)
+        sample = self._samples.get(piece.index)
+        is_new = sample is None
+        if sample is None:
+            sample = self._new_sample(piece.index)
         sample.hold(piece)
-        deltas = sample.reader.feed(piece.text)
-        return begin + b"".join([self._said(sample, delta) for delta in deltas])
+        said = self._begin(sample) if is_new else b""
+        for delta in sample.reader.feed(piece.text):
+            said += self._said(sample, delta)
+        return said
 
     def end(self, outcome: Outcome) -> bytes:
-        sample, said = self._sample(outcome.index)
+        sample = self._samples.get(outcome.index)
+        said = b""
+        if sample is None:
+            sample = self._new_sample(outcome.index)
+            said = self._begin(sample)
         for delta in sample.reader.feed(self._stop_text(outcome)):
             said += self._said(sample, delta)
         outcome = self._with_stop_text(outcome)
@@ -198,17 +282,18 @@ class ChatReply(CompletionReply):
     def num_reasoning_tokens(self, outcomes: Sequence[Outcome]) -> int:
         return self._num_reasoning_tokens
 
-    def _sample(self, index: int) -> tuple[ChatSample, bytes]:
-        """A sample, and what a stream says when it begins, where it does now."""
-        sample = self._samples.get(index)
-        if sample is not None:
-            return sample, b""
+    def _new_sample(self, index: int) -> ChatSample:
         choice = {"index": index, "delta": {"content": TEXT}}
         choice |= {"logprobs": None, "finish_reason": None}
         sample = ChatSample(index, self._new_reader(), *self._around_text(choice))
         self._samples[index] = sample
-        role = {"role": "assistant", "content": "", "refusal": None}
-        return sample, event(self._chunk({**choice, "delta": role}))
+        return sample
+
+    def _begin(self, sample: ChatSample) -> bytes:
+        """What a stream says before anything else of a sample."""
+        role = {"role": "assistant", "content": self._echo, "refusal": None}
+        choice = {"index": sample.index, "delta": role, "logprobs": None, "finish_reason": None}
+        return self._event(choice, self._samples.values())
 
     def _said(
         self,
@@ -226,10 +311,10 @@ class ChatReply(CompletionReply):
         return self._chunk_of_tokens(choice, sample, self._samples.values())
 
     def _logprobs(self, entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
-        if entries is None or not self.wanted.has_logprobs:
+        num = self.wanted.num_logprobs
+        if entries is None or num is None:
             return None
-        content = [{**_shown(e), "top_logprobs": [_shown(t) for t in e["top"]]} for e in entries]
-        return {"content": content, "refusal": None}
+        return {"content": chat_logprobs(entries, num), "refusal": None}
 
 
 class ChatSample(Sample):
@@ -242,6 +327,14 @@ class ChatSample(Sample):
         self.reader = reader
         self.head = head
         self.tail = tail
+
+
+def chat_logprobs(entries: Sequence[dict[str, Any]], num_top: int) -> list[dict[str, Any]]:
+    """Of each token and the `num_top` likeliest in its place, in the words of chats."""
+    return [
+        {**_shown(entry), "top_logprobs": [_shown(top) for top in entry["top"][:num_top]]}
+        for entry in entries
+    ]
 
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:

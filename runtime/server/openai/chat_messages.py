@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -13,15 +13,9 @@ from ....errors import InvalidRequest
 from ....frontend.ir import MAX_FIELDS_CHARS
 from ..generation.task import Message
 from ..tool_calls.chat_format import ChatFormat
+from .content_parts import ContentPart, text_of
 
 MAX_CALLS = 256  # of one message; guess
-
-
-class TextPart(BaseModel):
-    """A part of a message's content; only text is known here."""
-
-    type: Literal["text"]
-    text: str
 
 
 class CalledFunction(BaseModel):
@@ -43,19 +37,18 @@ class ChatMessage(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = Field(default=None, max_length=256)
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_CALLS)
     tool_call_id: str | None = Field(default=None, max_length=256)
     reasoning_content: str | None = None
     function_call: Any = None
 
-    def plain(self, index: int = 0) -> Message:
+    def plain(self, index: int) -> Message:
         """As a template sees it that knows all this; "developer" is today's name of "system".
         Raises InvalidRequest; `index`: among the messages."""
         self._check(f"messages.{index}")
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        text = text_of(self.content or "", f"messages.{index}.content")
         fields = self._fields(has_text=bool(text))
         whole = json.dumps(fields, ensure_ascii=False) if fields else None
         if whole is not None and len(whole) > MAX_FIELDS_CHARS:
@@ -94,10 +87,18 @@ def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Messag
     One that knows no calls gets these as text of the assistant's, as JSON, and results as a user's
     message, each led by the function's name. Raises InvalidRequest where calls have no results.
     """
-    if messages[-1].fields is not None and "tool_calls" in json.loads(messages[-1].fields):
-        raise InvalidRequest.of("messages", "tool_calls at the end", "calls with their results")
+    for message, follows in pairwise([*messages, None]):
+        is_open = follows is None or follows.role == "assistant"
+        if is_open and message is not None and _calls_of(message):
+            allowed = "calls that are followed by their results"
+            raise InvalidRequest.of("messages", "tool_calls without results", allowed)
     fitted = [_without_unread(message, chat_format) for message in messages]
     return fitted if chat_format.knows_calls else _without_calls(fitted)
+
+
+def _calls_of(message: Message) -> Sequence[Any]:
+    calls: Sequence[Any] = json.loads(message.fields or "{}").get("tool_calls", ())
+    return calls
 
 
 def _without_unread(message: Message, chat_format: ChatFormat) -> Message:

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ....errors import InvalidRequest
 from ....frontend import ir
+from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.values import values_of
 from ..service import Service
@@ -27,14 +28,14 @@ MAX_INPUTS = 2048  # as OpenAI's
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = json_routes()
 
     @routes.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """OpenAI's embeddings."""
         service.require_model(body.model)
         programs = body.programs(service.info["embedding"])
-        answers = await values_of(service, request, programs)
+        answers = await values_of(service, request, programs, body.cache_salt)
         answer = await asyncio.to_thread(_answer, service.model, body, answers)
         return Response(answer, media_type="application/json")
 
@@ -54,6 +55,7 @@ class EmbeddingRequest(BaseModel):
     pooling: ir.Pooling | None = None
     normalize: bool = True
     user: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
 
     def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
         """One for each input; `model`: what the engine says of its embeddings. Raises

@@ -52,11 +52,9 @@ class ReasoningFields(BaseModel):
         if unread:
             names = ", ".join(name[:64] for name in unread[:8])
             found.append(f"chat_template_kwargs: the chat template does not read {names}")
-        effort, names = self.reasoning_effort, {"reasoning_effort", *_SWITCHES}
-        is_heeded = bool(names & set(variables)) or (
-            effort == "none" and not chat_format.will_reason(variables)
-        )
-        if effort is not None and not is_heeded:
+        can_reason = chat_format.reasoning is not None
+        is_heeded = not {"reasoning_effort", *_SWITCHES}.isdisjoint(variables)
+        if self.reasoning_effort is not None and can_reason and not is_heeded:
             found.append("reasoning_effort: the chat template does not read it")
         return found
 

@@ -29,7 +29,8 @@ class Wanted:
     includes_usage: bool = False  # in the last chunk of a stream
     has_running_usage: bool = False  # in every chunk
     has_token_ids: bool = False
-    has_logprobs: bool = False
+    num_logprobs: int | None = None  # of the likeliest tokens at each place
+    num_prompt_logprobs: int | None = None  # the same of the prompt: vLLM's field
     has_stop_text: bool = False  # the text goes on to the end of the stop string
     has_timing: bool = False
 
@@ -117,9 +118,8 @@ class CompletionReply:
         }
         self._num_drawn = wanted.num_drawn or wanted.n
         self._chunk_usage = {"usage": None} if wanted.includes_usage else {}
-        self._is_plain = not (
-            wanted.has_running_usage or wanted.has_token_ids or wanted.has_logprobs
-        )
+        has_tokens = wanted.needs_token_ids or wanted.num_logprobs is not None
+        self._is_plain = not has_tokens
 
     def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
         choices = [self.choice(outcome) for outcome in self._chosen(outcomes)]
@@ -183,9 +183,13 @@ class CompletionReply:
     def _chunk_of_tokens(
         self, choice: dict[str, Any], sample: Sample, samples: Iterable[Sample]
     ) -> bytes:
-        """A chunk with the ids that waited, and the usage of all samples so far, as wanted."""
+        """A chunk with the ids that waited, where these are wanted."""
         if self.wanted.has_token_ids:
             choice["token_ids"] = sample.take_token_ids()
+        return self._event(choice, samples)
+
+    def _event(self, choice: dict[str, Any], samples: Iterable[Sample]) -> bytes:
+        """A chunk with the usage of all samples so far, where that is wanted."""
         chunk = self._chunk(choice)
         if self.wanted.has_running_usage:
             chunk["usage"] = _running_usage(samples, self._num_drawn)
@@ -206,6 +210,20 @@ def extras_of(outcome: Outcome) -> dict[str, Any]:
     names = {"warnings": "warnings", "stop_reason": "matched_stop"}
     found = {name: outcome.meta.get(source) for name, source in names.items()}
     return {name: value for name, value in found.items() if value}
+
+
+def prompt_logprobs_of(outcome: Outcome, num_top: int) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: by token id, at each place, nothing at the first."""
+
+    def told(entry: dict[str, Any], rank: int | None) -> dict[str, Any]:
+        return {"logprob": entry["logprob"], "rank": rank, "decoded_token": entry["token"]}
+
+    def place(entry: dict[str, Any]) -> dict[str, Any]:
+        tops = {str(t["token_id"]): told(t, i) for i, t in enumerate(entry["top"][:num_top], 1)}
+        return {str(entry["token_id"]): told(entry, None), **tops}
+
+    entries = outcome.meta["prompt_logprobs"]
+    return [None if entry["logprob"] is None else place(entry) for entry in entries]
 
 
 def fingerprint_of(info: dict[str, Any]) -> str:

@@ -3,6 +3,8 @@
 import { ApiError } from "../api.js";
 import { lineTo } from "./tree.js";
 
+const MIN_SPAN_MS = 20; // below it a speed says how the network packs, not how the engine writes
+
 /** Fills `node`, an assistant's message whose parent line is the prompt. `sampling`: fields of the
     request; `onChange()` after each change. Never raises: the node says how it ended. */
 export async function writeAnswer({ api, conversation, node, sampling, signal, onChange }) {
@@ -28,7 +30,8 @@ export async function writeAnswer({ api, conversation, node, sampling, signal, o
 
 /** The body of the request for `node`. */
 export function requestOf(conversation, node, sampling) {
-  const messages = lineTo(conversation, node.parent).map(({ role, text }) => ({ role, content: text }));
+  const messages = lineTo(conversation, node.parent).filter(({ role, text }) => role === "user" || text)
+    .map(({ role, text }) => ({ role, content: text }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const body = { messages, ...sampling, stream: true, stream_options: { include_usage: true } };
   if (node.schemaText !== undefined)
@@ -79,6 +82,6 @@ function finish(node, clock) {
   node.state = "done";
   if (clock.firstMs === null) return;
   node.firstMs = clock.firstMs - clock.startMs;
-  const spanS = (clock.lastMs - clock.firstMs) / 1000;
-  if (node.usage?.completion > 1 && spanS > 0) node.tokensPerS = (node.usage.completion - 1) / spanS;
+  const spanMs = clock.lastMs - clock.firstMs;
+  if (node.usage?.completion > 1 && spanMs >= MIN_SPAN_MS) node.tokensPerS = (1000 * (node.usage.completion - 1)) / spanMs;
 }

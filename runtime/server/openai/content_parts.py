@@ -1,0 +1,36 @@
+"""The content of a chat's message: text, or a list of parts of which only text is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from ....errors import InvalidRequest
+
+
+class ContentPart(BaseModel):
+    """A part of a message; a model's earlier refusal is text that it wrote."""
+
+    model_config = ConfigDict(extra="allow")  # an image's fields, so that it is refused by its type
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+def text_of(content: str | Sequence[ContentPart], field: str) -> str:
+    """All text; `field` is where the content stands. Raises InvalidRequest naming the part."""
+    if isinstance(content, str):
+        return content
+    return "".join(_text_of_part(part, f"{field}.{i}") for i, part in enumerate(content))
+
+
+def _text_of_part(part: ContentPart, field: str) -> str:
+    texts = {"text": part.text, "refusal": part.refusal}
+    if part.type not in texts:
+        raise InvalidRequest.of(f"{field}.type", part.type, 'text: the model reads "text" only')
+    text = texts[part.type]
+    if text is None:
+        raise InvalidRequest(f"{field}.{part.type}: missing", field)
+    return text

@@ -1,0 +1,107 @@
+"""Fields of OpenAI's, SGLang's and vLLM's APIs that change nothing here, or that cannot be had.
+
+What would have changed the answer is refused unless it asks for what happens anyhow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from ....errors import InvalidRequest
+
+_NO_LIST = (None, [], {})
+_OFF = (None, False)
+_LEFT_OUT = "left out"
+
+# What may be asked for, and the same in words.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((None,), "left out: the model makes text only"),
+    "modalities": ((None, [], ["text"]), '["text"]'),
+    "web_search_options": ((None,), "left out: there is no search"),
+    "moderation": ((None,), "left out: there is no moderation"),
+    "functions": (_NO_LIST, "left out: tools is today's name"),
+    "function_call": ((None, "none"), "left out: tool_choice is today's name"),
+    "suffix": ((None, ""), "left out: text cannot be filled in before a suffix"),
+    "prompt_embeds": (_NO_LIST, _LEFT_OUT),
+    "skip_special_tokens": ((None, True), "true"),
+    "detokenize": ((None, True), "true"),
+    "use_beam_search": (_OFF, "false"),
+    "early_stopping": (_OFF, "false"),
+    "length_penalty": ((None, 1, 1.0), "1"),
+    "truncate_prompt_tokens": ((None,), "left out: a prompt is taken whole or refused"),
+    "allowed_token_ids": (_NO_LIST, "left out; see logit_bias and the constraints"),
+    "bad_words": (_NO_LIST, "left out; see logit_bias and the constraints"),
+    "logits_processors": (_NO_LIST, _LEFT_OUT),
+    "custom_logit_processor": ((None,), _LEFT_OUT),
+    "custom_params": (_NO_LIST, _LEFT_OUT),
+    "repetition_detection": (_NO_LIST, _LEFT_OUT),
+    "kv_transfer_params": (_NO_LIST, _LEFT_OUT),
+    "vllm_xargs": (_NO_LIST, _LEFT_OUT),
+    "documents": (_NO_LIST, "left out: give them in a message"),
+    "chat_template": ((None,), "left out: the model's own is used"),
+    "lora_path": ((None, ""), "left out: no adapters are served"),
+    "session_params": (_NO_LIST, "left out: a shared prefix is found without"),
+    "return_hidden_states": (_OFF, "false"),
+    "return_tokens_as_token_ids": (_OFF, "false; see return_token_ids"),
+}
+
+
+class OtherFields(BaseModel):
+    """Known by name and of no effect, or refused by `refuse_others`."""
+
+    # Of no effect on what is generated.
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    request_id: Any = None
+    spaces_between_special_tokens: Any = None
+    guided_decoding_backend: Any = None
+    mm_processor_kwargs: Any = None
+
+    # Of no effect for one value, and refused with any other: see _REFUSED.
+    audio: Any = None
+    modalities: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    functions: Any = None
+    function_call: Any = None
+    suffix: Any = None
+    prompt_embeds: Any = None
+    skip_special_tokens: Any = None
+    detokenize: Any = None
+    use_beam_search: Any = None
+    early_stopping: Any = None
+    length_penalty: Any = None
+    truncate_prompt_tokens: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    repetition_detection: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    documents: Any = None
+    chat_template: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    return_hidden_states: Any = None
+    return_tokens_as_token_ids: Any = None
+
+    def refuse_others(self) -> None:
+        """Raises InvalidRequest naming what cannot be honoured."""
+        for name in self.model_fields_set & _REFUSED.keys():
+            value = getattr(self, name)
+            harmless, allowed = _REFUSED[name]
+            if not any(type(value) is type(item) and value == item for item in harmless):
+                raise InvalidRequest.of(name, value, allowed)

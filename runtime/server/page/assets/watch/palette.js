@@ -1,0 +1,35 @@
+// Colours of the drawings, taken from the page's custom properties, and what they stand for.
+
+const NUM_HEATS = 10;
+const COLD_S = 600; // older looks the same
+
+/** The colours of the theme that is shown now. */
+export function readPalette() {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name) => style.getPropertyValue(`--${name}`).trim();
+  const names = ["paper", "panel", "raised", "sunken", "ink", "soft", "faint", "line", "accent", "reused", "computed", "made",
+    "forced", "host", "disk", "pinned", "bad"];
+  const palette = Object.fromEntries(names.map((name) => [name, get(name)]));
+  palette.strong = get("line-strong");
+  palette.mono = get("mono");
+  palette.sans = get("sans");
+  palette.heats = Array.from({ length: NUM_HEATS }, (_, i) => heat(palette, i / (NUM_HEATS - 1)));
+  return palette;
+}
+
+/** Which of `palette.heats` an age in seconds has: 0 is the hottest. Logarithmic. */
+export function heatOf(ageS) {
+  const part = Math.log1p(Math.min(ageS, COLD_S)) / Math.log1p(COLD_S);
+  return Math.min(NUM_HEATS - 1, Math.floor(part * NUM_HEATS));
+}
+
+function heat({ computed, reused, strong }, part) {
+  return part < 0.5 ? mix(computed, reused, part * 2) : mix(reused, strong, part * 2 - 1);
+}
+
+/** Between two colours "#rrggbb". */
+export function mix(from, to, part) {
+  const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  const [a, b] = [channels(from), channels(to)];
+  return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * part)).join(" ")})`;
+}

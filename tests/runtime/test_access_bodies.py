@@ -1,0 +1,141 @@
+"""Bodies: JSON and nothing else, and the fields of one that nobody reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from pydantic import BaseModel, ConfigDict, Field
+
+from stemma.runtime.server.access.json_route import MAX_NESTING, parse_json
+from stemma.runtime.server.access.known_fields import MAX_REPORTED, KnownFields, warning_of
+from stemma.runtime.server.failures import Refusal
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text(),
+    lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_json_is_read_as_it_was_written(value: Any) -> None:
+    try:
+        body = json.dumps(value, allow_nan=False).encode()
+    except ValueError:
+        return
+    if b"Infinity" not in body:
+        assert parse_json(body) == value
+
+
+@given(some.binary(max_size=40))
+def test_any_bytes_are_json_or_refused(body: bytes) -> None:
+    try:
+        parse_json(body)
+    except Refusal as refusal:
+        assert refusal.status_code == 400 and refusal.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b'{"a": 1', "Expecting"),
+        (b'{"a": "\xff"}', "invalid UTF-8 at byte 7"),
+        ('{"a": 1}'.encode("utf-16"), "invalid UTF-8"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": [-Infinity]}', "-Infinity"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too large"),
+        (b'{"a": 0.' + b"9" * 5000 + b"}", "too large"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is there twice"),
+        (b"[" * 100_000, "levels deep"),
+        (b'{"a":' * 900 + b"1" + b"}" * 900, "levels deep"),
+        (b"[" * (MAX_NESTING + 1) + b"]" * (MAX_NESTING + 1), "levels deep"),
+        (b"{} {}", "Extra data"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_the_reason(body: bytes, reason: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_json(body)
+    assert reason in str(caught.value.detail)
+
+
+def test_as_deep_as_allowed_and_as_broad_as_one_likes_is_read() -> None:
+    assert parse_json(b"[" * MAX_NESTING + b"]" * MAX_NESTING)
+    assert len(parse_json(b"[" + b"[]," * 10_000 + b"[]]")) == 10_001
+
+
+class Part(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class Picture(BaseModel):
+    url: str
+    within: Picture | None = None
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[Part | Picture]
+    extra: dict[str, Any] | None = None
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    messages: list[Message] | None = None
+
+
+class Body(BaseModel):
+    messages: list[Message]
+    schema_: dict[str, Any] | bool = Field(default=True, alias="schema")
+    tags: Open | None = None
+    first: tuple[Message, ...] | Message | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "unknown"),
+    [
+        ({"messages": []}, []),
+        ({"messages": [], "foo": 1}, ["foo"]),
+        ({"messages": [{"role": "a", "foo": 1}, {"bar": 1}]}, ["messages.0.foo", "messages.1.bar"]),
+        (
+            {"messages": [{"content": [{"type": "x", "url": "y", "z": 1}]}]},
+            ["messages.0.content.0.z"],
+        ),
+        ({"messages": [{"content": "text", "extra": {"any": 1}}]}, []),
+        ({"schema": {"any": {"thing": 1}}, "schema_": 1}, []),
+        ({"tags": {"foo": 1, "messages": [{"foo": 1}]}}, ["tags.messages.0.foo"]),
+        ({"first": {"foo": 1}}, ["first.foo"]),
+        ({"first": [{"foo": 1}]}, ["first.0.foo"]),
+        ({"messages": 3, "tags": "x"}, []),  # of the wrong type: pydantic's business
+        ([{"foo": 1}], ["0.foo"]),
+        ("text", []),
+    ],
+)
+def test_fields_that_no_model_declares_are_found_wherever_there_is_a_model(
+    body: Any, unknown: list[str]
+) -> None:
+    known = KnownFields.of(Body)
+    assert known is not None and list(known.unknown_in(body)) == unknown
+
+
+def test_a_type_without_models_is_not_searched() -> None:
+    assert KnownFields.of(dict[str, Any]) is None and KnownFields.of(str | list[int]) is None
+    assert KnownFields.of(dict[str, Message]) is None
+    assert KnownFields.of(Body | None) is not None
+
+
+@given(some.lists(some.text(min_size=1), max_size=40, unique=True))
+def test_a_warning_fits_a_header_whatever_the_fields_are_called(names: list[str]) -> None:
+    known = KnownFields.of(Part)
+    assert known is not None
+    unknown = list(known.unknown_in(dict.fromkeys(names, 1)))
+    text = warning_of(unknown)
+    assert text.isascii() and text.isprintable() and len(text) < 16_000
+    assert ("and more" in text) == (len(unknown) > MAX_REPORTED)
