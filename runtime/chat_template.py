@@ -199,11 +199,11 @@ class ChatTemplate:
         variants = [(True, None), (False, None), (True, ""), (False, "")] if has_fields else None
         failure: Exception | None = None
         for as_objects, nothing in variants or [(True, None)]:
-            messages = [
-                self._message(turn, slot if turn.has_content else nothing, as_objects)
-                for turn, slot in zip(turns, slots, strict=True)
-            ]
             try:
+                messages = [
+                    self._message(turn, slot if turn.has_content else nothing, as_objects)
+                    for turn, slot in zip(turns, slots, strict=True)
+                ]
                 text = self._rendered(messages, open_turn, told)
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
@@ -216,10 +216,10 @@ class ChatTemplate:
 
     def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
         """As the template sees it."""
-        values = self._guard.guarded(dict(turn.values))
+        values = dict(turn.values)
         if as_objects and isinstance(calls := values.get("tool_calls"), list):
             values["tool_calls"] = [_with_object(call) for call in calls]
-        return {**values, "role": turn.role, "content": content}
+        return {**self._guard.guarded(values), "role": turn.role, "content": content}
 
     def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
         pieces = self._template.generate(

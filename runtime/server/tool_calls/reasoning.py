@@ -42,11 +42,12 @@ PAIRS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
 def tags_of(parser: ReasoningParser, marks: Mapping[str, int | None]) -> ReasoningTags | None:
     """The tags that `parser` means; "auto": those of which there are `marks`, if any."""
     if parser == "auto":
-        found = (name for name, (_, end) in PAIRS.items() if end in marks)
-        parser = next(found, "none")  # type: ignore[assignment]
-    if parser == "none":
+        name = next((name for name, (_, end) in PAIRS.items() if end in marks), None)
+    else:
+        name = parser if parser in PAIRS else None
+    if name is None:
         return None
-    begin, end = PAIRS[parser]
+    begin, end = PAIRS[name]
     return ReasoningTags(begin, end, marks.get(end))
 
 
