@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -21,7 +22,8 @@ class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """What `uvicorn.Config(http=...)` is given."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        self.app_state = {**self.app_state, _TRANSPORT: transport}
+        state: dict[str, Any] = self.app_state
+        self.app_state = {**state, _TRANSPORT: transport}
         super().connection_made(transport)
 
     def eof_received(self) -> None:
