@@ -97,6 +97,7 @@ class Engine:
         self.step_log = StepLog()
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
+        self.last_step_s: float | None = None  # when a step last succeeded
 
     @property
     def has_work(self) -> bool:
@@ -168,6 +169,7 @@ class Engine:
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
             return
         self.scheduler.apply(result)
+        self.last_step_s = time.monotonic()
         if is_watched:
             self.step_log.end(result, self.scheduler)
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ...frontend.client import Connection
 from .failures import INVALID, Refusal
 from .generation.running import Running
+from .intake import Intake
 from .metrics.http_metrics import HttpMetrics
 from .model_text import ModelText
 from .settings import ServerSettings
@@ -28,6 +29,7 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
+    intake: Intake = field(default_factory=Intake)
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     text: ModelText = field(init=False)
@@ -51,6 +53,11 @@ class Service:
     def max_running(self) -> int:
         """Samples that the engine runs at once. Raises EngineError."""
         return int(self.info["max_running_requests"])
+
+    def require_open(self) -> None:
+        """Raises Refusal or EngineError where no work is taken."""
+        self.intake.require_open()
+        _ = self.engine.connection
 
     def require_model(self, name: str | None) -> None:
         """Raises Refusal for another model's name."""

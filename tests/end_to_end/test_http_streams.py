@@ -310,7 +310,7 @@ def abort(server: Serving, *, tenant: str = "", **body: Any) -> int:
     headers = {"x-stemma-tenant": tenant}
     answer = httpx.post(f"{server.url}/abort", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
-    num_aborted: int = answer.json()["num_aborted"]
+    num_aborted: int = answer.json()["aborted"]
     return num_aborted
 
 

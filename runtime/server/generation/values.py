@@ -55,9 +55,13 @@ class _Asked:
         if caller.namespace:
             create["namespace"] = caller.namespace
         self._program = connection.open_program(self, create)
-        for op in ops:
-            connection.send_op(self._program, op)
-        connection.flush(self._program, end=True)
+        try:
+            for op in ops:
+                connection.send_op(self._program, op)
+            connection.flush(self._program, end=True)
+        except BaseException:
+            connection.close_program(self._program)
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""`/abort`: end requests that are under way, from beside. SGLang's name is known too."""
+"""`/abort`: end requests by their ids, with what they have so far."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ def router(service: Service) -> APIRouter:
     @routes.post("/abort")
     @routes.post("/abort_request")
     async def abort(body: AbortRequest, request: Request) -> dict[str, Any]:
-        """End a request of the caller's, or all of them. Each is answered with what it has, finish
-        reason "abort"."""
-        if body.abort_all == (body.rid is not None):
-            raise InvalidRequest("rid: either it or abort_all=true is needed", "rid")
-        num_aborted = service.running.abort(body.rid, caller_of(request))
-        return {"status": "ok", "num_aborted": num_aborted}
+        """End the caller's own requests now; how many there were."""
+        return {"aborted": service.running.abort(body.wanted, caller_of(request))}
 
     return routes
 
 
 class AbortRequest(BaseModel):
-    """Body of /abort. `rid`: the id of an answer, or the one that its request brought; an unknown
-    one is no error, as the answer may just have ended."""
+    """Body of /abort: an id, the answer's or the `rid` that the client gave, or `abort_all`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    rid: str | None = Field(default=None, min_length=1, max_length=256)
+    id: str | None = Field(default=None, min_length=1, max_length=256)
+    rid: str | None = Field(default=None, max_length=256)  # SGLang's sends "" with abort_all
     abort_all: bool = False
+
+    @property
+    def wanted(self) -> str | None:
+        """None: all. Raises InvalidRequest."""
+        given = [name for name in (self.id, self.rid) if name]
+        if len(given) + self.abort_all != 1:
+            raise InvalidRequest("one of id, rid and abort_all is needed", "id")
+        return given[0] if given else None

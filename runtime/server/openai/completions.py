@@ -32,6 +32,8 @@ from .reply import (
 )
 from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
+MAX_PROMPTS = 2048  # of a request (guess: as many as OpenAI embeds at once)
+
 
 def router(service: Service) -> APIRouter:
     """The routes."""
@@ -126,6 +128,8 @@ class CompletionRequest(SamplingFields):
             return [prompt]
         if not prompt:
             raise InvalidRequest.of("prompt", prompt, "at least one prompt")
+        if not isinstance(prompt[0], int) and len(prompt) > MAX_PROMPTS:
+            raise InvalidRequest.of("prompt", f"{len(prompt)} of them", f"at most {MAX_PROMPTS}")
         if isinstance(prompt[0], int):
             return [[int(i) for i in prompt]]
         return list(prompt)
@@ -177,7 +181,10 @@ class TextReply(CompletionReply):
         prompt = self._prompts[outcome.index // self.wanted.n]
         if logprobs is not None and self._waits_for_prompts:
             before = self._prompt_logprobs(prompt.meta["prompt_logprobs"], echo)
-            logprobs = {name: before[name] + logprobs[name] for name in logprobs}
+            logprobs = {
+                name: None if values is None else before[name] + values
+                for name, values in logprobs.items()
+            }
         choice = {
             "index": outcome.index,
             "text": echo + outcome.text,
