@@ -371,4 +371,4 @@ def test_a_request_is_aborted_by_the_id_that_it_brought(
 @pytest.mark.parametrize("body", [{}, {"rid": "x", "abort_all": True}, {"rid": ""}])
 def test_an_abort_says_what_it_means(body: dict[str, Any], wide_url: Serving) -> None:
     answer = httpx.post(f"{wide_url.url}/abort", json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "rid"
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "id"
