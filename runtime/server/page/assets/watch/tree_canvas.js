@@ -10,7 +10,8 @@ const SETTLE = 0.2; // of the way to its place, a frame
 const LEFT = 34;
 const RIGHT = 190; // for the texts of leaves
 const CHAR = 6.62; // pixels of a character of a label
-const MIN_CHARS = 8; // unless the text is shorter
+const MIN_CHARS = 8; // of a label, unless the text is shorter or many go through the node
+const HEAVY = 8;
 const MAX_LABELS = 600; // that are tried
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -401,7 +402,7 @@ export class TreeCanvas {
       const from = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
       const numChars = Math.min(34, Math.floor(((isLeaf ? this.width - 10 : b.x - 5) - from) / CHAR));
       const whole = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
-      if (numChars < Math.min(whole.length, MIN_CHARS)) continue;
+      if (numChars < Math.min(whole.length, node.numLeaves > HEAVY ? 4 : MIN_CHARS)) continue;
       const text = clip(whole, numChars) + (node.hidden ? `  +${node.hidden} more` : "");
       const y = isLeaf ? b.y + 3.5 : b.y - 5;
       if (!taken.take(from, y - 9, text.length * CHAR, 10)) continue;
