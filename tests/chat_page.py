@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 ENDED = ", ".join(
     f".message.assistant:last-child[data-state={state}]" for state in ("done", "stopped", "failed")
 )
+LONG = {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 200}
 COMPLETIONS = "**/v1/chat/completions"
 
 
@@ -88,6 +89,15 @@ def answer_with(page: Page, *deltas: dict[str, Any]) -> None:
         route.fulfill(content_type="text/event-stream", body=stream(deltas))
 
     page.route(COMPLETIONS, fulfill)
+
+
+def begin_long_answer(page: Page) -> None:
+    """An answer that takes seconds, of which something has come."""
+    page.click(".composer .chip >> nth=0")
+    page.fill(".schema", json.dumps(LONG))
+    page.fill(".composer textarea", "Repeat: all day long")
+    page.keyboard.press("Enter")
+    wait_until(lambda: len(page.locator(".message.assistant pre").inner_text()) > 30)
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:

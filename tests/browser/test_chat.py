@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_page import COMPLETIONS, Chat, answer_with, wait_until
+from chat_page import COMPLETIONS, Chat, answer_with, begin_long_answer, wait_until
 
 pytest.importorskip("playwright.sync_api", reason="pip install 'stemma-lm[browser]'")
 
 NORA = "Hi, my name is Nora. I live in Bergen."
 EXTRACT = "Text: Anna Berg is 34 years old. She lives in Lisbon.\nExtract name, age, city as JSON."
-LONG = {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 200}
 
 
 def test_a_chat_of_five_turns_is_answered_and_remembered(open_page: Callable[..., Any]) -> None:
@@ -64,6 +63,7 @@ def test_an_edit_and_a_second_answer_are_branches_that_reuse_their_prefix(
     tree.filter(has_text="What is my name?").click()
     assert chat.answers[-1] == "Your name is Nora." and chat.branch("user", 2) == "1/2"
     visit.page.emulate_media(color_scheme="dark")
+    visit.page.wait_for_timeout(300)  # buttons fade
     visit.shot("branches-dark")
 
 
@@ -94,13 +94,13 @@ def test_stop_ends_the_answer_here_and_on_the_server(
 ) -> None:
     visit = open_page()
     chat = Chat(visit.page)
-    visit.page.click(".composer .chip >> nth=0")
-    visit.page.fill(".schema", json.dumps(LONG))
-    visit.page.fill(".composer textarea", "Repeat: all day long")
-    visit.page.keyboard.press("Enter")
-    written = visit.page.locator(".message.assistant pre")
-    wait_until(lambda: len(written.inner_text()) > 30)
+    begin_long_answer(visit.page)
     assert visit.page.locator(".validity").inner_text() == "valid so far"
+    written = len(visit.page.locator(".message.assistant pre").inner_text())
+    visit.page.click(".views >> text=Watch")  # meanwhile it goes on
+    visit.page.wait_for_selector(".chat", state="detached")
+    visit.page.click(".views >> text=Chat")
+    wait_until(lambda: len(visit.page.locator(".message.assistant pre").inner_text()) > written)
     visit.page.keyboard.press("Escape")
     chat.answer()
     assert chat.message("assistant", 0).get_attribute("data-state") == "stopped"
