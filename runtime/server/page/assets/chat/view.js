@@ -173,6 +173,7 @@ class ChatView {
     const onChange = () => { this.library.save(conversation); this.showSoon(node); };
     const written = writeAnswer({ api: this.api, conversation, node, sampling: this.sampling.request, signal: controller.signal, onChange });
     this.showAll();
+    if (document.activeElement === document.body) this.thread.focus(node.id); // what had the focus has gone
     this.thread.toEnd();
     await written;
     this.running.delete(conversation.id);
