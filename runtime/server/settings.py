@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ...errors import InvalidRequest
 
@@ -188,7 +188,7 @@ def _add_access_flags(group: argparse._ArgumentGroup) -> None:
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """The record from parsed flags."""
     given = {item.name: getattr(args, item.name) for item in fields(ServerSettings)}
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
     if key := os.environ.get(KEY_VARIABLE):
         values["api_key"] = (*values["api_key"], key)
     return ServerSettings(**values)

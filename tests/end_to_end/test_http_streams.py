@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import socket
@@ -19,20 +18,23 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from raw_http import WAYS_TO_GO, RawClient, events_of
 
 import stemma as st
-from stemma.runtime.server.caller import Caller
+from stemma.runtime.server.app import create_app
 from stemma.runtime.server.connections import HttpProtocol
-from stemma.runtime.server.failures import add_error_handlers
-from stemma.runtime.server.generation.stream import PING, STALLED, TOO_SLOW
-from stemma.runtime.server.openai import chat, completions
+from stemma.runtime.server.generation.stream import PING
 from stemma.runtime.server.service import Service
 from stemma.runtime.server.settings import ServerSettings
 
 LONG = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "temperature": 1}
 STREAMED = {**LONG, "stream": True}
+CHAT = {
+    "messages": [{"role": "user", "content": "Hi"}],
+    "max_tokens": 1500,
+    "ignore_eos": True,
+}
+CUT_STREAMS = "stemma_http_cut_streams_total"
 PROMPT_OF_MANY_STEPS = "word " * 700
 
 
@@ -42,31 +44,26 @@ class Serving:
 
     url: str
     service: Service
-    loop: asyncio.AbstractEventLoop
+
+    def num_cut(self, reason: str) -> float:
+        labels = {"reason": reason}
+        found = self.service.metrics.registry.get_sample_value(CUT_STREAMS, labels)
+        return found or 0.0
 
 
 @contextmanager
 def serving(engine: st.Engine, **settings: Any) -> Iterator[Serving]:
-    service = Service(engine, ServerSettings(**settings))
-    app = FastAPI()
-    for room in (chat, completions):
-        app.include_router(room.router(service))
-    add_error_handlers(app)
+    app = create_app(engine, ServerSettings(**settings))
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of its connections, too
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, http=HttpProtocol, log_level="error"))
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve(sockets=[listener])
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    run = {"sockets": [listener]}
+    thread = threading.Thread(target=server.run, kwargs=run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    yield Serving(f"http://127.0.0.1:{listener.getsockname()[1]}", service, loops[0])
+    yield Serving(f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.service)
     server.should_exit = True
     thread.join(10)
     assert not thread.is_alive()
@@ -220,8 +217,8 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"stream_stall_s": 0.4}, STALLED),
-        ({"max_stream_buffer_kb": 1, "stream_ping_s": 1}, TOO_SLOW),
+        ({"stream_stall_s": 0.4}, "stalled"),
+        ({"max_stream_buffer_kb": 1, "stream_ping_s": 1}, "behind"),
     ],
 )
 def test_a_reader_that_does_not_read_is_cut_off(
@@ -231,7 +228,7 @@ def test_a_reader_that_does_not_read_is_cut_off(
         client = RawClient(server.url, receive_bytes=4096)
         client.post("/v1/completions", {**STREAMED, "n": 16})
         running = server.service.running
-        wait_for(lambda: running.num_cut[reason] == 1, within_s=30)
+        wait_for(lambda: server.num_cut(reason) == 1, within_s=30)
         assert_nothing_is_left(embedded, within_s=2.0)
         wait_for(lambda: (running.num_requests, running.num_streams) == (0, 0))
         with pytest.raises(ConnectionError):  # the connection is gone, not just silent
@@ -309,11 +306,12 @@ def test_a_refusal_of_a_stream_has_its_own_status(wide_url: Serving) -> None:
 # --- aborted --------------------------------------------------------------------------------------
 
 
-def abort(server: Serving, id: str | None, caller: Caller) -> int:
-    async def act() -> int:
-        return server.service.running.abort(id, caller)
-
-    return asyncio.run_coroutine_threadsafe(act(), server.loop).result(5)
+def abort(server: Serving, *, tenant: str = "", **body: Any) -> int:
+    headers = {"x-stemma-tenant": tenant}
+    answer = httpx.post(f"{server.url}/abort", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    num_aborted: int = answer.json()["aborted"]
+    return num_aborted
 
 
 def test_an_aborted_stream_ends_with_what_it_has(wide_url: Serving, embedded: st.Engine) -> None:
@@ -322,9 +320,9 @@ def test_an_aborted_stream_ends_with_what_it_has(wide_url: Serving, embedded: st
     client.post("/v1/completions", {**STREAMED, **options})
     begun = client.read_until(b"\n\n")
     id = begun.split(b'"id":"')[1].split(b'"')[0].decode()
-    assert abort(wide_url, "cmpl-another", Caller()) == 0
-    assert abort(wide_url, id, Caller("another tenant")) == 0
-    assert abort(wide_url, id, Caller()) == 1
+    assert abort(wide_url, rid="cmpl-another") == 0
+    assert abort(wide_url, rid=id, tenant="another") == 0
+    assert abort(wide_url, rid=id) == 1
     events = events_of(begun + client.read_all())
     reasons = [c["finish_reason"] for event in events for c in event["choices"]]
     assert [reason for reason in reasons if reason] == ["abort", "abort"]
@@ -348,10 +346,29 @@ def test_all_of_a_callers_answers_are_aborted_also_those_that_wait(
         ]
         wait_for(lambda: counts(narrow) == (1, 2, 3))
         assert narrow_url.service.running.num_requests == 3
-        assert abort(narrow_url, None, Caller()) == 3
+        assert abort(narrow_url, abort_all=True) == 3
         answers = [answer.result().json() for answer in asked]
     assert [a["choices"][0]["finish_reason"] for a in answers] == ["abort"] * 3
     lengths = sorted(a["usage"]["completion_tokens"] for a in answers)
     assert lengths[:2] == [0, 0] and lengths[2] < 4000
     assert_nothing_is_left(narrow)
     assert narrow_url.service.running.num_requests == 0
+
+
+def test_a_request_is_aborted_by_the_id_that_it_brought(
+    wide_url: Serving, embedded: st.Engine
+) -> None:
+    client = RawClient(wide_url.url)
+    client.post("/v1/chat/completions", {**CHAT, "rid": "mine", "stream": True})
+    begun = client.read_until(b"data: ")
+    assert abort(wide_url, rid="mine") == 1
+    assert b'"finish_reason":"abort"' in begun + client.read_all()
+    assert abort(wide_url, rid="mine") == 0
+    assert_nothing_is_left(embedded)
+    client.close()
+
+
+@pytest.mark.parametrize("body", [{}, {"rid": "x", "abort_all": True}, {"rid": ""}])
+def test_an_abort_says_what_it_means(body: dict[str, Any], wide_url: Serving) -> None:
+    answer = httpx.post(f"{wide_url.url}/abort", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "rid"

@@ -29,8 +29,10 @@ def test_what_waits_together_is_joined_and_nothing_is_lost_or_late(
     events: list[tuple[int, str]],
 ) -> None:
     async def run() -> None:
-        task = Task(["x"], GenParams(), n=3, stream=True)
-        generation = Generation(Mailbox(asyncio.get_running_loop()), task, Caller(), "id")
+        task, outcomes = Task(["x"], GenParams(), n=3, stream=True), []
+        generation = Generation(
+            Mailbox(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+        )
         sent: dict[int, list[Any]] = {0: [], 1: [], 2: []}
         got: dict[int, list[Any]] = {0: [], 1: [], 2: []}
         ended: set[int] = set()
@@ -59,7 +61,7 @@ def test_what_waits_together_is_joined_and_nothing_is_lost_or_late(
                 sent[index] += ["c", number]
         for index in range(3):
             generation._take_event(index, wire.VALUE, {"text": "", "meta": META})
-        assert generation.is_over
+        assert generation.is_over and [outcome.index for outcome in outcomes] == [0, 1, 2]
         take()
         for index in range(3):  # ids stand behind their text in a joined piece
             assert _split(got[index]) == _split(sent[index])
@@ -73,13 +75,15 @@ def _split(items: list[Any]) -> tuple[list[str], list[int]]:
 
 def test_what_comes_after_the_end_is_dropped() -> None:
     async def run() -> None:
-        task = Task(["x"], GenParams(), stream=True, constraint_field="regex")
-        generation = Generation(Mailbox(asyncio.get_running_loop()), task, Caller(), "id")
+        task, outcomes = Task(["x"], GenParams(), stream=True, constraint_field="regex"), []
+        generation = Generation(
+            Mailbox(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+        )
         failure = {"message": "no", "kind": "InvalidGrammar"}
         generation._take_event(0, wire.FAILED, failure)
         generation._take_event(0, wire.DELTA, "late")
         assert generation.failure is not None and generation.failure.field == "regex"
-        assert generation.take() == []
+        assert generation.take() == [] and not outcomes
         await generation.wait()  # it is over: this returns
 
     asyncio.run(run())

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
 
 from ....frontend.client import Connection
 from ..access.admission import admitted, note_outcome
 from ..caller import Caller, caller_of
 from ..service import Service
+from .disconnect import refuse_the_gone
 from .generation import Generation
+from .pieces import Outcome
 from .stream import EventStream
 from .task import Reply, Task
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's: nobody is there to read it
-
 
 async def answer(service: Service, request: Request, task: Task, reply: Reply) -> Response:
-    """Raises InvalidRequest, EngineError and GenerationFailed before the first byte."""
+    """Raises InvalidRequest, Refusal, EngineError and GenerationFailed before the first byte."""
     if task.hints is not None:
         task.hints.check(needs_targets=False)
     caller = caller_of(request).salted(task.cache_salt)
     task = admitted(service, request, task)
     connection, running = service.engine.connection, service.running
     carry_out_hints = partial(_carry_out_hints, connection, task, reply, caller)
-    generation = running.begin(task, caller, reply.id, partial(note_outcome, request, n=task.n))
-    request.state.outcomes = generation.outcomes  # for the log
+    generation = running.begin(task, caller, reply.id, _observer(request, task))
     is_streaming = False
     try:
         generation.watch(request.receive)
@@ -50,9 +49,21 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             running.end(generation)
 
 
+def _observer(request: Request, task: Task) -> Callable[[Outcome], None]:
+    """Notes what ends, for the caller's limits and for the log."""
+    ended: list[Outcome] = []
+    request.state.outcomes = ended
+
+    def note(outcome: Outcome) -> None:
+        ended.append(outcome)
+        note_outcome(request, outcome, task.n)
+
+    return note
+
+
 def _require_reader(generation: Generation) -> None:
     if generation.is_closed:
-        raise HTTPException(CLIENT_CLOSED_REQUEST, "the client went away")
+        refuse_the_gone()
 
 
 async def _carry_out_hints(

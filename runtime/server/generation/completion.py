@@ -32,22 +32,22 @@ class Completion:
         task: Task,
         caller: Caller,
         *,
-        first: int,
+        number: int,
         post: Post,
         seed: int,
-        instance: int,
         response_id: str | None,
     ) -> None:
-        """`first`: the number of its first sample; `response_id`: by which KV hints may name that.
+        """`number`: of the task's prompt; `response_id`: by which KV hints may name the first
+        sample.
 
         Raises EngineError and InvalidProgram.
         """
         self._connection = connection
         self._task = task
-        self._instance = instance
-        self._first = first
+        self._number = number
+        self._first = number * task.n  # of its samples
         self._post = post
-        create: dict[str, object] = {"seed": seed, "instance": instance, "stream": task.stream}
+        create: dict[str, object] = {"seed": seed, "instance": number, "stream": task.stream}
         given = {
             "token_ids": task.has_token_ids or None,
             "tools": task.tools,
@@ -58,10 +58,11 @@ class Completion:
         create.update((name, value) for name, value in given.items() if value is not None)
         self._program = connection.open_program(self, create)
 
-    def send(self, prompt: Prompt) -> None:
+    def send(self) -> None:
         """Send the whole program. Raises EngineError and InvalidProgram."""
-        ops = prompt_ops(prompt)
-        for op in (*ops, *_gen_ops(len(ops), self._task.params_of(self._instance), self._task.n)):
+        task, number = self._task, self._number
+        ops = prompt_ops(task.prompts[number])
+        for op in (*ops, *_gen_ops(len(ops), task.params_of(number), task.n)):
             self._connection.send_op(self._program, op)
         self._connection.flush(self._program, end=True)
 

@@ -16,6 +16,7 @@ from ....frontend import wire
 from ....frontend.client import Connection
 from ..caller import Caller
 from .completion import Completion
+from .disconnect import disconnected
 from .mailbox import Mailbox
 from .pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece
 from .task import Task
@@ -38,14 +39,12 @@ class Generation:
         reply_id: str,
         on_outcome: Callable[[Outcome], None],
     ) -> None:
-        """`on_outcome` is told of every sample that has ended."""
         self.task = task
         self.caller = caller
         self.reply_id = reply_id
         self.outcomes: dict[int, Outcome] = {}
         self.failure: GenerationFailed | None = None
         self.is_closed = False
-        self.is_abandoned = False  # closed because its client went away
         self.num_waiting_bytes = 0  # about, of what `take` would give
         self._mailbox = mailbox
         self._on_outcome = on_outcome
@@ -68,9 +67,7 @@ class Generation:
         self._watcher = self._mailbox.loop.create_task(self._await_disconnect(receive))
 
     async def _await_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.is_abandoned = not self.is_over
+        await disconnected(receive)
         self.close()
 
     async def start(self, connection: Connection) -> None:
@@ -86,19 +83,18 @@ class Generation:
 
     def _start(self, connection: Connection) -> None:
         seed = secrets.randbits(62)
-        for number, prompt in enumerate(self.task.prompts):
+        for number in range(len(self.task.prompts)):
             completion = Completion(
                 connection,
                 self.task,
                 self.caller,
-                first=number * self.task.n,
+                number=number,
                 post=self._post,
                 seed=seed,
-                instance=number,
                 response_id=None if number else self.reply_id,
             )
             self._completions.append(completion)
-            completion.send(prompt)
+            completion.send()
         if self.is_closed:  # while another thread was sending
             self._cancel()
 
@@ -171,14 +167,15 @@ class Generation:
         elif kind == wire.VALUE:
             outcome = Outcome(index, payload["text"], payload["meta"])
             self.outcomes[index] = outcome
-            self._on_outcome(outcome)
             self._fresh.append(outcome)
+            self._on_outcome(outcome)
         else:
             self._fail(payload["message"], payload["kind"], payload.get("field"))
         self.wake()
 
     def _fail(self, message: str, kind: str, field: str | None) -> None:
-        field = self.task.constraint_field if kind in GRAMMAR_KINDS else field
+        if kind in GRAMMAR_KINDS:
+            field = self.task.constraint_field
         self.failure = GenerationFailed(message, kind, field)
         self._cancel()
 

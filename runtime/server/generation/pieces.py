@@ -24,7 +24,11 @@ class Piece:
     @classmethod
     def of(cls, index: int, payload: Any) -> Piece:
         """From a delta's payload: text, or an object of these fields."""
-        return cls(index, payload) if isinstance(payload, str) else cls(index, **payload)
+        if isinstance(payload, str):
+            return cls(index, payload)
+        get = payload.get
+        text, ids, logprobs = payload["text"], get("token_ids"), get("logprobs")
+        return cls(index, text, ids, logprobs, get("prompt_tokens"), get("cached_tokens", 0))
 
     @classmethod
     def joined(cls, pieces: Sequence[Piece]) -> Piece:

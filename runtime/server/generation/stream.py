@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any
 
 from starlette.responses import Response
@@ -27,8 +28,14 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect events
 }
-STALLED = "its reader took nothing for too long"
-TOO_SLOW = "its reader is too slow: too much waits for it"
+
+
+class Cut(Enum):
+    """Why a stream is cut off."""
+
+    STALLED = "its reader took nothing for too long"
+    BEHIND = "its reader is too slow: too much waits for it"
+
 
 CarryOutHints = Callable[[], Awaitable[dict[str, Any] | None]]
 
@@ -96,13 +103,13 @@ class EventStream(Response):
 
     # --- watched over -----------------------------------------------------------------------------
 
-    def check(self, now: float, settings: ServerSettings) -> str | None:
+    def check(self, now: float, settings: ServerSettings) -> Cut | None:
         """Why it is to be cut off, by the loop's clock, or None; pings after silence."""
         if self._blocked_s is not None:
             if now - self._blocked_s > settings.stream_stall_s:
-                return STALLED
+                return Cut.STALLED
             if self.generation.num_waiting_bytes > settings.max_stream_buffer_kb * 1024:
-                return TOO_SLOW
+                return Cut.BEHIND
         elif now - self._sent_s > settings.stream_ping_s:
             self._should_ping = True
             self.generation.wake()

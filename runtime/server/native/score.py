@@ -69,7 +69,7 @@ class ScoreRequest(PromptFields):
             texts = tuple(str(choice) for choice in self.choices)
             return [_select(prompt, choices=texts, method=self.method) for prompt in prompts]
         ids = tuple(tuple(choice) for choice in self.choices)
-        return [_select(prompt, ids=ids, method=self.method) for prompt in prompts]  # type: ignore[arg-type]
+        return [_select(prompt, ids=ids, method=self.method) for prompt in prompts]
 
     def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Of one prompt. A choice's log probability is the sum over its tokens, its normalized one
@@ -96,7 +96,7 @@ class ScoreRequest(PromptFields):
             return self.prompts()
         if self.text is not None or self.input_ids is not None:
             raise InvalidRequest("messages: not together with text or input_ids", "messages")
-        return [[message.plain() for message in self.messages]]
+        return [[message.plain(index) for index, message in enumerate(self.messages)]]
 
 
 class LabelScoreRequest(BaseModel):

@@ -77,7 +77,7 @@ class TokenizeRequest(BaseModel):
         if len(given) != 1:
             raise InvalidRequest(f"one of text, prompt and messages is needed, not {given}", "text")
         if self.messages is not None:
-            plain = [message.plain() for message in self.messages]
+            plain = [message.plain(index) for index, message in enumerate(self.messages)]
             opens_turn = self.add_generation_prompt
             return texts.encode_chat(plain, opens_turn=opens_turn, tools=self.tools or ())
         text = self.text if self.prompt is None else self.prompt

@@ -68,6 +68,7 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
         hints=body.kv_hints,
         cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
+        rid=body.rid,
     )
     return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
 
