@@ -32,10 +32,17 @@ from .tokenizer import STRUCTURE_MARKS, Tokenizer
 _MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
 _MAX_CACHED_CHARS = 8 * 1024 * 1024
 _MAX_VARIABLES = 64  # that `describe` names
-MAX_TEMPLATE_KWARGS_CHARS = 16 * 1024
+_SWITCHES = ("enable_thinking", "thinking")
 
 # By these the formats are told apart that a template may ask the model to write calls in.
-_FORMAT_MARKS = (*STRUCTURE_MARKS, "ipython", "<function=", "<arg_key>", "tool_calls")
+_FORMAT_MARKS = (
+    *STRUCTURE_MARKS,
+    "ipython",
+    "<function=",
+    "<arg_key>",
+    "tool_calls",
+    "reasoning_content",
+)
 
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (
@@ -158,27 +165,30 @@ class ChatTemplate:
         """A mark as text."""
         return mark.replace(self._seam, "")
 
-    def generation_prompt(self, template_kwargs: Mapping[str, Any] | None = None) -> str:
+    def generation_prompt(self, variables: Mapping[str, Any] | None = None) -> str:
         """What opens an assistant's turn; "" where the template refuses a lone user's message."""
+        told = Told.of((), variables)
         try:
-            told = Told.of((), template_kwargs)
             closed = self.marks(["user"], told=told)[-1]
-            return self.shown(
-                self.marks(["user"], open_turn=True, told=told)[-1].removeprefix(closed)
-            )
+            opened = self.marks(["user"], open_turn=True, told=told)[-1]
         except InvalidProgram:
             return ""
+        return self.shown(opened.removeprefix(closed))
 
     def describe(self) -> dict[str, Any]:
         """What an HTTP side needs to know to read what the model writes: the marks that the
-        template mentions or the tokenizer has as tokens (with their ids, if so), and the variables
-        that the template reads."""
+        template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
+        the template reads, and its generation prompts by what switches reasoning on or off."""
         ids = self._tokenizer.structure_marks
         marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
         return {
             "marks": {mark: ids.get(mark) for mark in marks},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
-            "generation_prompt": self.generation_prompt(),
+            "generation_prompts": [
+                [variables, self.generation_prompt(variables)]
+                for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
+                if self._reads.issuperset(variables)
+            ],
         }
 
     def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:
@@ -189,11 +199,11 @@ class ChatTemplate:
         variants = [(True, None), (False, None), (True, ""), (False, "")] if has_fields else None
         failure: Exception | None = None
         for as_objects, nothing in variants or [(True, None)]:
-            messages = [
-                self._message(turn, slot if turn.has_content else nothing, as_objects)
-                for turn, slot in zip(turns, slots, strict=True)
-            ]
             try:
+                messages = [
+                    self._message(turn, slot if turn.has_content else nothing, as_objects)
+                    for turn, slot in zip(turns, slots, strict=True)
+                ]
                 text = self._rendered(messages, open_turn, told)
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
@@ -206,10 +216,10 @@ class ChatTemplate:
 
     def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
         """As the template sees it."""
-        values = self._guard.guarded(dict(turn.values))
+        values = dict(turn.values)
         if as_objects and isinstance(calls := values.get("tool_calls"), list):
             values["tool_calls"] = [_with_object(call) for call in calls]
-        return {**values, "role": turn.role, "content": content}
+        return {**self._guard.guarded(values), "role": turn.role, "content": content}
 
     def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
         pieces = self._template.generate(

@@ -51,8 +51,9 @@ class ModelText:
         transcript = Transcript(*self._load(), Told.of(tools))
         is_open = opens_turn and messages[-1].role == "assistant"
         for index, message in enumerate(messages):
-            transcript.begin_role(message.role)
-            transcript.append_text(message.content)
+            transcript.begin_role(message.role, message.fields)
+            if message.content:
+                transcript.append_text(message.content)
             if not (is_open and index == len(messages) - 1):
                 transcript.end_role()
         if opens_turn and not is_open:

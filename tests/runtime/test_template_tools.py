@@ -194,6 +194,28 @@ def test_no_text_of_a_client_becomes_a_special_token(
     assert marked.text in shown and "\ue002" not in shown
 
 
+@pytest.mark.parametrize("escaped", ["<eos>", "\\u003ceos\\u003e", "<e\\u006fs>"])
+def test_escapes_in_arguments_make_no_special_tokens(
+    load: Load, byte_tokenizer: Tokenizer, escaped: str
+) -> None:
+    """They are text of JSON before they are an object."""
+    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
+    transcript.begin_role("assistant", fields(f'{{"city": "{escaped}"}}', content=None))
+    transcript.end_role()
+    assert not byte_tokenizer.special_ids & set(transcript.ids)
+    assert '{"city": "<eos>"}' in byte_tokenizer.decode(transcript.ids, skip_special=False)
+
+
+@pytest.mark.parametrize("depth", [400, 900, 5000])
+def test_what_is_nested_too_deeply_is_refused_or_rendered(load: Load, depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    for said in (f'{{"x": {nested}}}', fields(nested, content=None)):
+        try:
+            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", said)])
+        except InvalidProgram:
+            assert depth > 300
+
+
 def test_the_templates_own_special_tokens_stay(load: Load, byte_tokenizer: Tokenizer) -> None:
     marks = load(MISTRAL_TOOLS).marks(["user", Turn.of("assistant", fields(content=None))])
     assert load(MISTRAL_TOOLS).encode(marks[-1])[-1] in byte_tokenizer.special_ids
@@ -239,7 +261,8 @@ def test_a_turn_of_calls_sent_back_gets_the_ids_it_was_generated_with(
     first = Stage(world)
     first.on(0, role("user"), text("Weather?"), role_end(), role("assistant"), gen())
     asked = list(first.queue.open[0].prompt)
-    world.replays.remember(first.queue.open[0].prompt, written, first.queue.open[0].prompt[:3])
+    prompt_ids = first.queue.open[0].prompt
+    world.replays.remember("", prompt_ids, written, prompt_ids[:3])
     second = Stage(world)
     turns = [role("user"), text("Weather?"), role_end(), begin("assistant", said)]
     turns += [text(said)] if said else []

@@ -252,7 +252,7 @@ def _text(content: str | list[TextBlock]) -> str:
 
 
 def _tool(tool: CustomTool) -> dict[str, Any]:
-    function = {"name": tool.name, "parameters": tool.input_schema}
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict is not None:
