@@ -177,7 +177,7 @@ class ChatView {
     this.thread.toEnd();
     await written;
     this.running.delete(conversation.id);
-    if (node.state === "failed" || this.engine.state !== "ready") this.engine.check();
+    if (node.state === "failed" || this.engine.state !== "ready") this.engine.doubt();
     this.library.touch(conversation);
     if (conversation === this.conversation) this.announce(node);
     this.showAll();
