@@ -148,8 +148,8 @@ def test_variables_reach_the_template_but_not_in_place_of_what_is_not_the_client
     load: Load,
 ) -> None:
     template = load(HERMES_TOOLS)
-    assert template.generation_prompt() == "<|im_start|>assistant\n"
-    off = template.generation_prompt({"enable_thinking": False})
+    assert template.around_answer() == ("<|im_start|>assistant\n", "<|im_end|>\n")
+    off, _ = template.around_answer(Told.of((), {"enable_thinking": False}))
     assert off == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     stolen = Told.of((), {"messages": [], "bos_token": "x", "add_generation_prompt": True})
     assert template.marks(["user"], told=stolen) == template.marks(["user"])
@@ -209,9 +209,9 @@ def test_escapes_in_arguments_make_no_special_tokens(
 @pytest.mark.parametrize("depth", [400, 900, 5000])
 def test_what_is_nested_too_deeply_is_refused_or_rendered(load: Load, depth: int) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
-    for given in (f'{{"x": {nested}}}', fields(nested, content=None)):
+    for shown in (f'{{"x": {nested}}}', fields(nested, content=None)):
         try:
-            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", given)])
+            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", shown)])
         except InvalidProgram:
             assert depth > 300
 
