@@ -24,6 +24,7 @@ from ..bench import (
     step,
     threads,
     vocabularies,
+    watch,
     workloads,
 )
 from ..bench.report import add_report_flags
@@ -31,7 +32,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    dsl, latency, load, programs, limits,
+    dsl, latency, load, programs, limits, watch,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

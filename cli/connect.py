@@ -47,19 +47,20 @@ def open_backend(args: argparse.Namespace) -> Backend:
     return start_engine(args)
 
 
-def start_engine(args: argparse.Namespace, listen: tuple[str, ...] = (), **flags: object) -> Engine:
-    """An engine with the flags' values, and others that are none of its configuration.
+def start_engine(args: argparse.Namespace) -> Engine:
+    """An engine with the flags' values. Raises InvalidRequest before anything is started."""
+    options = engine_options(args)
+    return Engine(options.pop("model", None), **options)
 
-    Raises InvalidRequest before anything is started.
-    """
-    config = engine_config(args)
-    default = EngineConfig()
-    options: dict[str, Any] = {
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags' values that are not the defaults. Raises InvalidRequest."""
+    config, default = engine_config(args), EngineConfig()
+    return {
         name: getattr(config, name)
         for name in EngineConfig.__dataclass_fields__
         if getattr(config, name) != getattr(default, name)
     }
-    return Engine(options.pop("model", None), listen=listen, **options, **flags)
 
 
 def default_endpoint(port: int = DEFAULT_PORT) -> str:

@@ -1,7 +1,7 @@
 """Assembles the commands and runs the one that was asked for.
 
-A command's module has `add_parser(commands)` and `run(args) -> exit status`; it is imported with
-its siblings, so modules keep heavy imports inside `run`.
+A command's module has `add_parser(commands)` and `run(args) -> exit status`. Only the module of
+the command that is asked for is imported, for help all of them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from .. import __version__
 from ..errors import StemmaError
-from . import bench, chat, demo, doctor, generate, keys, run, serve, trace, tree
 
-COMMANDS = (demo, run, chat, generate, serve, keys, bench, trace, tree, doctor)
+MODULES = {
+    "demo": "demo", "run": "run", "chat": "chat", "generate": "generate", "serve": "serve",
+    "keygen": "keys", "bench": "bench", "trace": "trace", "tree": "tree", "doctor": "doctor",
+}  # fmt: skip
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +27,10 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"stemma {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add_parser(commands)
+    argv = sys.argv[1:] if argv is None else argv
+    asked = argv[0] if argv else None
+    for name in [MODULES[asked]] if asked in MODULES else MODULES.values():
+        import_module(f".{name}", __package__).add_parser(commands)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import resource
+import signal
+import socket
 import sys
+from functools import partial
 
+from ..errors import InvalidRequest
+from ..frontend.engine_process import EngineProcess
 from ..runtime.config import add_engine_flags
 from ..runtime.gateway.listener import add_client_flags, server_keys
-from ..runtime.server.settings import add_server_flags, server_settings
-from .connect import Commands, default_endpoint, start_engine
+from ..runtime.server.settings import ServerSettings, add_server_flags, server_settings
+from ..runtime.server.supervisor import EngineSupervisor
+from .connect import Commands, default_endpoint, engine_options
+
+MAX_FILES = 1 << 20
 
 
 def add_parser(commands: Commands) -> None:
@@ -26,29 +35,70 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    """Serve until asked to stop."""
     settings = server_settings(args)
-    import uvicorn
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the HTTP server has its own
+    with _listener(settings) as listener:
+        port = listener.getsockname()[1]
+        endpoint = args.endpoint or default_endpoint(port)
+        server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
+        engine = EngineSupervisor(_launch(args, endpoint), timeout_s=settings.engine_timeout_s)
+        announce = partial(_announce, args, engine, port, endpoint)
+        _raise_file_limit()  # the engine's, too
+        engine.start()
+        try:
+            # Slow to import, so while the engine starts.
+            from ..runtime.server.http_server import serve
+            from ..runtime.server.metrics.request_log import configure_logging
 
-    from ..runtime.server.app import create_app
+            configure_logging(settings.log_level, settings.log_format)
+            return serve(engine, settings, listener, announce)
+        finally:
+            engine.stop()
 
-    endpoint = args.endpoint or default_endpoint(args.port)
-    server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
-    flags = {name: getattr(args, name) for name in ("server_key", "client_keys", "grace_s")}
-    with start_engine(args, listen=(endpoint,), **flags) as engine:
-        info = engine.connection.info
-        address = f"http://{args.host}:{args.port}"
-        print(f"{info['model']} ({info['dtype']}, context {info['max_model_len']})")
-        print(f"  HTTP      {address}/v1   (OpenAI's completions and chat; {address}/health)")
-        keys = ", server_key=..., client_key=..." if args.server_key else ""
-        print(f'  programs  stemma.Runtime("{endpoint}"{keys})')
-        print("  stop      Ctrl-C", flush=True)
-        config = uvicorn.Config(
-            create_app(engine, settings), host=args.host, port=args.port, log_level="warning"
-        )
-        server = uvicorn.Server(config)
-        server.run()
-        if not server.started:
-            print(f"stemma serve: cannot listen at {address}", file=sys.stderr)
-            return 1
-    return 0
+
+def _listener(settings: ServerSettings) -> socket.socket:
+    """The socket at the address that is asked for. Raises InvalidRequest where it is taken."""
+    host, port = settings.host, settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise InvalidRequest(f"cannot listen at {_url(host, port)}: {error}", "port") from error
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file: allow this process as many as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
+    """Starts an engine with the flags' values. Raises InvalidRequest."""
+    names = ("server_key", "client_keys", "grace_s")
+    options = {**engine_options(args), **{name: getattr(args, name) for name in names}}
+    model = options.pop("model", None)
+    return partial(EngineProcess, model, listen=(endpoint,), options=options, has_log=False)
+
+
+def _announce(args: argparse.Namespace, engine: EngineSupervisor, port: int, endpoint: str) -> None:
+    """Where to point a client."""
+    info = engine.connection.info
+    url = _url(args.host, port)
+    keys = ", server_key=..., client_key=..." if args.server_key else ""
+    lines = (
+        f"{info['model']} ({info['dtype']}, context {info['max_model_len']})",
+        f"  page      {url}/",
+        f"  OpenAI    base_url {url}/v1",
+        f"  curl      curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+        '              -d \'{"messages": [{"role": "user", "content": "Hi"}]}\'',
+        f'  programs  stemma.Runtime("{endpoint}"{keys})',
+        "  stop      Ctrl-C",
+    )
+    print("\n".join(lines), flush=True)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -3,20 +3,14 @@
 Both carry programs out in the runtime, over ZeroMQ. `Runtime` at an HTTP address and `OpenAI`
 (`openai/backend.py`) carry them out in this process, call by call.
 
-The engine gets a process of its own (subprocess, not multiprocessing: a script needs no main
-guard), because one busy Python thread beside it would slow its decode steps many times over. The
-child ends when its standard input closes, so it never outlives the parent, however that dies.
+The engine gets a process of its own (`engine_process.py`), because one busy Python thread beside it
+would slow its decode steps many times over.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -24,11 +18,8 @@ from typing import Any, Self
 from ..errors import EngineError, InvalidRequest
 from .channel import OwnedChannel
 from .client import Connection
+from .engine_process import START_TIMEOUT_S, EngineProcess
 from .keys import client_keys
-
-START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
-STOP_TIMEOUT_S = 5.0
-LOG_TAIL_LINES = 15
 
 
 class Backend:
@@ -145,75 +136,26 @@ class Engine(Backend):
     def __init__(
         self, model: str | Path | None = None, *, listen: Sequence[str] = (), **options: object
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
-        self.endpoint = f"ipc://{self._folder}/engine.ipc"
-        command = [sys.executable, "-P", "-m", "stemma.runtime"]
-        for endpoint in (self.endpoint, *listen):
-            command += ["--endpoint", endpoint]
-        command += ["--watch-stdin", *_flags({"model": model, **options})]
-        self._log = self._folder / "engine.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-            )
-        self._finalizer = weakref.finalize(self, _stop, self.process, self._folder, os.getpid())
+        self._process = EngineProcess(model, listen=listen, options=options)
+        self.endpoint = self._process.endpoint
         try:
-            super().__init__(self._connect())
+            connection = Connection(
+                self.endpoint, timeout_s=START_TIMEOUT_S, is_alive=self._process.death
+            )
         except BaseException:
-            self._finalizer()
+            self._process.stop()
             raise
-
-    def _connect(self) -> Connection:
-        process, log = self.process, self._log
-
-        def death() -> str | None:
-            if process.poll() is None:
-                return None
-            return f"the engine's process ended (exit code {process.returncode}){_tail(log)}"
-
-        return Connection(self.endpoint, timeout_s=START_TIMEOUT_S, is_alive=death)
+        super().__init__(connection)
 
     @property
     def pid(self) -> int:
         """The child's process id."""
-        return self.process.pid
+        return self._process.pid
 
     def shutdown(self) -> None:
         """End the child and remove its folder; safe to call twice."""
         super().shutdown()
-        self._finalizer()
-
-
-def _flags(options: dict[str, object]) -> list[str]:
-    flags: list[str] = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            flags.append(flag)
-        elif value is not None and value is not False:
-            flags += [flag, str(value)]
-    return flags
-
-
-def _tail(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
-    except OSError:
-        return ""
-    return ":\n  " + "\n  ".join(lines) if lines else ""
-
-
-def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
-    if os.getpid() != owner_pid:
-        return  # a fork of the owner ends: the engine is not its own
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+        self._process.stop()
 
 
 _default: Backend | None = None

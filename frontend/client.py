@@ -63,11 +63,14 @@ class Connection:
         is_alive: Callable[[], str | None] | None = None,
         keys: ClientKeys | None = None,
         tenant: str | None = None,
+        silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
         """`is_alive` returns why the runtime's process is dead, or None (asked while waiting);
-        `tenant`: on whose account this client works, None: its own."""
+        `tenant`: on whose account this client works, None: its own; `silence_s`: after which a
+        runtime that is connected is given up."""
         self.endpoint = endpoint
         self._tenant = tenant
+        self._silence_s = silence_s
         self._is_alive = is_alive or (lambda: None)
         self._keys = keys
         self._lock = threading.RLock()  # a finalizer that sends may run within
@@ -157,6 +160,18 @@ class Connection:
             if known and not self._error:
                 self._queue("cancel", program=program)
 
+    def end_gens(self, program: int) -> None:
+        """Have a program's gens end now with what they have, finish reason "abort", and those that
+        would follow with nothing; the values still come."""
+        with self._lock:
+            if program in self._programs and not self._error:
+                self._queue("cancel", program=program, keep=True)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether `send_op` would take an op without waiting for the runtime."""
+        return self._outbox.held_bytes <= self._credit_bytes
+
     def call_soon(self, work: Callable[[], None]) -> None:
         """Have the I/O thread run `work`; takes no lock."""
         self._posted.append(work)
@@ -189,6 +204,16 @@ class Connection:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
         self._fail(EngineError("the connection was closed"))
+
+    def abandon(self, error: EngineError) -> None:
+        """Give the runtime up: all that waits for it is told `error`, and so is who asks later."""
+        self._fail(error)
+        self._wake()
+
+    def wait_ended(self) -> EngineError:
+        """Until the runtime is given up or the connection closed; why."""
+        self._thread.join()
+        return self._error or EngineError("the connection was closed")
 
     # --- what is sent -------------------------------------------------------------------------
 
@@ -247,6 +272,7 @@ class Connection:
             self._fail(EngineError(f"connection to {self.endpoint} failed: {error}"))
         finally:
             self._wake_r.close()
+            self._wake_w.close()
 
     def _keep_session(self) -> None:
         transport = Transport(
@@ -256,6 +282,7 @@ class Connection:
             self._wake_r.fileno(),
             self._is_alive,
             self._tenant,
+            self._silence_s,
         )
         try:
             self._loop(transport)

@@ -130,7 +130,7 @@ def gen(
         logprobs: n >= 0: `get_meta_info(name)["logprobs"]` has the log probability of each token
             and of the n likeliest at its place.
         logprob_start: with `logprobs`: `get_meta_info(name)["prompt_logprobs"]` has those of the
-            prompt's tokens from this position on.
+            prompt's tokens from this position on, and of the n likeliest beside each.
         priority: in [-1000, 1000], default 0; where the engine schedules by priority, the highest
             runs first.
         deadline: seconds from when the runtime has it; fails where it cannot be met.

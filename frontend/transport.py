@@ -48,12 +48,15 @@ class Transport:
         wake_fd: int,
         is_alive: Callable[[], str | None],
         tenant: str | None,
+        silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
         """`wake_fd`: becomes readable to end a `poll`; `is_alive`: why the runtime's process is
-        dead, or None; `tenant`: on whose account this client works."""
+        dead, or None; `tenant`: on whose account this client works; `silence_s`: after which a
+        runtime that is connected is given up."""
         self.link = Link()
         self.welcome: dict[str, Any] | None = None  # the first one
-        self.silence_s = wire.RUNTIME_TIMEOUT_S  # after which the runtime is given up
+        self.silence_s = silence_s
+        self._refusal: ProtocolError | None = None  # the runtime's last word
         self._context = context
         self._endpoint = endpoint
         self._keys = keys
@@ -125,6 +128,8 @@ class Transport:
 
         Raises EngineError where the session cannot go on, ProtocolError where the runtime says so.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if self._reopen_at is not None:
             timeout_s = min(timeout_s, RECONNECT_AFTER_S)
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
@@ -149,7 +154,10 @@ class Transport:
                 return messages
             message = wire.decode(parts, wire.RUNTIME_OPS)
             if message.op == "error":
-                raise ProtocolError(str(message.header.get("message")))
+                self._refusal = ProtocolError(str(message.header.get("message")))
+                if not messages:  # else the next poll's to say: these came before it
+                    raise self._refusal
+                return messages
             if message.op == "welcome":
                 self._be_welcomed(message.header)
             elif self.link.take(message) and message.op not in ("pong", "credit"):

@@ -56,6 +56,8 @@ def _serve(args: argparse.Namespace) -> None:
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
+    if args.watch_stdin:  # whoever stops its owner (systemd: all at once) lets that drain first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # the model and the modules never become garbage; keep collections short
     gateway.run()

@@ -22,7 +22,7 @@ from .memory.block_key import KVLayout
 from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
 from .observe.step_log import StepLog
-from .programs.world import Defaults
+from .programs.world import Defaults, Replays, World
 from .request import Request
 from .sampling_params import SamplingParams
 from .schedule.fairness import tenant_weights
@@ -97,6 +97,7 @@ class Engine:
         self.step_log = StepLog()
         self._ids = itertools.count(1)
         self.started_s = time.monotonic()
+        self.last_step_s: float | None = None  # when a step last succeeded
 
     @property
     def has_work(self) -> bool:
@@ -168,6 +169,7 @@ class Engine:
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
             return
         self.scheduler.apply(result)
+        self.last_step_s = time.monotonic()
         if is_watched:
             self.step_log.end(result, self.scheduler)
 
@@ -276,6 +278,22 @@ class LoadedModel:
             min_p=model.default_min_p or standard.min_p,
             repetition_penalty=model.default_repetition_penalty or standard.repetition_penalty,
             eos_token_ids=model.eos_token_ids,
+        )
+
+    def world(self) -> World:
+        """What programs on this engine have in common."""
+        return World(
+            tokenizer=self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            template=self.template,
+            defaults=self.defaults(),
+            queue=self.engine,
+            next_request_id=self.engine.next_request_id,
+            replays=Replays(),
+            grammars=self.engine.grammars,
+            jump_forward=not self.config.disable_jump_forward,
+            kv=self.engine.scheduler.kv_cache,
+            max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ space that is full ends the compilation. Its parent's end is the end of its inpu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import resource
@@ -45,6 +46,11 @@ def main() -> int:
 
 
 def _serve() -> None:
+    with contextlib.suppress(BrokenPipeError):  # the engine has died, and nobody wants a reply
+        _reply_to_jobs()
+
+
+def _reply_to_jobs() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library may print must not come between frames
     why_not_native()  # on a fresh machine it compiles C++, which is no grammar's fault

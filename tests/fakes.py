@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stemma.constrained.matcher import Mask
 from stemma.runtime.memory.block_file import Payload
@@ -161,6 +162,11 @@ def expected_output(
             if grammar.is_finished(state):
                 return output, FinishReason.STOP
     return output, FinishReason.LENGTH
+
+
+def state_of(chain: int) -> npt.NDArray[np.float64]:
+    """The hidden state [1] of a token with this chain; sums of them are exact."""
+    return np.array([chain % 1_000_003], dtype=np.float64)
 
 
 class StepFailed(RuntimeError):
@@ -314,7 +320,12 @@ class ScriptedExecutor:
             if not allowed:
                 return RowResult(error="the mask allows nothing")
         token_id = None if row.sampling is None else pick(chains[-1], allowed)
-        return RowResult(token_id=token_id, target_logprobs=scores, target_argmax=row.target_ids)
+        pooled = None
+        if row.pooled_from is not None:
+            pooled = sum(map(state_of, chains[row.start + row.pooled_from :]), np.zeros(1))
+        return RowResult(
+            token_id=token_id, target_logprobs=scores, target_argmax=row.target_ids, pooled=pooled
+        )
 
     def _read_back(self, row: Row, end: int) -> list[int]:
         """The chain after each of the row's tokens, all checked against the request's own."""

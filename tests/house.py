@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 from fakes import (
     VOCAB_SIZE,
     FakeListener,
@@ -14,6 +15,7 @@ from fakes import (
     expected_output,
     make_request,
     score_of,
+    state_of,
 )
 
 from stemma.runtime.engine import Engine
@@ -115,6 +117,8 @@ def assert_right(request: Request) -> None:
     assert listener.tokens == output
     if request.scoring is not None:
         return assert_scored_right(request)
+    if request.hidden is not None:
+        return assert_pooled_right(request)
     grammar = None if request.grammar is None else request.grammar.bound
     assert grammar is None or isinstance(grammar, ScriptedGrammar)
     expected, reason = expected_output(
@@ -137,3 +141,13 @@ def assert_scored_right(request: Request) -> None:
             for i, target in enumerate(scoring.targets)
         ]
         assert request.scores == expected
+
+
+def assert_pooled_right(request: Request) -> None:
+    hidden = request.hidden
+    assert hidden is not None
+    if request.finish_reason is FinishReason.STOP:
+        ends = range(1, len(request.prompt) + 1)
+        states = [state_of(chain_of(request.prompt[:end])) for end in ends]
+        expected = sum(states, np.zeros(1)) / len(states) if hidden.is_mean else states[-1]
+        assert hidden.pooled().tolist() == expected.tolist()

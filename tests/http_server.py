@@ -12,6 +12,7 @@ import httpx
 import uvicorn
 
 from stemma.runtime.server.app import create_app
+from stemma.runtime.server.connections import HttpProtocol
 from stemma.runtime.server.service import EngineLink
 from stemma.runtime.server.settings import ServerSettings
 
@@ -20,7 +21,8 @@ from stemma.runtime.server.settings import ServerSettings
 def http_server(engine: EngineLink, **settings: Any) -> Iterator[str]:
     """Its address, while it is served."""
     app = create_app(engine, ServerSettings(**settings))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    config = uvicorn.Config(app, "127.0.0.1", 0, http=HttpProtocol, log_level="warning")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -1,25 +1,21 @@
 """What HTTP and ZeroMQ add to one request: a served engine against the same engine in this process.
 
 Both hold the same model and take the same prompt, which is cached after the first. In this process
-a request is tokenized, stepped to its end and made text, with no socket and no program around it.
-The two take turns, so that what disturbs the machine disturbs both.
+the same program is carried out with no socket between. The two take turns, so that what disturbs
+the machine disturbs both.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...frontend import ir, wire
 from ..runners.http_client import HttpClient
-from ..step import Ignore
 from .server import MeasuredServer
-
-if TYPE_CHECKING:
-    from ...runtime.engine import LoadedModel
 
 PROMPT = "Once upon a time there was a small house by the sea, and in it"
 LENGTHS = (1, 8, 64)  # max_tokens
@@ -28,17 +24,9 @@ TARGET_MS = 2.0
 
 def measure(server: MeasuredServer, repeats: int) -> list[dict[str, Any]]:
     """A row a length: medians and their difference."""
-    from ...runtime.config import EngineConfig
-    from ...runtime.engine import LoadedModel
-    from ...runtime.threads import configure_threads, default_num_threads
-
-    config = EngineConfig()
-    configure_threads(default_num_threads(config.model), config.spin_us)
-    loaded, client = LoadedModel(config), HttpClient(server.url)
-    return [
-        _row(length, partial(_over_http, client), partial(_in_process, loaded), repeats)
-        for length in LENGTHS
-    ]
+    here, there = InProcess(), partial(_over_http, HttpClient(server.url))
+    assert here.complete(8) == there(8), "they do not do the same"
+    return [_row(length, there, here.complete, repeats) for length in LENGTHS]
 
 
 def _row(
@@ -66,20 +54,46 @@ def _ms_of(request: Callable[[int], object], length: int) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
-def _over_http(client: HttpClient, length: int) -> object:
+def _over_http(client: HttpClient, length: int) -> str:
     body = {"prompt": PROMPT, "max_tokens": length, "temperature": 0, "ignore_eos": True}
-    return client.post("/v1/completions", body)["choices"][0]["text"]
+    text: str = client.post("/v1/completions", body)["choices"][0]["text"]
+    return text
 
 
-def _in_process(loaded: LoadedModel, length: int) -> str:
-    from ...runtime.request import Request
-    from ...runtime.sampling_params import SamplingParams
+class InProcess:
+    """The engine, and programs carried out on it, without a socket between."""
 
-    engine = loaded.engine
-    prompt = array("i", loaded.tokenizer.encode(PROMPT))
-    sampling = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
-    request = Request(engine.next_request_id(), prompt, sampling, Ignore())
-    engine.submit(request)
-    while engine.has_work:
-        engine.step()
-    return loaded.tokenizer.decode(list(request.output_ids))
+    def __init__(self) -> None:
+        from ...runtime.config import EngineConfig
+        from ...runtime.engine import LoadedModel
+        from ...runtime.threads import configure_threads, default_num_threads
+
+        config = EngineConfig()
+        configure_threads(default_num_threads(config.model), config.spin_us)
+        loaded = LoadedModel(config)
+        self._engine = loaded.engine
+        self._world = loaded.world()
+        self._values: list[Any] = []
+
+    def complete(self, length: int) -> str:
+        """The text of a completion, as `over_http` gives it."""
+        from ...runtime.programs.session import ProgramSession
+
+        ready: list[ProgramSession] = []
+        session = ProgramSession(
+            self._world, self._emit, ready.append, seed=1, instance=0, is_streaming=False
+        )
+        params = ir.GenParams(max_tokens=length, temperature=0.0, ignore_eos=True)
+        ops = [ir.Text(0, 0, None, PROMPT), ir.Gen(0, 1, None, "completion", params)]
+        session.receive(ops, end=True)
+        session.advance()
+        while self._engine.has_work:
+            self._engine.step()
+            while ready:
+                ready.pop().advance()
+        text: str = self._values.pop()["text"]
+        return text
+
+    def _emit(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        if kind == wire.VALUE:
+            self._values.append(payload)

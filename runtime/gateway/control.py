@@ -6,6 +6,7 @@ Each `call` is answered at once, within the engine's loop, so each must be short
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from .clients import Client, Clients
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_ERROR_CHARS = 4096
-MAX_TREE_NODES = 5000
+MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
 
 
@@ -38,6 +39,7 @@ class Control:
         )
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
+            "vitals": self._vitals,
             "metrics": self._metrics,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
@@ -92,6 +94,15 @@ class Control:
             "peak_rss_bytes": _peak_rss_bytes(),
         }
 
+    def _vitals(self) -> dict[str, Any]:
+        """What tells an engine that works from one that does not; cheap, so it may be asked often.
+        `since_step_s`: None before the first step that succeeded."""
+        last = self._engine.last_step_s
+        return {
+            "since_step_s": None if last is None else time.monotonic() - last,
+            "num_programs": self._clients.num_programs,
+        }
+
     def _metrics(self) -> dict[str, Any]:
         """What `info` says, and histograms of requests."""
         return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
@@ -99,7 +110,7 @@ class Control:
     def _tree(
         self,
         max_token_ids: int = 48,
-        max_nodes: int = 2000,
+        max_nodes: int = 1000,
         has_text: bool = True,
         namespace: str | None = None,
     ) -> dict[str, Any]:
@@ -119,7 +130,8 @@ class Control:
             decode = self._loaded.tokenizer.decode
             for row in rows:
                 row["text"] = decode(row["token_ids"], skip_special=False)
-        return {"nodes": rows, **self._engine.describe()}
+        num_nodes = scheduler.kv_cache.tree.num_nodes  # of the whole tree, roots left out
+        return {"nodes": rows, "num_nodes": num_nodes, **self._engine.describe()}
 
 
 def _bounded(name: str, value: object, most: int) -> int:

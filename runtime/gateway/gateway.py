@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,10 +20,10 @@ import zmq
 
 from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
 from ...frontend import wire
+from ...frontend.engine_process import DRAIN_ORDER
 from ..chat_template import NOTHING_TOLD, Told
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
-from ..programs.world import Replays, World
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
 from .control import Control
 from .listener import Listener, ServerKeys
@@ -48,9 +49,9 @@ class Gateway:
         grace_s: float = wire.GRACE_S,
         keys: ServerKeys | None = None,
     ) -> None:
-        """`stop_fd`: a descriptor whose end of file stops the loop (the parent has gone);
-        `grace_s`: how long a client may be silent before its programs are cancelled; `keys`: of
-        the tcp endpoints.
+        """`stop_fd`: what the owner of this process orders, and its end of file stops the loop (the
+        owner has gone); `grace_s`: how long a client may be silent before its programs are
+        cancelled; `keys`: of the tcp endpoints.
 
         Raises ProtocolError for an endpoint that cannot be bound.
         """
@@ -61,19 +62,8 @@ class Gateway:
         self._clients = Clients(self._engine.hints)
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
-        self._world = World(
-            tokenizer=loaded.tokenizer,
-            vocab_size=loaded.model_config.vocab_size,
-            template=loaded.template,
-            defaults=loaded.defaults(),
-            queue=self._engine,
-            next_request_id=self._engine.next_request_id,
-            replays=Replays(),
-            grammars=self._engine.grammars,
-            jump_forward=not loaded.config.disable_jump_forward,
-            kv=self._engine.scheduler.kv_cache,
-            max_text_chars=self._engine.max_model_len * loaded.tokenizer.longest_token_chars,
-        )
+        self._is_draining = False
+        self._world = loaded.world()
         self._control = Control(loaded, self._clients, self._world)
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router
@@ -107,6 +97,7 @@ class Gateway:
                     self._engine.step()
                     self._advance()
                 self._send_events()
+            self._say_farewell()
         finally:
             self._listener.close()
             if self._engine.grammars is not None:
@@ -129,7 +120,7 @@ class Gateway:
     def _receive(self, timeout_ms: int) -> None:
         ready = dict(self._poller.poll(timeout_ms))
         if self._stop_fd is not None and self._stop_fd in ready:
-            self._should_stop = True
+            self._obey(os.read(self._stop_fd, 4096))
         if self._engine.kv_store is not None and self._engine.kv_store in ready:
             self._engine.kv_store.collect()
         if self._router not in ready:
@@ -144,6 +135,13 @@ class Gateway:
             num_bytes += sum(len(part) for part in parts)
             if num_bytes > MAX_BYTES_A_STEP:
                 return
+
+    def _obey(self, orders: bytes) -> None:
+        """Of the owner; nothing says that it has gone."""
+        if not orders:
+            self._should_stop = True
+        elif DRAIN_ORDER in orders:
+            self._is_draining = True
 
     def _handle(self, identity: bytes, parts: list[bytes]) -> None:
         now = time.monotonic()
@@ -174,11 +172,21 @@ class Gateway:
         elif message.op == "call":
             self._control.answer(client, message)
         elif message.op == "cancel":
-            session = client.remove(_int(header, "program"))
-            if session is not None:
-                self._cancel(session)
+            self._take_cancel(client, _int(header, "program"), keeps=header.get("keep") is True)
         elif message.op == "bye":
             self._dismiss(client)
+
+    def _take_cancel(self, client: Client, number: int, *, keeps: bool) -> None:
+        """`keeps`: its gens end with what they have, and the client hears of it."""
+        program = client.programs.get(number)
+        if program is None:
+            return
+        if keeps:
+            program.session.end_gens()
+            self._ready[program.session] = None
+        else:
+            client.remove(number)
+            self._cancel(program.session)
 
     def _welcome(self, client: Client) -> list[bytes]:
         return wire.encode(
@@ -214,8 +222,9 @@ class Gateway:
                 return  # it was cancelled, or has failed as a whole, while these were under way
             program = ClientProgram(self._open(client, number, item["create"]))
             try:
+                self._require_open()
                 client.require_room()
-            except InvalidProgram as error:
+            except (EngineError, InvalidProgram) as error:
                 self._reject(program.session, error)
                 return
             client.programs[number] = program
@@ -226,6 +235,10 @@ class Gateway:
             self._reject(program.session, error)
             return
         self._ready[program.session] = None
+
+    def _require_open(self) -> None:
+        if self._is_draining:
+            raise EngineError("the runtime is being stopped: it takes no new programs")
 
     def _open(self, client: Client, program: int, create: object) -> ProgramSession:
         values = create if isinstance(create, dict) else {}
@@ -318,6 +331,12 @@ class Gateway:
             self._cancel(program.session)
         self._clients.remove(client, reason)
         log.info("client %s is gone", client.identity.hex())
+
+    def _say_farewell(self) -> None:
+        """Whoever still waits for something need not wait for it to be silent."""
+        self._send_events()
+        for client in self._clients.by_session.values():
+            self._complain(client.identity, ProtocolError("the runtime was stopped"))
 
     def _dismiss_silent_clients(self) -> None:
         now = time.monotonic()

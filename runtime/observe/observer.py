@@ -28,8 +28,15 @@ MAX_LEASES = 256
 class Observer:
     """Owns the views of one engine. Lifetime: the engine's; the engine's thread only."""
 
-    def __init__(self, engine: Engine, decode: Decode) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Decode,
+        *,
+        refreshes_a_second: float = MAX_REFRESHES_A_SECOND,
+    ) -> None:
         """`decode`: token ids to text, special tokens by name."""
+        self._refresh_s = 1.0 / refreshes_a_second
         self._engine = engine
         self._kv = engine.scheduler.kv_cache
         self._uses = UseTimes()
@@ -67,7 +74,7 @@ class Observer:
         self._engine.step_log.is_on = True
         if run != self._run:
             step, tree, pool = 0, None, 0
-        if now_s - self._refreshed_s >= 1.0 / MAX_REFRESHES_A_SECOND:
+        if now_s - self._refreshed_s >= self._refresh_s:
             self._refresh(now_s)
         return {
             "run": self._run,

@@ -14,7 +14,7 @@ from ...radix.node import Node
 from ..request import Request
 from ..schedule.kv_cache import KVCacheManager
 
-MAX_CELLS = 4096
+MAX_CELLS = 2048
 FREE, REQUESTS, UNSHOWN = 0, -1, -2  # the others are ids of nodes
 
 
@@ -24,7 +24,7 @@ def pool_map(
     """`cells`: [owner, how many cells in a row], from page 0 on. An owner is a shown node's id or
     one of FREE, REQUESTS (the output of running requests, not in the tree yet), UNSHOWN (cached in
     a node that is not shown). A cell of several pages is its first page's that is not free."""
-    owners = np.full(kv_cache.num_pages, UNSHOWN, dtype=np.int64)
+    owners = np.full(kv_cache.num_pages, UNSHOWN, dtype=np.int32)
     owners[_index(kv_cache.allocator.free_pages())] = FREE
     nodes = list(shown)
     if nodes:
@@ -50,7 +50,7 @@ def _cells(owners: Any, pages_per_cell: int) -> Any:
     if pages_per_cell == 1:
         return owners
     num_cells = -(-len(owners) // pages_per_cell)
-    padded = np.zeros(num_cells * pages_per_cell, dtype=np.int64)
+    padded = np.zeros(num_cells * pages_per_cell, dtype=np.int32)
     padded[: len(owners)] = owners
     grid = padded.reshape(num_cells, pages_per_cell)
     first = (grid != FREE).argmax(axis=1)

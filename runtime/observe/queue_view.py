@@ -69,7 +69,7 @@ def _told(request: Request, now_s: float) -> dict[str, Any]:
         **name_of(request),
         "prompt": request.num_prompt_tokens,
         "max_output": request.max_output_tokens,
-        "is_scoring": not request.samples,
+        "task": "score" if request.scoring else "embed" if request.hidden else "generate",
         "priority": request.priority,
         "age_s": round(now_s - request.created_s, 3),
         "num_preemptions": request.num_preemptions,

@@ -32,6 +32,7 @@ class StepLog:
         self.is_on = False
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
         self._names: dict[int, tuple[int, dict[str, Any]]] = {}  # with the step that it came with
+        self._forced: dict[int, int] = {}  # tokens told as forced, by request
         self._began_s = self._planned_s = 0.0
         self._before = (0, 0, 0)  # evicted tokens, preemptions, forced tokens
         self._step: dict[str, Any] | None = None
@@ -44,6 +45,7 @@ class StepLog:
         self.is_on = False
         self._steps.clear()
         self._names.clear()
+        self._forced.clear()
         self._step = None
 
     def begin(self, scheduler: Scheduler) -> None:
@@ -60,12 +62,14 @@ class StepLog:
         for row, request in zip(plan.rows, scheduler.in_flight):
             if row.request_id not in self._names:
                 self._names[row.request_id] = (plan.step_id, name_of(request))
-            if len(row.input_ids) == 1 and row.start >= request.num_prompt_tokens:
+            num_forced = 0 if request.grammar is None else self._take_forced(row, request)
+            is_output = row.start >= request.num_prompt_tokens
+            if is_output and len(row.input_ids) == 1 and not num_forced:
                 decode.append(row.request_id)
                 continue
-            told = _row(row, request)
+            told = _row(row, request, num_forced)
             others.append(told)
-            _, kind, num_tokens, num_cached, num_forced = told
+            _, kind, num_tokens, num_cached, _ = told
             sums[kind] += num_tokens - num_forced
             sums[FORCED] += num_forced
             sums["cached"] += num_cached
@@ -80,7 +84,20 @@ class StepLog:
             "num_copies": len(plan.transfers),
         }
         while len(self._names) > MAX_NAMES:
-            del self._names[next(iter(self._names))]
+            number = next(iter(self._names))
+            del self._names[number]
+            self._forced.pop(number, None)
+
+    def _take_forced(self, row: Row, request: Request) -> int:
+        """How many of a row's tokens its grammar forced, each of them told once."""
+        end = row.start + len(row.input_ids)
+        num_output = min(len(row.input_ids), end - request.num_prompt_tokens)
+        known = self._forced.get(request.id)
+        if known is None:  # perhaps it ran before anybody watched
+            known = max(0, request.num_forced_tokens - max(0, num_output))
+        num_forced = max(0, min(request.num_forced_tokens - known, num_output))
+        self._forced[request.id] = known + num_forced
+        return num_forced
 
     def end(self, result: StepResult, scheduler: Scheduler) -> None:
         """It was carried out and applied."""
@@ -132,16 +149,12 @@ def name_of(request: Request) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, request: Request) -> tuple[int, str, int, int, int]:
+def _row(row: Row, request: Request, num_forced: int) -> tuple[int, str, int, int, int]:
     """(request, kind, tokens, tokens that the cache had before its first ones, of `tokens` those
     that a grammar forced). What is computed again after a preemption counts as prefill."""
     num_tokens = len(row.input_ids)
     is_first = row.page_update is not None and row.page_update.first == 0
-    is_output = row.start >= request.num_prompt_tokens and not request.num_preemptions
-    num_forced = 0
-    if request.grammar is not None and not request.num_preemptions:
-        num_output = row.start + num_tokens - request.num_prompt_tokens
-        num_forced = max(0, num_output - is_output)  # a later run follows one that was sampled
+    is_output = row.start >= request.num_prompt_tokens and num_tokens - num_forced <= 1
     kind = SCORING if not request.samples else DECODE if is_output else PREFILL
     return row.request_id, kind, num_tokens, row.start if is_first else 0, num_forced
 

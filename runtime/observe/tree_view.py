@@ -30,7 +30,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class NodeRow(NamedTuple):
-    """One node as it travels: an array in this order. Counts are tokens unless said otherwise."""
+    """One node as it travels: a plain tuple in this order, which is made for each node of each
+    look. Counts are tokens unless said otherwise."""
 
     id: int  # negative: on the host only
     parent: int | None
@@ -45,6 +46,10 @@ class NodeRow(NamedTuple):
     used_s: float | None  # by the engine's clock; None: used for the last time, the first to go
     num_hidden: int  # children that are not shown
     owner: str | None  # the program that alone has used it
+
+
+_Row = tuple[Any, ...]  # the fields of a NodeRow
+_ROOT, _START, _NUM_TOKENS = map(NodeRow._fields.index, ("root", "start", "num_tokens"))
 
 
 class _Text(NamedTuple):
@@ -66,7 +71,7 @@ class TreeView:
         self._kv = kv_cache
         self._decode = decode
         self._uses = uses
-        self._rows: dict[int, NodeRow] = {}
+        self._rows: dict[int, _Row] = {}
         self._texts: dict[int, _Text] = {}
         self._versions: dict[int, int] = {}
         self._unread: dict[int, Node] = {}  # whose text is to be decoded
@@ -112,7 +117,7 @@ class TreeView:
         return {
             "version": self.version,
             "is_whole": is_whole,
-            "nodes": [list(self._rows[number]) for number in changed],
+            "nodes": [self._rows[number] for number in changed],
             "texts": {
                 str(number): self._texts[number].text for number in changed if number in self._texts
             },
@@ -134,7 +139,7 @@ class TreeView:
         nodes: list[Node],
         num_on_host: dict[int, int],
         now_s: float,
-        before: dict[int, NodeRow],
+        before: dict[int, _Row],
     ) -> None:
         has_all = len(self.shown) == self._kv.tree.num_nodes
         num_shown: Counter[int] = Counter()
@@ -168,16 +173,14 @@ class TreeView:
             if old is not None and row == old:
                 rows[number] = old
                 continue
-            rows[number] = NodeRow._make(row)
+            rows[number] = row
             versions[number] = version
             if parent is not None and (
-                old is None or (row[3], row[4]) != (old.start, old.num_tokens)
+                old is None or row[_START : _NUM_TOKENS + 1] != old[_START : _NUM_TOKENS + 1]
             ):
                 self._unread[number] = node
 
-    def _tell_host_rows(
-        self, runs: list[ColderRun], now_s: float, before: dict[int, NodeRow]
-    ) -> None:
+    def _tell_host_rows(self, runs: list[ColderRun], now_s: float, before: dict[int, _Row]) -> None:
         host = self._kv.host
         shown = {run.node.id: run for run in runs}
         for node, num_tokens, above in runs:
@@ -191,7 +194,7 @@ class TreeView:
             row = NodeRow(
                 number,
                 parent,
-                self._rows[parent].root,
+                self._rows[parent][_ROOT],
                 node.end - num_tokens,
                 num_tokens,
                 0,
@@ -203,7 +206,7 @@ class TreeView:
                 sum(child.id not in shown for child in node.children.values()),
                 None,
             )
-            self._rows[number] = row
+            self._rows[number] = tuple(row)
             if before.get(number) != row:
                 self._versions[number] = self.version
                 self._unread[number] = node
@@ -220,12 +223,12 @@ class TreeView:
             node, row = self._unread.pop(number), self._rows.get(number)
             if row is None:
                 continue
-            first = row.start - node.start
-            num_tokens = min(row.num_tokens, MAX_TEXT_TOKENS)
+            first = row[_START] - node.start
+            num_tokens = min(row[_NUM_TOKENS], MAX_TEXT_TOKENS)
             known = self._texts.get(number)
-            if known is None or (known.start, known.num_tokens) != (row.start, num_tokens):
+            if known is None or (known.start, known.num_tokens) != (row[_START], num_tokens):
                 text = self._decode(node.token_ids[first : first + num_tokens])
-                self._texts[number] = _Text(row.start, num_tokens, text)
+                self._texts[number] = _Text(row[_START], num_tokens, text)
                 self._versions[number] = self.version
 
 

@@ -93,7 +93,14 @@ class GenCall:
         self._hit: StopHit | None = None
         self._logprobs: list[dict[str, Any]] = []
         self._is_aborted = False
+        self._ends_now = False
         self.request: Request | None = None
+
+    def end_now(self, queue: RequestQueue) -> None:
+        """End with what there is: the report is of an output that ends with "abort"."""
+        self._ends_now = True
+        if self.request is not None:
+            queue.abort(self.request)
 
     def abort(self, queue: RequestQueue) -> None:
         self._is_aborted = True
@@ -117,9 +124,10 @@ class GenCall:
     def on_finish(self, request: Request) -> None:
         if self._is_aborted:
             return
-        if request.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            reason = request.error or "the call was aborted"
-            self._report.failed(reason, request.error_kind)
+        reason = request.finish_reason
+        if reason is FinishReason.ERROR or (reason is FinishReason.ABORT and not self._ends_now):
+            message = request.error or "the call was aborted"
+            self._report.failed(message, request.error_kind)
             return
         if self._hit is None:
             self._detokenizer.flush()
@@ -130,7 +138,7 @@ class GenCall:
         tail = "" if self._hit is None else self._hit.tail
         payload = self._payload(request, ids)
         schema = None if request.grammar is None else request.grammar.schema
-        if schema is None or self._validate is None:
+        if schema is None or self._validate is None or reason is FinishReason.ABORT:
             return self._finish(ids, tail, payload)
 
         def finish(errors: tuple[str, ...]) -> None:
@@ -225,6 +233,11 @@ class SamplesCall:
     def abort(self, queue: RequestQueue) -> None:
         for sample in self.samples:
             sample.abort(queue)
+
+    def end_now(self, queue: RequestQueue) -> None:
+        """End all samples with what they have."""
+        for sample in self.samples:
+            sample.end_now(queue)
 
     def delta_of_first(self, delta: Delta) -> None:
         self._report.delta(delta)

@@ -24,7 +24,7 @@ from ..schedule.hints import Outcome
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
 from .call_factory import CallFactory
-from .calls import Delta
+from .calls import Delta, GenCall, SamplesCall
 from .hints import Action, AskedHint, StatedLeases, outcome_payload
 from .keeping import PrefixKeeper
 from .transcript import Marked, Transcript
@@ -91,6 +91,7 @@ class ProgramSession:
         self._num_calls = 0  # under way
         self._num_forked_tokens = 0
         self._has_ended = False
+        self._gens_end = False  # with what they have
         self.is_done = False
         root = self._branch(0)
         root.transcript = Transcript(world.tokenizer, world.template, told)
@@ -161,6 +162,16 @@ class ProgramSession:
             self._abort_call(branch)
         self._finish()
 
+    def end_gens(self) -> None:
+        """Have all gens end now with what they have, and those to come with nothing."""
+        self._gens_end = True
+        for branch in list(self._branches.values()):
+            self._end_gen(branch)
+
+    def _end_gen(self, branch: Branch) -> None:
+        if isinstance(branch.call, GenCall | SamplesCall):
+            branch.call.end_now(self._world.queue)
+
     def _finish(self) -> None:
         """It needs nothing of the engine any more."""
         self.is_done = True
@@ -226,6 +237,8 @@ class ProgramSession:
             case ir.Gen():
                 branch.call = self._factory.gen(branch, op, _BranchReport(self, branch))
                 self._num_calls += 1
+                if self._gens_end:
+                    self._end_gen(branch)
                 return False
             case ir.Select():
                 branch.call = self._factory.select(branch, op, _BranchReport(self, branch))

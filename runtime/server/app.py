@@ -10,11 +10,13 @@ from starlette.middleware.cors import CORSMiddleware
 from .access.api_keys import KeyRing
 from .access.gate import EXPOSED_HEADERS, Gate
 from .anthropic import messages
+from .document import document_errors
 from .failures import add_error_handlers
+from .intake import IntakeMiddleware
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import cache, generate, health, kv_hints, score, tokens, watch
+from .native import abort, cache, generate, health, kv_hints, score, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
 from .responses import routes as responses
@@ -25,9 +27,11 @@ ROOMS = (
     health,
     metrics,
     generate,
+    abort,
     score,
     kv_hints,
     cache,
+    abort,
     tokens,
     watch,
     models,
@@ -49,8 +53,12 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     for room in ROOMS:
         app.include_router(room.router(service))
     add_error_handlers(app)
+    document_errors(app, has_keys=settings.has_keys)
+    app.state.service = service
     app.state.strict_fields = settings.strict_fields
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
+    app.state.service = service
+    app.add_middleware(IntakeMiddleware, intake=service.intake)
     app.add_middleware(Gate, settings=settings, keys=keys)
     if settings.cors_origins:  # outside the gate: its refusals can be read too
         app.add_middleware(

@@ -7,6 +7,7 @@ one; nothing of an unforeseen error is shown but the id by which the log names i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from starlette.exceptions import HTTPException
 from ...errors import EngineError, InvalidRequest
 from .anthropic import errors as anthropic
 from .generation.pieces import GRAMMAR_KINDS, GenerationFailed
+
+RETRY_AFTER_S = 2  # about what an engine takes to be there again
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -47,8 +50,10 @@ _BY_STATUS: dict[int, tuple[str, str | None]] = {
     413: (INVALID, "request_too_large"),
     415: (INVALID, "unsupported_media_type"),
     429: (RATE_LIMIT, "rate_limit_exceeded"),
+    431: (INVALID, "headers_too_large"),
     499: (INVALID, "client_closed_request"),
 }
+_NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of words it
 _BY_VALIDATION = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
@@ -72,7 +77,8 @@ class Failure:
         """The whole answer, in the words of the API that `path` belongs to."""
         is_anthropic = path.startswith(anthropic.PATH)
         body = anthropic.error_body(self.status, self.message) if is_anthropic else self.body
-        return JSONResponse(body, self.status, dict(self.headers or {}))
+        later = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        return JSONResponse(body, self.status, {**later, **(self.headers or {})})
 
 
 class Refusal(HTTPException):
@@ -152,10 +158,12 @@ def _of_status(status: int) -> tuple[str, str | None]:
 
 def _of_generation(error: GenerationFailed) -> Failure:
     status, kind, code = _BY_KIND.get(error.kind, _UNKNOWN_KIND)
-    message = str(error)
-    if status == 400 and error.field is not None and not message.startswith(f"{error.field}:"):
-        message = f"{error.field}: {message}"
-    return Failure(status, message, kind, error.field, code)
+    message, field = str(error), error.field
+    if status == 400 and field is None and (named := _NAMED.match(message)):
+        field = named[1]
+    elif status == 400 and field is not None and not message.startswith(f"{field}:"):
+        message = f"{field}: {message}"
+    return Failure(status, message, kind, field, code)
 
 
 def _of_validation(error: RequestValidationError) -> Failure:

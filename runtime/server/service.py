@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from ...frontend.client import Connection
 from .failures import INVALID, Refusal
+from .generation.running import Running
+from .intake import Intake
 from .metrics.http_metrics import HttpMetrics
 from .model_text import ModelText
 from .settings import ServerSettings
@@ -27,12 +29,15 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
+    intake: Intake = field(default_factory=Intake)
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     text: ModelText = field(init=False)
+    running: Running = field(init=False)  # what the engine works on for this application's clients
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
+        self.running = Running(self.settings, self._note_cut)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -49,8 +54,16 @@ class Service:
         """Samples that the engine runs at once. Raises EngineError."""
         return int(self.info["max_running_requests"])
 
+    def require_open(self) -> None:
+        """Raises Refusal or EngineError where no work is taken."""
+        self.intake.require_open()
+        _ = self.engine.connection
+
     def require_model(self, name: str | None) -> None:
         """Raises Refusal for another model's name."""
         if name and name not in ("default", self.model):
             message = f"model {name[:256]!r} does not exist; this is {self.model!r}"
             raise Refusal(404, message, kind=INVALID, code="model_not_found", field="model")
+
+    def _note_cut(self, reason: str) -> None:
+        self.metrics.cut_streams.labels(reason).inc()

@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ...errors import InvalidRequest
 from .tool_calls.reasoning import REASONING_PARSERS, ReasoningParser
@@ -49,6 +49,9 @@ class ServerSettings:
     max_tokens_limit: int | None = None  # that a request may ask for
     max_queued_requests: int = 4096  # samples that wait, beside those that the engine runs at once
     strict_fields: bool = False  # refuse fields that are not known
+    stream_ping_s: float = 15.0  # a stream that is silent so long says that it lives
+    stream_stall_s: float = 60.0  # a stream whose reader takes nothing for so long is cut off
+    max_stream_buffer_kb: int = 1024  # or for whom more than so much waits
     tool_call_parser: ToolCallParser = "auto"  # the format in which the model writes calls
     reasoning_parser: ReasoningParser = "auto"  # the tags around its reasoning
 
@@ -72,6 +75,9 @@ class ServerSettings:
                 "api_key (`stemma keygen --api` makes one), or insecure",
                 "host",
             )
+        _require_range("stream_ping_s", self.stream_ping_s, 0.1, 86_400)
+        _require_range("stream_stall_s", self.stream_stall_s, 0.1, 86_400)
+        _require_range("max_stream_buffer_kb", self.max_stream_buffer_kb, 1, 1 << 20)
 
     @property
     def has_keys(self) -> bool:
@@ -102,6 +108,22 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--engine-timeout-s", type=float, metavar="S",
         help="restart an engine that has not answered for so many seconds, more than any one of "
         "its steps takes (default: %(default)g)",
+    )  # fmt: skip
+    streams = parser.add_argument_group("streams")
+    streams.add_argument(
+        "--stream-ping-s", type=float, metavar="S",
+        help="send a comment after so many silent seconds, so that no proxy takes the stream for "
+        "dead (default: %(default)g)",
+    )  # fmt: skip
+    streams.add_argument(
+        "--stream-stall-s", type=float, metavar="S",
+        help="cut a stream off whose reader takes nothing for so many seconds (default: "
+        "%(default)g)",
+    )  # fmt: skip
+    streams.add_argument(
+        "--max-stream-buffer-kb", type=int, metavar="KB",
+        help="cut a stream off once so much text waits for its reader, beyond what the sockets "
+        "hold (default: %(default)s)",
     )  # fmt: skip
     seeing = parser.add_argument_group("logs, metrics and traces")
     seeing.add_argument("--log-level", choices=LOG_LEVELS, help="default: %(default)s")
@@ -185,7 +207,7 @@ def _add_access_flags(group: argparse._ArgumentGroup) -> None:
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """The record from parsed flags."""
     given = {item.name: getattr(args, item.name) for item in fields(ServerSettings)}
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
     if key := os.environ.get(KEY_VARIABLE):
         values["api_key"] = (*values["api_key"], key)
     return ServerSettings(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -236,6 +237,9 @@ def test_pages_of_other_sites_and_rebound_names_are_turned_away(http: httpx.Clie
         reply = http.post("/v1/completions", json=body, headers=headers)
         assert error_of(reply, 403)["type"] == "permission_error"
         assert "access-control-allow-origin" not in reply.headers
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    error_of(http.get("/flush_cache", headers=image), 403)
+    assert http.get("/", headers=image).status_code == 200, "a link to the page may be followed"
     own = {"origin": str(http.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
     assert http.post("/v1/completions", json=body, headers=own).status_code == 200
 
@@ -475,13 +479,126 @@ def test_neither_host_nor_disk_tells_one_key_of_another(
     """What has left the device is found again by its own key, from the tier that has it."""
     prompt = "".join(f"Line {number} of a long document. " for number in range(30))
     options: dict[str, Any] = {"max_total_tokens": 2048, "num_threads": 1, "dtype": "float32"}
-    for tier in ({"host_kv_tokens": 32_768}, {"kv_store": tmp_path / "store"}):
-        with st.Engine(checkpoint, **options, **tier) as engine:
-            with http_server(engine, api_keys=str(key_file), isolate_cache=True) as url:
-                complete(url, ALICE, prompt)
-                for number in range(4):  # push it off the device
-                    complete(url, ROOT, f"{number}: " + "other things " * 90)
-                assert cached(complete(url, BOB, prompt)) <= BEGIN, tier
-                for number in range(4):
-                    complete(url, ROOT, f"{number}: " + "more things " * 90)
-                assert cached(complete(url, ALICE, prompt)) > 200, tier
+    tiers: dict[str, Any] = {"host_kv_tokens": 32_768, "kv_store": tmp_path / "store"}
+
+    def push_off(url: str) -> None:
+        for word in ("other", "further"):
+            complete(url, ROOT, f"{word} things " * 90)
+
+    with st.Engine(checkpoint, **options, **tiers) as engine:
+        with http_server(engine, api_keys=str(key_file), isolate_cache=True) as url:
+            complete(url, ALICE, prompt)
+            push_off(url)
+            assert cached(complete(url, BOB, prompt)) <= BEGIN
+            push_off(url)
+            assert cached(complete(url, ALICE, prompt)) > 200
+
+
+# --- what is hostile ------------------------------------------------------------------------------
+
+DEEP = '{"a":' * 900 + "1" + "}" * 900
+HOSTILE = {
+    "stop": json.dumps([f"s{number}" for number in range(10_000)]),
+    "n": "1000000000",
+    "temperature": "NaN",
+    "top_p": "1e999",
+    "seed": "9" * 40,
+    "priority": "9" * 40,
+    "max_tokens": "-1",
+    "top_k": "-7",
+    "logit_bias": '{"-5": 1}',
+    "prompt": '["\\ud800"]',
+    "json_schema": DEEP,
+    "regex": '"' + "(" * 500 + '"',
+    "ebnf": '"root ::= never_defined"',
+    "kv_hints": DEEP,
+    "stream_options": "[]",
+    "cache_salt": '"' + "x" * 100_000 + '"',
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE)
+def test_a_hostile_field_is_a_400_and_leaves_nothing_behind(
+    http: httpx.Client, embedded: st.Engine, field: str
+) -> None:
+    rest = "" if field == "prompt" else '"prompt": "x", '
+    body = f'{{{rest}"{field}": {HOSTILE[field]}}}'
+    error = error_of(http.post("/v1/completions", content=body, headers=JSON), 400)
+    assert error["type"] == "invalid_request_error" and len(error["message"]) < 1000
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_a_chat_of_thousands_of_messages_is_refused_at_once(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}] * 5000, "max_tokens": 1}
+    began = time.monotonic()
+    assert error_of(http.post("/v1/chat/completions", json=body), 400)["param"] == "messages"
+    assert time.monotonic() - began < 5
+
+
+def test_huge_and_odd_headers_do_no_harm(http: httpx.Client) -> None:
+    for name, value in (
+        (b"x-request-id", b"\xff\xfe"),
+        (b"authorization", b"Bearer \xff\xfe"),
+        (b"x-stemma-tenant", b"\xff" * 300),
+        (b"origin", b"\xff"),
+    ):
+        reply = http.post("/v1/tokenize", json={"text": "x"}, headers={name: value})
+        assert reply.status_code in (200, 400, 403, 413), (name, reply.text)
+    try:
+        reply = http.get("/v1/models", headers={"x-large": "x" * 500_000})
+    except httpx.TransportError:  # by a parser with a bound of its own
+        return
+    assert reply.status_code in (400, 431)
+
+
+def test_who_never_ends_its_headers_is_cut_off(http: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", http.base_url.port or 80), timeout=10) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nx-endless: ")
+        with pytest.raises(OSError):
+            for _ in range(200):
+                raw.sendall(b"x" * 65_536)
+                time.sleep(0.001)
+
+
+def test_a_program_that_could_not_be_sent_is_no_longer_there(
+    http: httpx.Client, embedded: st.Engine
+) -> None:
+    before = embedded.get_server_info()["num_programs"]
+    for path, body in (
+        ("/v1/completions", {"prompt": ["x", "\ud800"]}),
+        ("/score", {"text": "\ud800", "choices": ["a", "b"]}),
+    ):
+        reply = http.post(path, content=json.dumps(body), headers=JSON)
+        error_of(reply, 400)
+    time.sleep(0.05)
+    assert embedded.get_server_info()["num_programs"] == before
+
+
+def test_every_body_is_read_strictly(http: httpx.Client) -> None:
+    """Routes that take a body are made by `json_routes`; this finds one that is not."""
+    document = http.get("/openapi.json").json()
+    with_body = [
+        path for path, ops in document["paths"].items() if "requestBody" in ops.get("post", {})
+    ]
+    assert len(with_body) > 3
+    for path in with_body:
+        path = path.replace("{", "").replace("}", "")
+        assert error_of_any(http.post(path, content=b'{"a": NaN}', headers=JSON)).startswith(
+            "the body is no valid JSON"
+        ), path
+
+
+def error_of_any(reply: httpx.Response) -> str:
+    """The message, in OpenAI's error object or Anthropic's."""
+    return str(reply.json()["error"]["message"])
+
+
+def test_the_document_tells_of_errors_and_keys(http: httpx.Client, isolated: str) -> None:
+    open_document = http.get("/openapi.json").json()
+    document = httpx.get(f"{isolated}/openapi.json", headers=bearer(ALICE)).json()
+    assert "security" not in open_document and {"bearer": []} in document["security"]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert "422" not in operation["responses"] and "4XX" in operation["responses"], path
+    body = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert {"prompt", "cache_salt", "n", "kv_hints"} <= set(body)

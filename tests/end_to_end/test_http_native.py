@@ -385,3 +385,65 @@ def test_scores_are_refused_with_the_field_at_fault(
 ) -> None:
     error = error_of(http.post(path, json=fields))
     assert param is None or error["param"] == param
+
+
+def test_values_share_kv_with_the_same_salt_only(http: httpx.Client) -> None:
+    def cached(path: str, salt: str, **fields: Any) -> int:
+        answer = http.post(path, json={"cache_salt": salt, **fields}).json()
+        count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    fields = {"input": "a heron stands in the reeds"}
+    assert cached("/v1/embeddings", "x", **fields) == 0
+    assert cached("/v1/embeddings", "x", **fields) > 0
+    assert cached("/v1/embeddings", "y", **fields) == 0
+    of_score = {"text": "a heron stands in the reeds", "choices": [" now"]}
+    assert cached("/score", "z", **of_score) == 0
+    assert cached("/score", "x", **of_score) > 0
+
+
+# --- aborting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/abort", "/abort_request"])
+def test_an_aborted_request_ends_with_what_it_has(http: httpx.Client, path: str) -> None:
+    body = {
+        "text": PROMPT,
+        "rid": f"mine{path}",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 100_000, "ignore_eos": True},
+    }
+    with http.stream("POST", "/generate", json=body) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        first = json.loads(next(lines).removeprefix("data: "))
+        assert first["meta_info"]["id"] == body["rid"]
+        aborted = http.post(path, json={"rid": body["rid"]}).json()
+        *_, last, done = lines
+    assert aborted == {"aborted": 1} and done == "data: [DONE]"
+    ended = json.loads(last.removeprefix("data: "))
+    assert ended["meta_info"]["finish_reason"]["type"] == "abort"
+    assert ended["text"].startswith(first["text"])
+    assert http.post(path, json={"rid": body["rid"]}).json() == {"aborted": 0}
+
+
+def test_all_of_a_callers_requests_can_be_aborted_but_no_others(http: httpx.Client) -> None:
+    body = {
+        "text": PROMPT,
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 100_000, "ignore_eos": True},
+    }
+    with http.stream("POST", "/generate", json=body, headers={"x-stemma-tenant": "a"}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        others = http.post("/abort", json={"abort_all": True}, headers={"x-stemma-tenant": "b"})
+        assert others.json() == {"aborted": 0}
+        own = http.post("/abort", json={"abort_all": True}, headers={"x-stemma-tenant": "a"})
+        assert own.json() == {"aborted": 1}
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"id": "a", "rid": "b"}, {"id": "a", "abort_all": True}, {"id": ""}], ids=str
+)
+def test_abort_says_what_it_needs(http: httpx.Client, fields: dict[str, Any]) -> None:
+    assert error_of(http.post("/abort", json=fields))["param"] == "id"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +21,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 MODEL = "stemma-tiny"
+CLOSE = 0.1  # of log probabilities in low precision, computed in other batches
 HELLO: list[Any] = [{"role": "user", "content": "Hi, my name is Nora."}]
 RECALL: list[Any] = [
     *HELLO,
@@ -116,7 +120,11 @@ def test_a_streamed_chats_logprobs_are_those_of_the_whole_answer(
                 told = b"".join(bytes(entry.bytes or b"") for entry in entries)
                 assert text.encode().startswith(told)  # each with its text
         assert text == choice.message.content
-        assert choice.logprobs is not None and entries == choice.logprobs.content
+        assert choice.logprobs is not None
+        wanted = choice.logprobs.content or []
+        assert [entry.token for entry in entries] == [entry.token for entry in wanted]
+        values = [entry.logprob for entry in wanted]
+        assert [entry.logprob for entry in entries] == pytest.approx(values, abs=CLOSE)
         assert all(len(entry.top_logprobs) == 3 for entry in entries)
 
 
@@ -139,7 +147,14 @@ def test_a_streamed_completions_tokens_are_those_of_the_whole_one(served: Any, e
             choice["logprobs"][name] += (part["logprobs"] or {}).get(name, [])
     for choice in whole["choices"]:
         told = streamed[choice["index"]]
-        assert told == {name: choice[name] for name in told}
+        for name in ("text", "token_ids", "finish_reason"):
+            assert told[name] == choice[name]
+        for name in ("tokens", "text_offset"):
+            assert told["logprobs"][name] == choice["logprobs"][name]
+        values = choice["logprobs"]["token_logprobs"]
+        close = [None if v is None else pytest.approx(v, abs=CLOSE) for v in values]
+        assert told["logprobs"]["token_logprobs"] == close
+        assert len(told["logprobs"]["top_logprobs"]) == len(values)
         shown, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
         places = list(zip(shown, offsets, strict=True))[echo:]  # a text does not show its BOS
         assert all(choice["text"].startswith(token, offset) for token, offset in places)
@@ -302,6 +317,7 @@ def test_fields_that_change_nothing_are_taken(served: Any) -> None:
     reply = post(served, "chat/completions", messages=RECALL, temperature=0, **HARMLESS)
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"] == plain["choices"]
+    assert "x-stemma-warnings" not in reply.headers, "a field is not known by name"
 
 
 @pytest.mark.parametrize(
@@ -330,6 +346,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(served: Any, field: str, val
     [
         ("suffix", {"suffix": "."}), ("best_of", {"best_of": 2, "n": 3}),
         ("best_of", {"best_of": 2, "stream": True}), ("best_of", {"best_of": 100}),
+        ("prompt", {"prompt": ["x"] * 2049}), ("prompt", {"prompt": []}),
         ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
         ("max_tokens", {"max_tokens": 0}), ("prompt_embeds", {"prompt_embeds": "x"}),
         ("add_special_tokens", {"add_special_tokens": False}),
@@ -338,7 +355,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(served: Any, field: str, val
 def test_what_a_completion_cannot_have_is_refused_by_name(
     served: Any, field: str, body: dict[str, Any]
 ) -> None:
-    reply = post(served, "completions", prompt="x", **body)
+    reply = post(served, "completions", **{"prompt": "x", **body})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == field, reply.text
 
 
@@ -358,6 +375,20 @@ def test_parse_and_stream_helpers_give_pydantic_models(client: openai.OpenAI) ->
         model=MODEL, messages=RECALL, temperature=0, logprobs=True
     ) as plain:
         assert "logprobs.content.delta" in {event.type for event in plain}
+
+
+def test_tools_of_pydantic_models_are_called_with_their_fields(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": EXTRACT, "temperature": 0}
+    fields |= {"tools": [openai.pydantic_function_tool(Person)], "tool_choice": "required"}
+    choice = client.chat.completions.parse(**fields).choices[0]
+    (call,) = choice.message.tool_calls or ()
+    assert choice.finish_reason == "tool_calls" and call.function.name == "Person"
+    assert isinstance(call.function.parsed_arguments, Person)
+    with client.chat.completions.stream(**fields) as stream:
+        kinds = {event.type for event in stream}
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert "tool_calls.function.arguments.done" in kinds
+    assert streamed.function.parsed_arguments == call.function.parsed_arguments
 
 
 def test_the_async_client_serves_many_at_once(served: Any) -> None:
@@ -420,3 +451,24 @@ def test_curl_gets_an_answer_and_a_stream(served: Any) -> None:
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert "Nora" in text
+
+
+# --- docs/openai.md -------------------------------------------------------------------------------
+
+GUIDE = Path(__file__).parents[2] / "docs" / "openai.md"
+EXAMPLES = re.findall(r"```(bash|python|js)\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize(("language", "source"), EXAMPLES)
+def test_an_example_of_the_guide_runs_as_it_stands(
+    served: Any, language: str, source: str, tmp_path: Path
+) -> None:
+    program = {"bash": "bash", "python": sys.executable, "js": "node"}[language]
+    if shutil.which(program) is None or (language == "bash" and shutil.which("curl") is None):
+        pytest.skip(f"no {program} here")
+    file = tmp_path / {"bash": "a.sh", "python": "a.py", "js": "a.mjs"}[language]
+    assert "http://127.0.0.1:8000/" in source
+    file.write_text(source.replace("http://127.0.0.1:8000", served.url), "utf-8")
+    ran = subprocess.run([program, file], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Nora" in ran.stdout.replace("\n", "") or "name='Ada Moor' age=34" in ran.stdout

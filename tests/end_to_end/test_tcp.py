@@ -46,8 +46,8 @@ def port(keys: Path) -> Iterator[int]:
     command += ["--client-keys", str(keys / "clients")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=keys, text=True)
     assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(3)]
-    assert "server_key=..., client_key=..." in lines[2], lines
+    lines = [process.stdout.readline() for _ in range(6)]
+    assert "server_key=..., client_key=..." in lines[-1], lines
     yield port
     process.terminate()
     process.wait(20)

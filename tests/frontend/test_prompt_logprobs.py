@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,27 +17,33 @@ from stemma.frontend.expr import GenExpr
 PROMPT = "The river runs to the sea. The sea is "
 
 
-def scored(start: int | None, **options: Any) -> GenExpr:
+def scored(start: int | None, num_top: int = 0) -> GenExpr:
     """A gen of three tokens that asks for its prompt's log probabilities from `start` on."""
-    given = st.gen("x", 3, temperature=0, logprobs=0, ignore_eos=True, **options)
+    given = st.gen("x", 3, temperature=0, logprobs=num_top, ignore_eos=True)
     assert isinstance(given, GenExpr)
     return dataclasses.replace(given, params=dataclasses.replace(given.params, logprob_start=start))
 
 
 @st.function
-def ask(s: st.ProgramState, prompt: str, start: int | None) -> None:
+def ask(s: st.ProgramState, prompt: str, start: int | None, num_top: int = 0) -> None:
     s += prompt
-    s += scored(start)
+    s += scored(start, num_top)
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> list[float]:
-    """log p(token i | the tokens before it) for i >= 1, by transformers."""
+def all_logprobs(checkpoint: Path) -> torch.Tensor:
+    """log p(token | the prompt's tokens up to i), [tokens, vocabulary], by transformers."""
     model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    ids = torch.tensor([list(PROMPT.encode())])
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(ids).logits[0], dim=-1)
-    return [float(logprobs[i - 1, ids[0, i]]) for i in range(1, ids.shape[1])]
+        logits = model(torch.tensor([list(PROMPT.encode())])).logits[0]
+    return torch.log_softmax(logits, dim=-1)
+
+
+@pytest.fixture(scope="module")
+def reference(all_logprobs: torch.Tensor) -> list[float]:
+    """log p(token i | the tokens before it) for i >= 1."""
+    ids = list(PROMPT.encode())
+    return [float(all_logprobs[i - 1, ids[i]]) for i in range(1, len(ids))]
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, len(PROMPT) - 1, len(PROMPT)])
@@ -55,6 +60,20 @@ def test_prompt_logprobs_are_right_cold_and_on_a_cached_prefix(
         if start == 0:
             assert values.pop(0) is None, "nothing comes before the first token"
         assert values == pytest.approx(reference[max(start, 1) - 1 :], abs=2e-4)
+
+
+def test_the_likeliest_tokens_are_told_beside_each_of_the_prompt(
+    engine: st.Engine, all_logprobs: torch.Tensor
+) -> None:
+    for num_top in (0, 1, 3):
+        meta = ask.run(PROMPT, 0, num_top, backend=engine).get_meta_info("x")
+        first, *rows = meta["prompt_logprobs"]
+        assert first["top"] == [] and all(len(row["top"]) == num_top for row in rows)
+        for row, logprobs in zip(rows, all_logprobs, strict=False):
+            values, ids = logprobs.topk(num_top)
+            assert [top["token_id"] for top in row["top"]] == ids.tolist()
+            told = [top["logprob"] for top in row["top"]]
+            assert told == pytest.approx(values.tolist(), abs=2e-4)
 
 
 def test_asking_for_prompt_logprobs_changes_no_output(engine: st.Engine) -> None:

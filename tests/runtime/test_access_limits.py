@@ -127,17 +127,18 @@ PROXIED = BrowserRules.of("127.0.0.1", ("llm.example",), (), has_keys=False)
 def test_only_pages_that_may_reach_the_server(
     rules: BrowserRules, method: str, host: str, origin: str | None, site: str | None, is_fine: bool
 ) -> None:
+    is_open = method == "GET"  # the page, say
     if is_fine:
-        rules.check(method, [host], origin, site)
+        rules.check([host], origin, site, is_open=is_open)
         return
     with pytest.raises(Refusal) as caught:
-        rules.check(method, [host], origin, site)
+        rules.check([host], origin, site, is_open=is_open)
     assert caught.value.status_code == 403
 
 
 def test_every_host_that_is_named_must_be_fine() -> None:
     with pytest.raises(Refusal):
-        LOOPBACK.check("GET", ["127.0.0.1", "evil.example"], None, None)
+        LOOPBACK.check(["127.0.0.1", "evil.example"], None, None, is_open=True)
 
 
 @pytest.mark.parametrize(

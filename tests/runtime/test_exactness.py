@@ -513,7 +513,7 @@ def test_tokens_are_identical_in_many_random_circumstances(
 
 def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -> None:
     prompt = GREEDY[5].prompt
-    scoring = Scoring(20, (*prompt[21:], 65))
+    scoring = Scoring(20, (*prompt[21:], 65), num_top=2)
     plain = score(load(), prompt, scoring)
     assert len(plain.scores) == len(prompt) - 20
     warm = load()
@@ -531,6 +531,9 @@ def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -
     for other in (hit, chunked, preempted):
         assert other.score_argmax == plain.score_argmax
         assert other.scores == pytest.approx(plain.scores, abs=1e-9)
+        tops = [[top.token_id for top in place] for place in other.score_tops]
+        assert tops == [[top.token_id for top in place] for place in plain.score_tops]
+        assert [place[0] for place in tops] == plain.score_argmax
 
 
 # --- part a: programs -----------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 
 import pytest
 from fakes import make_request
+from house import House
 
 from stemma.errors import OutOfPages
 from stemma.radix.check import CheckFailed
@@ -172,3 +174,21 @@ def test_the_check_notices_a_lost_page() -> None:
     door.cache.allocator.allocate(1)
     with pytest.raises(CheckFailed, match="belong to nobody"):
         door.check()
+
+
+def test_a_snapshot_of_a_large_tree_has_what_is_held_and_what_was_used_last() -> None:
+    house = House(num_pages=4000)
+    cache = house.engine.scheduler.kv_cache
+    drawn = random.Random(3)
+    for _ in range(300):
+        ids = [drawn.randrange(1, 8) for _ in range(8)]
+        inserted = cache.tree.insert("", ids, cache.allocator.allocate(8))
+        cache.allocator.free(inserted.duplicate_pages)
+    oldest, newest = next(iter(cache.tree.use_order)), cache.tree.match("", ids).node
+    few = cache.snapshot([oldest], max_nodes=20, max_token_ids=2)
+    shown = {row["id"]: row for row in few}
+    assert 20 <= len(few) <= 20 + 8 and {oldest.id, newest.id} <= set(shown)
+    assert all(row["parent"] is None or row["parent"] in shown for row in few)
+    assert all(len(row["token_ids"]) <= 2 for row in few)
+    everything = cache.snapshot([], max_nodes=10_000, max_token_ids=2)
+    assert {row["id"] for row in everything} == {node.id for node in cache.tree.nodes()}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fakes import ScriptedGrammar
 from house import FAMILIES, House
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,11 +23,17 @@ from stemma.runtime.observe.pool_map import FREE, MAX_CELLS, REQUESTS, UNSHOWN, 
 from stemma.runtime.observe.tree_view import NodeRow
 from stemma.runtime.observe.use_times import MAX_TIMES, UseTimes
 from stemma.runtime.request import Scoring
+from stemma.runtime.schedule.grammar import PendingGrammar
 from stemma.runtime.schedule.kv_cache import KVCacheOptions
 
 
 def text_of(ids: Sequence[int]) -> str:
     return "".join(chr(97 + token_id) for token_id in ids)
+
+
+def watching(house: House) -> Observer:
+    """Looks at the tree each time that it is asked."""
+    return Observer(house.engine, text_of, refreshes_a_second=float("inf"))
 
 
 class Reader:
@@ -59,11 +66,6 @@ class Reader:
         self.steps |= {step["id"]: step for step in self.last["steps"]["items"]}
         self.names |= self.last["steps"]["names"]
         self.pool = self.last["pool"] or self.pool
-
-
-@pytest.fixture(autouse=True)
-def no_limit_of_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer_module, "MAX_REFRESHES_A_SECOND", float("inf"))
 
 
 def assert_true_of(reader: Reader, house: House) -> None:
@@ -132,7 +134,7 @@ def test_changes_add_up_to_what_is_there(
 ) -> None:
     options = KVCacheOptions(num_host_pages=num_host_pages)
     house = House(num_pages=96 // page_size, page_size=page_size, kv_cache=options)
-    watched = Observer(house.engine, text_of)
+    watched = watching(house)
     reader = Reader(watched)
     reader.read()
     cache = house.engine.scheduler.kv_cache
@@ -170,7 +172,7 @@ def test_changes_add_up_to_what_is_there(
 
 def test_nothing_is_recorded_unless_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House()
-    watched = Observer(house.engine, text_of)
+    watched = watching(house)
     house.submit(FAMILIES[0][:20])
     house.run()
     assert len(house.engine.step_log) == 0
@@ -194,7 +196,7 @@ def test_nothing_is_recorded_unless_somebody_watches(monkeypatch: pytest.MonkeyP
 
 def test_steps_tell_chunks_hits_and_decoding() -> None:
     house = House(token_budget=16)
-    reader = Reader(Observer(house.engine, text_of))
+    reader = Reader(watching(house))
     reader.read()
     house.submit(FAMILIES[0][:40], max_tokens=4)
     house.run()
@@ -212,9 +214,38 @@ def test_steps_tell_chunks_hits_and_decoding() -> None:
     assert all(step["ms"] >= step["plan_ms"] >= 0 for step in reader.steps.values())
 
 
+def test_what_a_grammar_forces_is_told_apart() -> None:
+    run = (3, 4, 5, 6)
+    texts = [(first, *run, last) for first in (1, 2) for last in (1, 2)]
+    grammar = PendingGrammar(bound=ScriptedGrammar.of(*texts))
+    for grammars_first in (True, False):
+        house = House()
+        reader = Reader(watching(house))
+        reader.read()
+        late = PendingGrammar() if not grammars_first else grammar
+        house.submit([3, 3], max_tokens=20, grammar=late)
+        if not grammars_first:
+            house.step()
+            late.bound = grammar.bound
+        house.run()
+        reader.read()
+        told = [step["tokens"] for step in reader.steps.values()]
+        sums = {kind: sum(tokens[kind] for tokens in told) for kind in told[0]}
+        assert (sums["prefill"], sums["decode"], sums["forced"]) == (2, 1, 4)
+    late = PendingGrammar(bound=ScriptedGrammar.of((*run, 1), (*run, 2)))
+    house = House()
+    reader = Reader(watching(house))
+    reader.read()
+    house.submit([3, 3], max_tokens=20, grammar=late)
+    house.run()
+    reader.read()
+    told = [step["tokens"] for step in reader.steps.values()]
+    assert sum(tokens["forced"] for tokens in told) == 4
+
+
 def test_waiting_requests_say_what_they_wait_for() -> None:
     house = House(num_pages=400, token_budget=8, max_running=2)
-    reader = Reader(Observer(house.engine, text_of))
+    reader = Reader(watching(house))
     house.submit(FAMILIES[0][:40])
     house.submit(FAMILIES[0][:40])
     house.step()
@@ -244,7 +275,7 @@ def test_a_view_of_a_large_tree_is_bounded_and_counts_what_it_leaves_out(
         inserted = cache.tree.insert("", ids, cache.allocator.allocate(8))
         cache.allocator.free(inserted.duplicate_pages)
     newest = cache.tree.match("", ids).node
-    reader = Reader(Observer(house.engine, text_of))
+    reader = Reader(watching(house))
     reader.read()
     told = reader.last["tree"]
     assert 40 <= len(reader.rows) <= 50 + 8
@@ -265,7 +296,7 @@ def test_texts_come_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         for cut in (10, 20):
             house.submit(family[:cut] + [7])
     house.run()
-    reader = Reader(Observer(house.engine, text_of))
+    reader = Reader(watching(house))
     reader.read()
     assert len(reader.texts) == 3
     for _ in range(8):
@@ -276,7 +307,7 @@ def test_texts_come_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 def test_old_steps_are_dropped_and_told_as_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "MAX_STEPS_A_CALL", 4)
     house = House()
-    reader = Reader(Observer(house.engine, text_of))
+    reader = Reader(watching(house))
     house.submit(FAMILIES[0][:4], max_tokens=2)
     reader.read()
     house.run()
@@ -305,7 +336,7 @@ def test_a_pool_of_any_size_has_few_cells() -> None:
 def test_versions_that_are_no_numbers_are_refused(value: Any) -> None:
     house = House()
     with pytest.raises(InvalidProgram):
-        Observer(house.engine, text_of).watch("", value)
+        watching(house).watch("", value)
 
 
 def test_use_times_are_those_of_the_first_note_after_the_use() -> None:

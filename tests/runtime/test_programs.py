@@ -31,6 +31,7 @@ from stemma.runtime.chat_template import ChatTemplate
 from stemma.runtime.programs.session import MAX_ERROR_CHARS
 from stemma.runtime.programs.world import Defaults, Replays, World
 from stemma.runtime.request import Request
+from stemma.runtime.step import RowResult
 from stemma.runtime.tokenizer import Tokenizer
 
 # --- text, gen, var -------------------------------------------------------------------------------
@@ -572,3 +573,34 @@ def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
     plain = turns(Stage(world), text(said))
     plain.on(0, gen())
     assert list(first.queue.open[1].prompt) != prompt
+
+
+# --- gens that are to end now ---------------------------------------------------------------------
+
+
+def test_gens_that_are_to_end_now_end_with_what_they_have(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2), end=False)
+    stage.on(1, gen(), text("b"), gen("y"))
+    stage.on(2, gen(n=2), end=True)
+    stage.on(0, end=True)
+    queue = stage.queue
+    assert isinstance(queue, FakeQueue)
+    first = queue.open[0]
+    for token_id in b"hi":
+        first.append_token(token_id)
+        first.listener.on_token(first, RowResult(token_id=token_id))
+    stage.session.end_gens()
+    stage.session.advance()
+    assert stage.is_done and not stage.failures
+    assert stage.values == {(1, 0): "hi", (1, 2): "", (2, 0): ["", ""]}
+    metas = [payload["meta"] for _, _, payload in stage.events.of(wire.VALUE)]
+    flat = [m for meta in metas for m in (meta if isinstance(meta, list) else [meta])]
+    assert {meta["finish_reason"] for meta in flat} == {"abort"}
+
+
+def test_a_gen_that_has_ended_is_not_ended_again(stage: Stage) -> None:
+    stage.on(0, text("a"), gen(), end=True)
+    stage.generate("whole")
+    stage.session.end_gens()
+    stage.session.advance()
+    assert stage.is_done and stage.values == {(0, 1): "whole"}

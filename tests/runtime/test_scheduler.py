@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.errors import PromptTooLong
-from stemma.runtime.request import FinishReason, Request, Scoring
+from stemma.runtime.request import FinishReason, HiddenSum, Request, Scoring
 from stemma.runtime.schedule.policy import POLICY_NAMES
 
 STOP_IDS = frozenset({STOP_ID})
@@ -33,6 +33,8 @@ def submissions(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
         start = draw(st.integers(0, len(prompt) - 1))
         targets = tuple(prompt[start + 1 :]) + (draw(st.integers(0, VOCAB_SIZE - 1)),)
         return "submit", {"prompt": prompt, "scoring": Scoring(start, targets)}
+    if draw(st.integers(0, 4)) == 0:
+        return "submit", {"prompt": prompt, "hidden": HiddenSum(draw(st.booleans()))}
     stop_after = draw(st.one_of(st.none(), st.integers(1, 6)))
     return "submit", {
         "prompt": prompt,

@@ -13,7 +13,6 @@ import pytest
 from house import FAMILIES, House
 
 from stemma.errors import EngineError
-from stemma.runtime.observe import observer as observer_module
 from stemma.runtime.observe.observer import Observer
 from stemma.runtime.server.native import watch_feed
 from stemma.runtime.server.native.watch_feed import Watcher, WatchFeed
@@ -24,9 +23,9 @@ def text_of(ids: Sequence[int]) -> str:
     return "".join(chr(97 + token_id) for token_id in ids)
 
 
-@pytest.fixture(autouse=True)
-def no_limit_of_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer_module, "MAX_REFRESHES_A_SECOND", float("inf"))
+def watching(house: House) -> Observer:
+    """Looks at the tree each time that it is asked."""
+    return Observer(house.engine, text_of, refreshes_a_second=float("inf"))
 
 
 class Client:
@@ -60,7 +59,7 @@ def run_some(house: House, namespace: str = "") -> None:
 
 def test_who_is_late_is_given_the_whole_picture_and_then_changes() -> None:
     house, picture = House(num_pages=90), Picture()
-    watched = Observer(house.engine, text_of)
+    watched = watching(house)
     quick, slow = Watcher(picture, ""), Watcher(picture, "")
     quick_client, slow_client = Client(), Client()
 
@@ -94,7 +93,7 @@ def test_another_engine_is_another_picture() -> None:
     async def play() -> None:
         for _ in range(2):
             house = House()
-            watched = Observer(house.engine, text_of)
+            watched = watching(house)
             watcher.put_state(picture.take(watched.watch(**picture.questions())))
             run_some(house)
             watcher.put_state(picture.take(watched.watch(**picture.questions())))
@@ -107,7 +106,7 @@ def test_another_engine_is_another_picture() -> None:
 
 def test_of_another_namespace_only_numbers_are_seen() -> None:
     house, picture = House(num_pages=400), Picture()
-    watched = Observer(house.engine, text_of)
+    watched = watching(house)
     picture.take(watched.watch(**picture.questions()))
     for name in ("mine", "mine#salt", "theirs"):
         run_some(house, name)
@@ -129,7 +128,7 @@ def test_of_another_namespace_only_numbers_are_seen() -> None:
 
 def test_rates_are_of_the_last_second() -> None:
     house, picture = House(), Picture()
-    watched = Observer(house.engine, text_of)
+    watched = watching(house)
     picture.take(watched.watch(**picture.questions()))
     house.submit(FAMILIES[0][:40], max_tokens=9)
     house.run()
@@ -148,7 +147,7 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
     monkeypatch.setattr(watch_feed, "POLL_S", 0.01)
     monkeypatch.setattr(watch_feed, "RETRY_S", 0.01)
     house = House()
-    watched = Observer(house.engine, text_of)
+    watched = watching(house)
     num_asked, is_gone = 0, threading.Event()
 
     def call(method: str, timeout_s: float, **args: Any) -> dict[str, Any]:

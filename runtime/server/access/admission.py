@@ -12,13 +12,16 @@ from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
 from ..failures import Refusal
 from ..generation.pieces import Outcome
-from ..generation.task import UNBOUNDED, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
 from .gate import TICKET
 from .load import Ticket
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_SAMPLES_OF_TASK = 2048  # n times prompts (guess)
+MAX_MESSAGES = (
+    1024  # of a chat: its template is rendered for each of them, within the engine's loop
+)
 
 
 def admitted(service: Service, request: Request, task: Task) -> Task:
@@ -29,10 +32,15 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     if task.num_samples > most:
         allowed = f"at most {most} samples of all prompts together"
         raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
+    for prompt in task.prompts:
+        if len(prompt) > MAX_MESSAGES and isinstance(prompt[0], Message):
+            allowed = f"at most {MAX_MESSAGES} messages"
+            raise InvalidRequest.of("messages", f"{len(prompt)} messages", allowed)
     max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
     timeout = request.headers.get(TIMEOUT_HEADER)
 
     def limited(params: GenParams) -> GenParams:
+        _require_integers(params)
         return replace(
             params,
             max_tokens=_max_tokens(params.max_tokens, service.settings.max_tokens_limit),
@@ -68,6 +76,13 @@ def note_outcome(request: Request, outcome: Outcome, n: int) -> None:
 def note_value(request: Request, meta: dict[str, Any]) -> None:
     """A value that is not generated has been made."""
     ticket_of(request).note_outcome(meta["prompt_tokens"])
+
+
+def _require_integers(params: GenParams) -> None:
+    """Those that cannot travel are refused by their names."""
+    for name, value in params.given().items():
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise InvalidRequest.of(name, value, "an integer of 64 bits")
 
 
 def _max_tokens(asked: int | None, limit: int | None) -> int | None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from ..failures import Refusal
 
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-
 
 @dataclass(frozen=True, slots=True)
 class BrowserRules:
@@ -36,9 +34,10 @@ class BrowserRules:
         return cls(frozenset({*hosts, host.lower()}), frozenset(origins))
 
     def check(
-        self, method: str, hosts: Sequence[str], origin: str | None, site: str | None
+        self, hosts: Sequence[str], origin: str | None, site: str | None, *, is_open: bool
     ) -> None:
-        """`site`: what `Sec-Fetch-Site` says. Raises Refusal."""
+        """`site`: what `Sec-Fetch-Site` says; `is_open`: another site may have a link to it. Raises
+        Refusal."""
         if "*" not in self.hosts:
             for host in hosts:
                 self._check_host(host)
@@ -46,7 +45,7 @@ class BrowserRules:
             if self._is_own(origin, hosts) or self._is_allowed(origin):
                 return
             raise Refusal(403, f"origin {origin[:200]!r} is not allowed: see --cors-origin")
-        if site in ("cross-site", "same-site") and method not in SAFE_METHODS:
+        if site in ("cross-site", "same-site") and not is_open:
             raise Refusal(403, "requests from other sites' pages are not allowed")
 
     def _check_host(self, host: str) -> None:

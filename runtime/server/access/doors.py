@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 # What a probe or a balancer asks; they say no more than that the server is there.
-_PROBES = frozenset({"/health", "/ready", "/live"})
+_PROBES = frozenset({"/health", "/health_generate", "/live", "/ping", "/ready", "/version"})
 _PAGE = frozenset({"/", "/favicon.ico"})  # it holds nothing; what it asks for needs a key
 _PAGE_FILES = "/assets/"
 # What shows, or changes, what is not one's own: every namespace's texts, counters and KV.

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 TICKET = "stemma.ticket"  # in a request's scope
 ANSWER_HEADERS = "stemma.headers"  # in a request's scope: what its answer is to have too
+MAX_HEADER_BYTES = 65_536  # of all together
 BODY_TIMEOUT_S = 60.0  # for a whole body to come in (guess)
 MAX_USAGES = 65_536
 _LIMITS = ("limit", "remaining", "reset")
@@ -76,16 +77,18 @@ class Gate:
 
     def _let_in(self, scope: Scope, headers: _Headers, request_id: str, ticket: Ticket) -> Caller:
         """Raises Refusal and InvalidRequest."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise Refusal(431, f"headers may have at most {MAX_HEADER_BYTES} bytes")
         method, path = scope["method"], scope["path"]
+        door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
         self._rules.check(
-            method,
             headers.get("host", []),
             _one(headers, "origin"),
             _one(headers, "sec-fetch-site"),
+            is_open=door is Door.OPEN,
         )
         if not self._keys.is_used:
             return Caller(named_tenant(_one(headers, TENANT_HEADER)), request_id=request_id)
-        door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
         given = _key_in(headers)
         key = None if given is None else self._keys.find(given)
         if door is Door.OPEN:

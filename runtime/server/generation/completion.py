@@ -1,124 +1,89 @@
 """One prompt's completions asked for over HTTP, as a program on the engine's connection.
 
 One sample is a branch that ends in a `Gen`; several are forks of that branch, so that the prompt is
-tokenized once and its KV shared. The HTTP process is a client of the engine like any other. A
-completion is awaited on an asyncio loop; events come from the connection's I/O thread.
+tokenized once and its KV shared. The HTTP process is a client of the engine like any other.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ....errors import EngineError
 from ....frontend import ir, wire
 from ....frontend.client import Connection
 from ...sampling_params import seed_of_sample
-from .pieces import GenerationFailed, Outcome, Piece
-from .task import Message, Prompt
+from ..caller import Caller
+from .task import Message, Prompt, Task
+
+Post = Callable[[int, str, Any], None]
+"""(sample, kind, payload) of a delta, a value or a failure; called on the connection's thread."""
+
+_TOLD = frozenset({wire.DELTA, wire.VALUE, wire.FAILED})
 
 
 class Completion:
-    """The running completions of one prompt; use it as a context manager, so that leaving early
-    cancels them."""
+    """The program of one prompt. Lifetime: until its values have come or it is cancelled."""
 
     def __init__(
         self,
         connection: Connection,
-        prompt: Prompt,
-        params: ir.GenParams,
+        task: Task,
+        caller: Caller,
         *,
-        n: int = 1,
+        number: int,
+        post: Post,
         seed: int,
-        instance: int = 0,
-        stream: bool = False,
-        has_token_ids: bool = False,
-        tools: str | None = None,
-        template_kwargs: str | None = None,
-        response_id: str | None = None,
-        tenant: str | None = None,
-        namespace: str = "",
+        response_id: str | None,
     ) -> None:
-        """`prompt`: raw text, token ids, or the messages of a chat; `n` >= 1 samples of it;
-        `has_token_ids`: a stream has them, too; `tools`: what the chat template is to tell the
-        model of, as JSON; `response_id`: by which KV hints may name the first sample; `tenant`:
-        on whose account it runs; `namespace`: within which its KV is shared."""
-        self.n = n
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, str, Any]] = asyncio.Queue()
+        """`number`: of the task's prompt; `response_id`: by which KV hints may name the first
+        sample.
+
+        Raises EngineError and InvalidProgram.
+        """
         self._connection = connection
-        create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
-        if has_token_ids:
-            create["token_ids"] = True
-        if tools is not None:
-            create["tools"] = tools
-        if template_kwargs is not None:
-            create["template_kwargs"] = template_kwargs
-        if response_id is not None:
-            create["response_id"] = response_id
-        if tenant is not None:
-            create["tenant"] = tenant
-        if namespace:
-            create["namespace"] = namespace
+        self._task = task
+        self._number = number
+        self._first = number * task.n  # of its samples
+        self._post = post
+        create: dict[str, object] = {"seed": seed, "instance": number, "stream": task.stream}
+        given = {
+            "token_ids": task.has_token_ids or None,
+            "tools": task.tools,
+            "template_kwargs": task.template_kwargs,
+            "response_id": response_id,
+            "tenant": caller.tenant,
+            "namespace": caller.namespace or None,
+        }
+        create.update((name, value) for name, value in given.items() if value is not None)
         self._program = connection.open_program(self, create)
-        ops = prompt_ops(prompt)
-        for op in (*ops, *_gen_ops(len(ops), params, n)):
-            connection.send_op(self._program, op)
-        connection.flush(self._program, end=True)
 
-    async def pieces(self, first: int = 0) -> AsyncIterator[Piece | Outcome]:
-        """Each sample's text as it comes (with `stream`), then its outcome; samples are numbered
-        from `first`. Raises GenerationFailed."""
-        num_open = self.n
-        while num_open:
-            index, kind, payload = await self._events.get()
-            if kind == wire.DELTA:
-                yield _piece(first + index, payload)
-            elif kind == wire.VALUE:
-                yield Outcome(first + index, payload["text"], payload["meta"])
-                num_open -= 1
-            elif kind == wire.FAILED:
-                raise GenerationFailed(payload["message"], payload["kind"], payload.get("field"))
+    def send(self) -> None:
+        """Send the whole program. Raises EngineError and InvalidProgram."""
+        task, number = self._task, self._number
+        ops = prompt_ops(task.prompts[number])
+        for op in (*ops, *_gen_ops(len(ops), task.params_of(number), task.n)):
+            self._connection.send_op(self._program, op)
+        self._connection.flush(self._program, end=True)
 
-    def __enter__(self) -> Self:
-        return self
+    def end_now(self) -> None:
+        """Have the samples end with what they have; their values still come."""
+        self._connection.end_gens(self._program)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def cancel(self) -> None:
+        """Nothing more is wanted; nothing happens if all has come."""
         self._connection.close_program(self._program)
 
     # --- on the connection's I/O thread -----------------------------------------------------------
 
     def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-        if kind in (wire.DELTA, wire.VALUE, wire.FAILED):
-            self._post(max(0, branch - 1), kind, payload)
+        if kind in _TOLD:
+            self._post(self._first + max(0, branch - 1), kind, payload)
 
     def handle_disconnect(self, error: EngineError) -> None:
-        self._post(0, wire.FAILED, {"message": str(error), "kind": type(error).__name__})
-
-    def _post(self, index: int, kind: str, payload: Any) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, kind, payload))
-
-
-def _piece(index: int, delta: str | dict[str, Any]) -> Piece:
-    if isinstance(delta, str):
-        return Piece(index, delta)
-    return Piece(
-        index,
-        delta["text"],
-        delta.get("token_ids"),
-        delta.get("logprobs"),
-        delta.get("prompt_tokens"),
-        delta.get("cached_tokens", 0),
-    )
+        failure = {"message": str(error), "kind": type(error).__name__}
+        self._post(self._first, wire.FAILED, failure)
 
 
 def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:

@@ -21,6 +21,36 @@ class Piece:
     prompt_tokens: int | None = None  # in a sample's first piece, with its ids
     cached_tokens: int = 0
 
+    @classmethod
+    def of(cls, index: int, payload: Any) -> Piece:
+        """From a delta's payload: text, or an object of these fields."""
+        if isinstance(payload, str):
+            return cls(index, payload)
+        get = payload.get
+        text, ids, logprobs = payload["text"], get("token_ids"), get("logprobs")
+        return cls(index, text, ids, logprobs, get("prompt_tokens"), get("cached_tokens", 0))
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Piece]) -> Piece:
+        """Consecutive ones of a sample, at least one, as one."""
+        first = pieces[0]
+        if len(pieces) == 1:
+            return first
+        return cls(
+            first.index,
+            "".join(piece.text for piece in pieces),
+            _all([piece.token_ids for piece in pieces]),
+            _all([piece.logprobs for piece in pieces]),
+            first.prompt_tokens,
+            first.cached_tokens,
+        )
+
+
+def _all(parts: Sequence[Sequence[Any] | None]) -> list[Any] | None:
+    if all(part is None for part in parts):
+        return None
+    return [item for part in parts for item in part or ()]
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -39,6 +39,7 @@ class Task:
     hints: HintEnvelope | None = None
     cache_salt: str | None = None  # KV is shared with who knows it only
     constraint_field: str | None = None  # what the client called a grammar that may be refused
+    rid: str | None = None  # an id of the client's, by which it may abort this beside the reply's
     each_params: Sequence[GenParams] = ()  # where prompts differ in them, one for each
 
     def params_of(self, number: int) -> GenParams:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
 
 from ....errors import EngineError
 from ....frontend import ir, wire
@@ -17,10 +16,8 @@ from ....frontend.client import Connection
 from ..access.admission import admit_values, note_value
 from ..caller import Caller, caller_of
 from ..service import Service
+from .disconnect import while_connected
 from .pieces import GenerationFailed
-
-_DISCONNECT_POLL_S = 0.2
-_T = TypeVar("_T")
 
 
 async def values_of(
@@ -39,8 +36,7 @@ async def values_of(
     caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
     with ExitStack() as stack:
         asked = [stack.enter_context(_Asked(connection, caller, ops)) for ops in programs]
-        answers = asyncio.gather(*(each.answer for each in asked))
-        found = await _while_connected(request, answers)
+        found = await while_connected(request.receive, _all_of(asked))
     for answer in found:
         note_value(request, answer["meta"])
     return found
@@ -59,9 +55,13 @@ class _Asked:
         if caller.namespace:
             create["namespace"] = caller.namespace
         self._program = connection.open_program(self, create)
-        for op in ops:
-            connection.send_op(self._program, op)
-        connection.flush(self._program, end=True)
+        try:
+            for op in ops:
+                connection.send_op(self._program, op)
+            connection.flush(self._program, end=True)
+        except BaseException:
+            connection.close_program(self._program)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -98,12 +98,5 @@ class _Asked:
             self.answer.set_exception(GenerationFailed(payload["message"], payload["kind"]))
 
 
-async def _while_connected(request: Request, answers: Awaitable[_T]) -> _T:
-    task = asyncio.ensure_future(answers)
-    try:
-        while not (await asyncio.wait({task}, timeout=_DISCONNECT_POLL_S))[0]:
-            if await request.is_disconnected():
-                raise HTTPException(499, "the client went away")
-        return task.result()
-    finally:
-        task.cancel()
+async def _all_of(asked: Sequence[_Asked]) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(each.answer for each in asked))

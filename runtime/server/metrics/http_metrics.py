@@ -1,4 +1,4 @@
-"""What this process counts itself: HTTP requests, what it turned away, and streams that it cut."""
+"""What this process counts itself: HTTP requests."""
 
 from __future__ import annotations
 
@@ -37,15 +37,4 @@ class HttpMetrics:
         )
         self.in_flight = Gauge(
             "stemma_http_requests_in_flight", "HTTP requests being answered.", registry=registry
-        )
-        self.disconnects = Counter(
-            "stemma_http_disconnects",
-            "Requests whose client went away before the end.",
-            registry=registry,
-        )
-        self.cut_streams = Counter(
-            "stemma_http_cut_streams",
-            "Streams that this server gave up, by reason.",
-            ("reason",),
-            registry=registry,
         )

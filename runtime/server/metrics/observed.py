@@ -14,6 +14,8 @@ from ..generation.pieces import Outcome
 from .http_metrics import OTHER_ROUTE, HttpMetrics
 
 CLIENT_CLOSED = 499  # nginx's status for a client that went away
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER_METHOD = "other"  # a client may call it anything: each name would be a series of its own
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class RequestRecord:
     @property
     def outcomes(self) -> list[Outcome]:
         """What a generation came to, if this was one and it ended."""
-        return self.state.get("outcomes") or []
+        return list(self.state.get("outcomes", {}).values())
 
     @property
     def request_id(self) -> str | None:
@@ -93,9 +95,8 @@ class Observed:
 
     def _note(self, record: RequestRecord) -> None:
         metrics = self._metrics
-        metrics.requests.labels(record.route, record.method, str(record.status)).inc()
+        method = record.method if record.method in METHODS else OTHER_METHOD
+        metrics.requests.labels(record.route, method, str(record.status)).inc()
         metrics.seconds.labels(record.route).observe(record.duration_s)
-        if not record.is_complete:
-            metrics.disconnects.inc()
         for observe in self._observers:
             observe(record)

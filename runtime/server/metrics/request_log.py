@@ -11,7 +11,8 @@ import orjson
 from ..settings import LogFormat
 from .observed import RequestRecord
 
-QUIET_ROUTES = frozenset({"/health", "/ready", "/live", "/ping", "/metrics"})  # asked all the time
+# Asked all the time.
+QUIET_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/live", "/ping", "/metrics"})
 
 log = logging.getLogger("stemma.requests")
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from ..model_text import ModelText
 from ..service import Service
 
-MAX_TREE_NODES = 5000
+MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
 
 
@@ -18,17 +18,18 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    async def ask(method: str, **args: object) -> Any:
+    async def ask(method: str, **args: Any) -> Any:
         return await asyncio.to_thread(service.engine.connection.call, method, **args)
 
-    @routes.api_route("/flush_cache", methods=["GET", "POST"])
+    @routes.get("/flush_cache")
+    @routes.post("/flush_cache")
     async def flush_cache() -> dict[str, Any]:
         """Drop cached KV that nothing uses; what is in use or kept by hints stays."""
         return {"status": "ok", "flushed_tokens": await ask("flush_cache")}
 
     @routes.get("/tree")
     async def tree(
-        max_nodes: int = Query(default=2000, ge=1, le=MAX_TREE_NODES),
+        max_nodes: int = Query(default=1000, ge=1, le=MAX_TREE_NODES),
         max_token_ids: int = Query(default=48, ge=0, le=MAX_NODE_IDS),
     ) -> dict[str, Any]:
         """The radix tree, of a large one the part used last, and how full the pool is."""
@@ -42,7 +43,7 @@ def router(service: Service) -> APIRouter:
     async def server_info() -> dict[str, Any]:
         """The model, and the engine's pool, queue and counters as they are now."""
         info: dict[str, Any] = await ask("info")
-        return {"version": _version(), **info}
+        return {"version": own_version(), **info}
 
     @routes.get("/model_info")
     @routes.get("/get_model_info")
@@ -62,7 +63,8 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _version() -> str:
+def own_version() -> str:
+    """Of Stemma, as it is installed."""
     from importlib.metadata import version
 
     return version("stemma-lm")

@@ -108,7 +108,7 @@ class GenerateRequest(PromptFields):
         name = "sampling_params"
         if isinstance(self.sampling_params, dict):
             return [SamplingObject.read(self.sampling_params, name)] * num
-        given = self._each(name, self.sampling_params, num)
+        given: Sequence[dict[str, Any]] = self._each(name, self.sampling_params, num)
         read = [SamplingObject.read(item, f"{name}.{i}") for i, item in enumerate(given)]
         counts = {sampling.n for sampling in read}
         if len(counts) > 1:

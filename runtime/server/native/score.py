@@ -69,7 +69,7 @@ class ScoreRequest(PromptFields):
             texts = tuple(str(choice) for choice in self.choices)
             return [_select(prompt, choices=texts, method=self.method) for prompt in prompts]
         ids = tuple(tuple(choice) for choice in self.choices)
-        return [_select(prompt, ids=ids, method=self.method) for prompt in prompts]  # type: ignore[arg-type]
+        return [_select(prompt, ids=ids, method=self.method) for prompt in prompts]
 
     def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Of one prompt. A choice's log probability is the sum over its tokens, its normalized one

@@ -34,7 +34,8 @@ def router(service: Service) -> APIRouter:
         """Events until the client goes, or that many."""
         if len(feed) >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} clients are watching already")
-        stream = _stream(feed, caller_of(request).namespace, events)
+        caller = caller_of(request)
+        stream = _stream(feed, "" if caller.is_admin else caller.namespace, events)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 

@@ -75,6 +75,7 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
         hints=body.kv_hints,
         cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
+        rid=body.rid,
     )
     warnings = body.reasoning_warnings(variables, chat_format)
     reasoning = body.reasoning_use(

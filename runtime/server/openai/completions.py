@@ -32,6 +32,8 @@ from .reply import (
 )
 from .sampling_fields import MAX_LOGPROBS, SamplingFields
 
+MAX_PROMPTS = 2048  # of a request (guess: as many as OpenAI embeds at once)
+
 
 def router(service: Service) -> APIRouter:
     """The routes."""
@@ -50,6 +52,7 @@ def router(service: Service) -> APIRouter:
             hints=body.kv_hints,
             cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
+            rid=body.rid,
         )
         fingerprint = fingerprint_of(service.info)
         reply = TextReply(
@@ -125,6 +128,8 @@ class CompletionRequest(SamplingFields):
             return [prompt]
         if not prompt:
             raise InvalidRequest.of("prompt", prompt, "at least one prompt")
+        if not isinstance(prompt[0], int) and len(prompt) > MAX_PROMPTS:
+            raise InvalidRequest.of("prompt", f"{len(prompt)} of them", f"at most {MAX_PROMPTS}")
         if isinstance(prompt[0], int):
             return [[int(i) for i in prompt]]
         return list(prompt)
@@ -176,7 +181,10 @@ class TextReply(CompletionReply):
         prompt = self._prompts[outcome.index // self.wanted.n]
         if logprobs is not None and self._waits_for_prompts:
             before = self._prompt_logprobs(prompt.meta["prompt_logprobs"], echo)
-            logprobs = {name: before[name] + logprobs[name] for name in logprobs}
+            logprobs = {
+                name: None if values is None else before[name] + values
+                for name, values in logprobs.items()
+            }
         choice = {
             "index": outcome.index,
             "text": echo + outcome.text,

@@ -71,7 +71,7 @@ class EmbeddingRequest(BaseModel):
     def _inputs(self) -> Sequence[str | list[int]]:
         given = self.input
         if isinstance(given, str) or (given and isinstance(given[0], int)):
-            given = [given]  # type: ignore[list-item,assignment]
+            given = [given]  # type: ignore[assignment]
         if not 1 <= len(given) <= MAX_INPUTS or not all(given):
             allowed = f"1 to {MAX_INPUTS} inputs, none of them empty"
             raise InvalidRequest.of("input", f"{len(given)} inputs", allowed)

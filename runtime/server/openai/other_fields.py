@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ....errors import InvalidRequest
 
-_NO_LIST = (None, [], {})
+_NO_LIST: tuple[Any, ...] = (None, [], {})
 _OFF = (None, False)
 _LEFT_OUT = "left out"
 
@@ -45,6 +45,20 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "session_params": (_NO_LIST, "left out: a shared prefix is found without"),
     "return_hidden_states": (_OFF, "false"),
     "return_tokens_as_token_ids": (_OFF, "false; see return_token_ids"),
+    "return_routed_experts": (_OFF, "false"),
+    "return_prompt_text": (_OFF, "false"),
+    "return_meta_info": (_OFF, "false; see include_timing"),
+    "return_cached_tokens_details": (_OFF, "false; usage tells of cached tokens"),
+    "input_ids": (_NO_LIST, "left out: /v1/completions takes token ids"),
+    "truncation_side": ((None,), "left out: a prompt is taken whole or refused"),
+    "logprob_token_ids": (_NO_LIST, "left out; see top_logprobs"),
+    "watermarking": (_OFF, "false"),
+    "extra_key": ((None, ""), "left out; see cache_salt"),
+    "ec_transfer_params": (_NO_LIST, _LEFT_OUT),
+    "bootstrap_host": ((None,), _LEFT_OUT),
+    "bootstrap_port": ((None,), _LEFT_OUT),
+    "bootstrap_room": ((None,), _LEFT_OUT),
+    "task": ((None,), _LEFT_OUT),
 }
 
 
@@ -67,6 +81,13 @@ class OtherFields(BaseModel):
     spaces_between_special_tokens: Any = None
     guided_decoding_backend: Any = None
     mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    images_config: Any = None
+    session_id: Any = None
+    custom_labels: Any = None
+    stream_interval: Any = None
+    routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
 
     # Of no effect for one value, and refused with any other: see _REFUSED.
     audio: Any = None
@@ -97,6 +118,20 @@ class OtherFields(BaseModel):
     session_params: Any = None
     return_hidden_states: Any = None
     return_tokens_as_token_ids: Any = None
+    return_routed_experts: Any = None
+    return_prompt_text: Any = None
+    return_meta_info: Any = None
+    return_cached_tokens_details: Any = None
+    input_ids: Any = None
+    truncation_side: Any = None
+    logprob_token_ids: Any = None
+    watermarking: Any = None
+    extra_key: Any = None
+    ec_transfer_params: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    task: Any = None
 
     def refuse_others(self) -> None:
         """Raises InvalidRequest naming what cannot be honoured."""

@@ -234,7 +234,7 @@ def fingerprint_of(info: dict[str, Any]) -> str:
 
 def _unlikeliness(outcome: Outcome) -> float:
     """The mean log probability of its tokens, negated."""
-    logprobs = [entry["logprob"] for entry in outcome.meta["logprobs"]]
+    logprobs: list[float] = [entry["logprob"] for entry in outcome.meta["logprobs"]]
     return -sum(logprobs) / max(1, len(logprobs))
 
 

@@ -34,9 +34,9 @@ class StreamOptions(BaseModel):
 
 class SamplingFields(ConstraintFields, OtherFields):
     """Fields that both endpoints share. Those that OpenAI does not have: `top_k`, `min_p`,
-    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`,
-    `cache_salt`, `prompt_logprobs`, `return_token_ids` and `include_stop_str_in_output` are vLLM's,
-    `stop_regex` and `no_stop_trim` SGLang's, `deadline_s` and `include_timing` ours."""
+    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
+    `prompt_logprobs`, `return_token_ids` and `include_stop_str_in_output` are vLLM's, `stop_regex`
+    and `no_stop_trim` SGLang's; `deadline_s`, seconds from now, and `include_timing` are ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -65,6 +65,7 @@ class SamplingFields(ConstraintFields, OtherFields):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     cache_salt: str | None = Field(default=None, max_length=1024)
+    rid: str | None = Field(default=None, min_length=1, max_length=256)  # SGLang's, see /abort
     include_timing: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -9,7 +9,7 @@ const MIN_SPAN_MS = 20; // below it a speed says how the network packs, not how 
     request; `onChange()` after each change. Never raises: the node says how it ended. */
 export async function writeAnswer({ api, conversation, node, sampling, signal, onChange }) {
   Object.assign(node, { text: "", state: "writing", createdMs: Date.now() });
-  for (const name of ["reasoning", "toolCalls", "error", "finish", "usage", "firstMs", "tokensPerS"]) delete node[name];
+  for (const name of ["reasoning", "toolCalls", "error", "failure", "finish", "usage", "firstMs", "tokensPerS"]) delete node[name];
   const clock = new Clock();
   try {
     const body = requestOf(conversation, node, sampling);
@@ -22,10 +22,17 @@ export async function writeAnswer({ api, conversation, node, sampling, signal, o
     throw new ApiError("the answer broke off before its end");
   } catch (error) {
     node.state = error.name === "AbortError" ? "stopped" : "failed";
-    if (node.state === "failed") { node.error = error.message; node.isOutage = error.isOutage ?? false; }
+    if (node.state === "failed") Object.assign(node, { error: error.message, failure: failureOf(error) });
   } finally {
     onChange();
   }
+}
+
+/** Whose fault it was: "away" (no engine), "busy" (limits), "refused" (the request) or "broken". */
+function failureOf(error) {
+  if (error.isOutage) return "away";
+  if (error.status === 429) return "busy";
+  return error.status >= 400 && error.status < 500 ? "refused" : "broken";
 }
 
 /** The body of the request for `node`. */

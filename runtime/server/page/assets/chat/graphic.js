@@ -74,13 +74,11 @@ function mark(node, { x, y }, isLit, isLast, onPick) {
 }
 
 function ring(node) {
-  const parts = [s("circle", { class: "body", r: RADIUS })];
-  if (!node.usage) return parts;
+  const body = s("circle", { class: "body", r: RADIUS });
+  if (!node.usage) return [body];
   const share = node.usage.prompt ? node.usage.cached / node.usage.prompt : 0;
-  parts.push(s("circle", { class: "computed", r: RADIUS }));
-  parts.push(s("circle", { class: "reused", r: RADIUS, "stroke-dasharray": `${share * ROUND} ${ROUND}`, transform: "rotate(-90)" }));
-  parts.push(s("circle", { class: "core", r: 2.6 }));
-  return parts;
+  const reused = s("circle", { class: "reused", r: RADIUS, "stroke-dasharray": `${share * ROUND} ${ROUND}`, transform: "rotate(-90)" });
+  return [body, s("g", { class: "ring" }, s("circle", { class: "computed", r: RADIUS }), reused), s("circle", { class: "core", r: 2.6 })];
 }
 
 function describe(node) {

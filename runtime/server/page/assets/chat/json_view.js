@@ -36,7 +36,8 @@ export class JsonView {
     const { state, invalidAt } = this.reader;
     if (state === "invalid") return { state: "bad", text: `no JSON from character ${invalidAt + 1} on` };
     if (state !== "complete") {
-      if (!isEnd) return { state: "open", text: "valid so far" };
+      const ends = { writing: "valid so far", stopped: "stopped; valid as far as it goes", failed: "broken off; valid as far as it goes" };
+      if (node.state in ends) return { state: "open", text: ends[node.state] };
       return { state: "bad", text: node.finish === "length" ? "cut by max tokens; valid as far as it goes" : "not complete" };
     }
     const { problems, unchecked } = checkAgainst(this.schema, JSON.parse(this.reader.text));

@@ -34,13 +34,15 @@ export class Library {
     return conversation;
   }
 
-  /** Notes a change: to the front, and saved soon. */
+  /** Notes that a message has come or ended: to the front, and saved at once. */
   touch(conversation) {
     conversation.updatedMs = Date.now();
     this.items = [conversation, ...this.items.filter((item) => item !== conversation)];
     this.save(conversation);
+    this.flush(conversation);
   }
 
+  /** Notes a smaller change: saved soon. */
   save(conversation) {
     if (!Object.keys(conversation.nodes).length || this.waiting.has(conversation.id)) return;
     this.waiting.set(conversation.id, setTimeout(() => this.flush(conversation), SAVE_MS));

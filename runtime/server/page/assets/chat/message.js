@@ -6,6 +6,7 @@ import { JsonView } from "./json_view.js";
 import { showMarkdown } from "./markdown.js";
 
 const FINISHES = { length: "cut by max tokens", abort: "ended by the server", tool_calls: "calls a tool", content_filter: "filtered" };
+const FAILURES = { away: "The engine is away", busy: "The server is busy", refused: "The server refused this", broken: "The answer broke off" };
 const count = new Intl.NumberFormat("en");
 
 /** `actions`: {edit(node, text), again(node), retry(node), pick(node), isBusy()}. */
@@ -24,7 +25,7 @@ export class MessageView {
       "aria-label": node.role === "user" ? "You" : "Answer" },
       h("span", { class: "knot", "aria-hidden": "true" }),
       h("header", { class: "message-head" }, h("span", { class: "who", text: node.role === "user" ? "You" : node.model ?? "Answer" }), this.branches, this.tools()),
-      this.reasoning, this.body, this.calls, this.problem, this.foot);
+      ...(node.role === "user" ? [this.body] : [this.reasoning, this.body, this.calls, this.problem, this.foot]));
   }
 
   tools() {
@@ -91,8 +92,7 @@ export class MessageView {
     const { node } = this;
     this.problem.hidden = node.state !== "failed";
     if (node.state === "failed") {
-      const whose = node.isOutage ? "The engine did not answer. " : "The server refused or failed. ";
-      put(this.problem, h("p", {}, h("strong", { text: whose }), node.error),
+      put(this.problem, h("p", {}, h("strong", { text: FAILURES[node.failure] ?? FAILURES.broken }), h("span", { text: node.error })),
         h("button", { type: "button", text: "Retry", on: { click: () => this.actions.retry(node) } }));
     }
     put(this.foot, ...costOf(node));

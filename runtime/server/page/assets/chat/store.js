@@ -41,6 +41,7 @@ class Store {
     return new Promise((resolve, reject) => {
       const transaction = this.database.transaction(TABLE, mode);
       const request = act(transaction.objectStore(TABLE));
+      transaction.commit?.(); // now: the page may be left at once
       transaction.oncomplete = () => resolve(request.result);
       transaction.onerror = transaction.onabort = () => reject(transaction.error);
     });

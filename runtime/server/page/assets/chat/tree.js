@@ -111,7 +111,7 @@ export function titleOf(text) {
 
 function readFields(node) {
   const fields = { text: node.text, state: ["done", "stopped", "failed"].includes(node.state) ? node.state : "stopped" };
-  for (const name of ["reasoning", "error", "finish", "schemaText", "model"]) if (typeof node[name] === "string") fields[name] = node[name];
+  for (const name of ["reasoning", "error", "failure", "finish", "schemaText", "model"]) if (typeof node[name] === "string") fields[name] = node[name];
   for (const name of ["createdMs", "firstMs", "tokensPerS"]) if (Number.isFinite(node[name])) fields[name] = node[name];
   const { prompt, cached, completion } = node.usage ?? {};
   if ([prompt, cached, completion].every((count) => Number.isInteger(count) && count >= 0)) fields.usage = { prompt, cached, completion };

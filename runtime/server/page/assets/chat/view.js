@@ -12,31 +12,49 @@ import { SCHEMAS } from "./starters.js";
 import { Thread } from "./thread.js";
 import { ROOT, addNode, childrenOf, choose, pathOf } from "./tree.js";
 
-/** The chat in `root`; returns how to leave it. Answers that are being written then are stopped. */
+let opened = null; // the view, once there is one: answers go on being written while another is shown
+
+/** The chat in `root`; returns how to leave it. */
 export async function mount(root, { api, engine }) {
   await useStyle("chat/chat.css");
-  let view = null;
-  const library = await Library.open((text) => view?.say(text));
-  view = new ChatView(root, library, api, engine);
+  opened ??= ChatView.open(api, engine);
+  const view = await opened;
+  view.enter(root);
   return () => view.leave();
 }
 
 class ChatView {
-  constructor(root, library, api, engine) {
-    Object.assign(this, { root, library, api, engine });
+  static async open(api, engine) {
+    let view = null;
+    const library = await Library.open((text) => view?.say(text));
+    view = new ChatView(library, api, engine);
+    return view;
+  }
+
+  constructor(library, api, engine) {
+    Object.assign(this, { library, api, engine });
     this.sampling = new Sampling();
     this.running = new Map(); // conversation id -> {controller, node}
     this.conversation = null;
     this.frame = 0;
     this.build();
-    const listen = new AbortController();
-    addEventListener("hashchange", () => this.route(), { signal: listen.signal });
-    addEventListener("pagehide", () => library.flushAll(), { signal: listen.signal });
-    document.addEventListener("keydown", (event) => this.onKey(event), { signal: listen.signal });
-    const unsubscribe = engine.onChange(() => this.showThread());
-    this.stopListening = () => { listen.abort(); unsubscribe(); };
+    addEventListener("pagehide", () => library.flushAll());
+    engine.onChange(() => this.showThread());
+  }
+
+  enter(root) {
+    put(root, this.element);
+    this.listen = new AbortController();
+    addEventListener("hashchange", () => this.route(), { signal: this.listen.signal });
+    document.addEventListener("keydown", (event) => this.onKey(event), { signal: this.listen.signal });
     this.route();
     if (matchMedia("(hover: hover)").matches) this.composer.focus();
+  }
+
+  leave() {
+    this.listen.abort();
+    this.library.flushAll();
+    this.element.remove();
   }
 
   build() {
@@ -67,19 +85,10 @@ class ChatView {
     this.element = h("div", { class: "chat" }, this.sidebar.element,
       h("section", { class: "chat-main", "aria-label": "Conversation" }, head, this.thread.element, this.toast, this.composer.element, this.live),
       this.panel.element, h("div", { class: "veil", on: { click: () => this.closeDrawers() } }));
-    put(this.root, this.element);
   }
 
   get isWriting() {
     return this.running.has(this.conversation.id);
-  }
-
-  leave() {
-    for (const { controller } of this.running.values()) controller.abort();
-    this.stopListening();
-    cancelAnimationFrame(this.frame);
-    this.library.flushAll();
-    put(this.root);
   }
 
   // --- which conversation is open ---------------------------------------------------------------
@@ -87,11 +96,14 @@ class ChatView {
   route() {
     const [name, id] = location.hash.slice(2).split("/");
     if (name && name !== "chat") return;
-    const known = this.library.get(id);
-    if (known) return this.open(known);
-    const fresh = this.library.items.find((item) => !Object.keys(item.nodes).length) ?? this.library.create();
-    history.replaceState(null, "", `#/chat/${fresh.id}`);
-    this.open(fresh);
+    const wanted = this.library.get(id) ?? (id ? null : this.conversation) ?? this.fresh();
+    if (wanted.id !== id) history.replaceState(null, "", `#/chat/${wanted.id}`);
+    this.open(wanted);
+  }
+
+  /** An empty conversation: the one there is, or a new one. */
+  fresh() {
+    return this.library.items.find((item) => !Object.keys(item.nodes).length) ?? this.library.create();
   }
 
   open(conversation) {
@@ -103,7 +115,7 @@ class ChatView {
   }
 
   create() {
-    location.hash = "#/chat";
+    history.pushState(null, "", `#/chat/${this.fresh().id}`);
     this.route();
     this.composer.focus();
   }
@@ -112,8 +124,8 @@ class ChatView {
     this.running.get(conversation.id)?.controller.abort();
     this.library.remove(conversation);
     if (conversation !== this.conversation) return this.showSidebar();
-    const next = this.library.items[0];
-    location.hash = next ? `#/chat/${next.id}` : "#/chat";
+    this.conversation = this.library.items[0] ?? null;
+    history.replaceState(null, "", "#/chat");
     this.route();
   }
 
@@ -165,7 +177,6 @@ class ChatView {
     await written;
     this.running.delete(conversation.id);
     if (node.state === "failed" || this.engine.state !== "ready") this.engine.check();
-    if (controller.signal.aborted && !this.element.isConnected) return;
     this.library.touch(conversation);
     if (conversation === this.conversation) this.announce(node);
     this.showAll();

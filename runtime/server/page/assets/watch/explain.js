@@ -55,12 +55,12 @@ function status(node, model) {
 export function explainStep(step, model) {
   const { tokens: sums } = step;
   const parts = [
-    ["prompts", sums.prefill, "computed"], ["scored", sums.score, "computed"], ["decoded", sums.decode, "one a request"],
+    ["prompts", sums.prefill, "computed"], ["read", sums.score, "computed for scores or embeddings"], ["decoded", sums.decode, "one a request"],
     ["forced", sums.forced, "given by a grammar, computed at once"], ["from cache", sums.cached, "not computed"],
   ].filter(([, number]) => number);
   const label = (id) => model.names.get(id)?.program ?? `#${id}`;
   const chunks = step.rows.slice(0, 4).map(([id, kind, number, cached, forced]) =>
-    line(`${label(id)}: ${kind === "decode" ? `${forced} forced after one it decoded` : `${kind === "score" ? "scores" : "prompt"} ${number}${cached ? ` after ${count(cached)} from the cache` : ""}${forced ? `, ${forced} of them forced` : ""}`}`));
+    line(`${label(id)}: ${kind === "decode" ? `${forced} forced after one it decoded` : `${kind === "score" ? "reads" : "prompt"} ${number}${cached ? ` after ${count(cached)} from the cache` : ""}${forced ? `, ${forced} of them forced` : ""}`}`));
   return [
     h("h3", { text: `Step ${count(step.id)} · ${ms(step.ms)}` }),
     facts(parts.map(([name, number, how]) => [name, `${tokens(number)}, ${how}`])),
@@ -101,7 +101,7 @@ export function explainRequest(request, model) {
     facts([
       ["prompt", tokens(request.prompt)],
       ["from cache", isRunning ? tokens(request.cached) : null],
-      ["output", isRunning && !request.is_scoring ? `${count(request.output)} of at most ${count(request.max_output)}${request.forced ? `, ${count(request.forced)} forced` : ""}` : null],
+      ["output", isRunning && request.task === "generate" ? `${count(request.output)} of at most ${count(request.max_output)}${request.forced ? `, ${count(request.forced)} forced` : ""}` : null],
       ["tenant", request.tenant && !/^[0-9a-f]{32}$/.test(request.tenant) ? request.tenant : null],
       ["preempted", request.num_preemptions ? `${request.num_preemptions} times` : null],
       ["age", duration(request.age_s)],

@@ -6,13 +6,15 @@ const RETRY_MS = 1000;
     aborts. A stream that breaks off is begun anew. */
 export async function follow(api, signal, { onState, onOutage }) {
   while (!signal.aborted) {
+    let isOut = false;
     try {
       for await (const { event, data } of api.events("/watch", { signal })) {
         const told = JSON.parse(data);
-        if (event === "state") onState(told);
-        else onOutage(told.reason);
+        isOut = event !== "state";
+        if (isOut) onOutage(told.reason);
+        else onState(told);
       }
-      onOutage("the server has ended the stream");
+      if (!isOut) onOutage("the server has ended the stream");
     } catch (error) {
       if (signal.aborted || error.name === "AbortError") return;
       onOutage(error.message);

@@ -3,8 +3,8 @@
 // evicted beside them.
 
 export const LEAF = 20; // world units between two leaves
-const BASE = 26;
-const PER_DOUBLING = 17;
+const BASE = 22;
+const PER_DOUBLING = 18;
 
 /** Sets `depth`, `breadth`, `children`, `numLeaves` of each node; returns {depth, breadth} of all. */
 export function layOut(nodes) {

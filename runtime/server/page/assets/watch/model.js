@@ -11,16 +11,18 @@ function nodeOf(row) {
 
 export class Model {
   constructor() {
+    Object.assign(this, { treeVersion: 0, poolVersion: 0, sequence: 0 }); // these only rise
     this.reset();
   }
 
+  /** Forget everything: it was another engine's. */
   reset() {
     Object.assign(this, {
       run: null, name: "", engine: null, rates: null, nowS: 0, receivedMs: 0, isLive: false, outage: null,
-      nodes: new Map(), roots: {}, numNodes: 0, numHidden: 0, pool: null, poolVersion: 0, evictedTokens: 0,
+      nodes: new Map(), roots: {}, numNodes: 0, numHidden: 0, pool: null, evictedTokens: 0,
       queue: { running: [], waiting: [], num_running: 0, num_waiting: 0, policy: "" },
-      steps: [], names: new Map(), leases: new Map(), users: new Map(), treeVersion: 0,
-      history: { decode: [], prefill: [], hit: [], kv: [] }, sequence: 0,
+      steps: [], names: new Map(), leases: new Map(), users: new Map(),
+      history: { decode: [], prefill: [], hit: [], kv: [] },
       changes: { added: [], removed: [] },
     });
   }

@@ -1,4 +1,4 @@
-// Colours of the drawings, taken from the page's custom properties, and what they stand for.
+// Colours of the drawings, taken from the page's custom properties.
 
 const NUM_HEATS = 10;
 const COLD_S = 600; // older looks the same
@@ -23,8 +23,9 @@ export function heatOf(ageS) {
   return Math.min(NUM_HEATS - 1, Math.floor(part * NUM_HEATS));
 }
 
-function heat({ computed, reused, strong }, part) {
-  return part < 0.5 ? mix(computed, reused, part * 2) : mix(reused, strong, part * 2 - 1);
+/** Embers: what was just used glows, then turns to ash. */
+function heat({ computed, strong }, part) {
+  return mix(computed, strong, part ** 0.8);
 }
 
 /** Between two colours "#rrggbb". */

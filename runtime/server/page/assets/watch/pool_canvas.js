@@ -1,6 +1,6 @@
 // The KV pool, page by page: what is free, what is kept and how warm it is, what is in use.
 
-import { heatOf, readPalette } from "./palette.js";
+import { heatOf, mix, readPalette } from "./palette.js";
 
 const CELL = 5;
 const GAP = 1;
@@ -73,10 +73,11 @@ export class PoolCanvas {
   #colour(owner) {
     const { palette, model } = this;
     if (owner === FREE) return palette.sunken;
-    if (owner === OUTPUT) return palette.made;
+    if (owner === OUTPUT) return mix(palette.accent, palette.raised, 0.4);
     const node = model.nodes.get(owner);
     if (!node) return palette.strong;
     if (node.locks) return palette.accent;
+    if (node.leases) return palette.made;
     return palette.heats[heatOf(model.age(node))];
   }
 

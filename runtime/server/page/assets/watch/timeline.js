@@ -50,7 +50,7 @@ export class Timeline {
     const base = Math.round(height * 0.68);
     const most = Math.max(8, ...steps.map(({ tokens }) => KINDS.reduce((sum, kind) => sum + tokens[kind], tokens.cached)));
     const slowest = Math.max(1, ...steps.map((step) => step.ms));
-    const tall = (tokens) => Math.sqrt(tokens / most) * (base - 14);
+    const tall = (tokens) => (tokens / most) ** 0.42 * (base - 14);
     this.#axis(base, most, slowest, tall);
     steps.forEach((step, i) => {
       const x = this.#left(steps) + i * COLUMN;
@@ -89,7 +89,7 @@ export class Timeline {
     c.lineWidth = 1;
     c.textAlign = "left";
     c.beginPath();
-    for (const tokens of [most, most / 4]) {
+    for (const tokens of [most, most / 8]) {
       const y = Math.round(base - tall(tokens)) + 0.5;
       c.moveTo(38, y);
       c.lineTo(width, y);

@@ -7,7 +7,8 @@ import { heatOf, readPalette } from "./palette.js";
 const GHOST_MS = 900;
 const ARRIVE_MS = 700;
 const SETTLE = 0.2; // of the way to its place, a frame
-const MARGIN = { left: 34, right: 210, top: 64, bottom: 58 };
+const LEFT = 34;
+const RIGHT = 190; // for the texts of leaves
 const LABEL_PITCH = 11; // pixels between leaves from which labels are drawn
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -16,6 +17,7 @@ export class TreeCanvas {
     Object.assign(this, { canvas, model, onHover, onPin, context: canvas.getContext("2d") });
     this.palette = readPalette();
     this.shape = "rows"; // or "round"
+    this.insets = { top: 70, bottom: 50 }; // pixels that others cover
     this.camera = { x: 0, y: 0, sx: 1, sy: 1 };
     this.isFitted = true;
     this.layout = { roots: [], order: [], depth: 1, breadth: 1 };
@@ -149,15 +151,17 @@ export class TreeCanvas {
   #aimAtAll() {
     if (!this.width) return;
     const { depth, breadth } = this.layout;
+    const { top, bottom } = this.insets;
+    const room = Math.max(60, this.height - top - bottom);
     if (this.shape === "round") {
-      const scale = Math.max(0.01, (Math.min(this.width, this.height) / 2 - 44) / depth);
-      this.target = { x: this.width / 2, y: this.height / 2 + 6, sx: scale, sy: scale };
+      const sy = Math.max(0.01, (Math.min(this.width - 24, room) / 2) / depth);
+      const sx = Math.min(1.5 * sy, (this.width - 24) / 2 / depth);
+      this.target = { x: this.width / 2, y: top + room / 2, sx, sy };
     } else {
-      const right = this.width < 520 ? 90 : MARGIN.right;
-      const sx = Math.min(1.6, Math.max(60, this.width - MARGIN.left - right) / depth);
-      const room = this.height - MARGIN.top - MARGIN.bottom;
+      const right = this.width < 520 ? 70 : RIGHT;
+      const sx = Math.min(1.6, Math.max(60, this.width - LEFT - right) / depth);
       const sy = Math.min(1.5, room / breadth);
-      this.target = { x: MARGIN.left, y: MARGIN.top + Math.max(0, room - breadth * sy) / 2, sx, sy };
+      this.target = { x: LEFT, y: top + Math.max(0, room - breadth * sy) / 2, sx, sy };
     }
     if (still.matches || !this.hasDrawn) Object.assign(this.camera, this.target);
   }
@@ -243,7 +247,7 @@ export class TreeCanvas {
       const key = `${isDim ? 0 : 1}|${kind}|${width}`;
       let group = groups.get(key);
       if (!group) groups.set(key, (group = { kind, width, isDim, path: new Path2D() }));
-      this.#trace(group.path, parent, node, a, b, pitch);
+      this.#trace(group.path, parent, node, a, b);
     }
     const rank = ({ kind, isDim }) => (isDim ? -100 : 0) + (kind === "use" ? 50 : kind === "host" || kind === "aged" ? -20 : -kind);
     for (const group of [...groups.values()].sort((a, b) => rank(a) - rank(b))) {
@@ -264,17 +268,16 @@ export class TreeCanvas {
     return kind === "use" ? palette.accent : palette.heats[kind];
   }
 
-  #trace(path, parent, node, a, b, pitch) {
+  #trace(path, parent, node, a, b) {
     path.moveTo(a.x, a.y);
     if (this.shape === "rows") {
-      if (pitch < 2) return path.lineTo(b.x, b.y);
       const bend = a.x + Math.min(26, (b.x - a.x) * 0.55);
       path.bezierCurveTo(a.x + (bend - a.x) * 0.62, a.y, a.x + (bend - a.x) * 0.3, b.y, bend, b.y);
       return path.lineTo(b.x, b.y);
     }
     const middle = (parent.depth + node.depth) / 2;
-    const { x, y, sx } = this.camera;
-    const reach = (p, depth) => (p.depth ? [x + (p.x / p.depth) * depth * sx, y + (p.y / p.depth) * depth * sx] : [x, y]);
+    const { x, y, sx, sy } = this.camera;
+    const reach = (p, depth) => (p.depth ? [x + (p.x / p.depth) * depth * sx, y + (p.y / p.depth) * depth * sy] : [x, y]);
     const [cx, cy] = parent.depth ? reach(parent, middle) : reach(node, middle * 0.5);
     const [ex, ey] = reach(node, middle);
     path.bezierCurveTo(cx, cy, ex, ey, b.x, b.y);
@@ -285,12 +288,11 @@ export class TreeCanvas {
     const { context: c, model } = this;
     if (!model.users.size || model.users.size > 300 || still.matches || !model.isLive) return;
     const path = new Path2D();
-    const pitch = this.#pitch();
     for (const id of model.users.keys()) {
       const node = model.nodes.get(id);
       const parent = model.nodes.get(node?.parent);
       if (!parent || parent.x === undefined || (focus && !focus.has(id))) continue;
-      this.#trace(path, parent, node, this.at(parent), this.at(node), pitch);
+      this.#trace(path, parent, node, this.at(parent), this.at(node));
     }
     c.strokeStyle = this.palette.raised;
     c.globalAlpha = 0.85;
@@ -336,15 +338,14 @@ export class TreeCanvas {
       const isNew = now - (node.bornMs ?? -Infinity) < ARRIVE_MS && this.hasDrawn;
       if (isNew && !isDim && !still.matches) {
         const part = (now - node.bornMs) / ARRIVE_MS;
-        c.globalAlpha = 1 - part;
-        c.strokeStyle = palette.accent;
-        c.lineWidth = 1.5;
+        c.globalAlpha = 0.45 * (1 - part);
+        c.fillStyle = palette.computed;
         c.beginPath();
-        c.arc(x, y, 2 + 11 * part, 0, 7);
-        c.stroke();
+        c.arc(x, y, 3 + 10 * part, 0, 7);
+        c.fill();
         c.globalAlpha = 1;
       }
-      if (!isDim && (node.pins || node.leases)) this.#ring(node, node.pins ? palette.pinned : palette.made, node.pins ? 5.2 : 4.8, node.pins ? [] : [2.2, 2]);
+      if (!isDim && (node.pins || node.leases)) this.#ring(node, node.pins ? palette.pinned : palette.made, isSmall ? 3 : 5, node.pins ? [] : [2.2, 2]);
       if (isSmall && !node.locks && !isRoot) continue;
       const kind = isRoot ? "root" : node.id < 0 ? "host" : node.locks ? "use" : node.usedS === null ? "aged" : heatOf(model.age(node));
       const key = `${isDim ? 0 : 1}|${kind}`;
@@ -391,15 +392,14 @@ export class TreeCanvas {
       const b = this.at(node);
       if (b.y < -10 || b.y > this.height + 10 || a.x > this.width || (focus && !focus.has(node.id))) continue;
       const isLeaf = !node.children.length;
-      const from = a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
-      const room = (isLeaf ? this.width - 12 : b.x - 5) - from;
-      const numChars = Math.floor(Math.min(room, isLeaf ? Math.max(b.x - from, 150) : room) / charWidth);
+      const from = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
+      const numChars = Math.min(34, Math.floor(((isLeaf ? this.width - 10 : b.x - 5) - from) / charWidth));
       if (numChars < 3) continue;
       const more = node.hidden ? `  +${node.hidden} more` : "";
       const shown = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
       c.fillStyle = node.locks ? palette.ink : palette.soft;
       c.globalAlpha = node.locks || !focus ? 1 : 0.8;
-      c.fillText(clip(shown, numChars) + more, from, b.y - 4);
+      c.fillText(clip(shown, numChars) + more, from, isLeaf ? b.y + 3.5 : b.y - 5);
     }
     c.globalAlpha = 1;
   }

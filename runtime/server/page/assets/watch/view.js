@@ -70,6 +70,7 @@ class WatchView {
   }
 
   show() {
+    this.tree.insets = { top: this.parts.head.offsetHeight + 16, bottom: this.parts.foot.offsetHeight + 10 };
     this.tree.update();
     this.pool.update();
     this.timeline.update();
@@ -90,10 +91,8 @@ class WatchView {
     if (!model.engine) return;
     const { queue } = model;
     put(parts.headline,
-      fact(count(model.numNodes), "nodes"), fact(count(model.engine.cached_tokens), "tokens cached"),
+      fact(count(model.numNodes), model.numHidden ? `nodes, the ${count(model.numHidden)} oldest not shown` : "nodes"), fact(count(model.engine.cached_tokens), "tokens cached"),
       fact(count(queue.num_running), "running"), fact(count(queue.num_waiting), "waiting"));
-    parts.hidden.hidden = !model.numHidden;
-    parts.hidden.textContent = `${count(model.numHidden)} older nodes are not shown`;
     parts.empty.hidden = model.nodes.size > 1 || queue.num_running > 0;
   }
 
@@ -124,30 +123,46 @@ class WatchView {
 
   #showQueue() {
     const { queue } = this.model;
-    const { running, waiting } = this.parts;
-    const items = (requests, what) => requests.slice(0, MAX_LISTED).map((request) => this.#requestItem(request, what(request)));
-    this.parts.policy.textContent = queue.policy ? `policy ${queue.policy}` : "";
-    put(running, ...items(queue.running, (request) => progress(request)), rest(queue.num_running, queue.running.length));
-    put(waiting, ...items(queue.waiting, (request) => h("span", { class: "why", text: whyWaiting(request) })), rest(queue.num_waiting, queue.waiting.length));
-    if (!queue.num_running) put(running, h("li", { class: "nothing", text: "Nothing runs." }));
-    if (!queue.num_waiting) put(waiting, h("li", { class: "nothing", text: "Nobody waits." }));
+    const { running, waiting, policy } = this.parts;
+    policy.textContent = queue.policy ? `policy ${queue.policy}` : "";
+    this.#list(running, queue.running, queue.num_running, "Nothing runs.", progress);
+    this.#list(waiting, queue.waiting, queue.num_waiting, "Nobody waits.", (request) => [h("span", { class: "why", text: whyWaiting(request) })]);
+    if (this.lit && !this.lit.item.isConnected) this.#light(null);
+    else if (this.lit) this.#light(this.lit);
   }
 
-  #requestItem(request, what) {
-    const light = () => {
-      this.tree.light(request.node ? new Set(this.model.path(request.node)) : null);
-      this.pool.light(request.node ? new Set(this.model.path(request.node)) : null);
-      const box = item.getBoundingClientRect();
-      this.#tip(explainRequest(request, this.model), item, { x: 0, y: box.height / 2 }, null, true);
-    };
-    const dim = () => {
-      this.tree.light(null);
-      this.pool.light(null);
-      this.#tip(null);
-    };
-    const item = h("li", { tabindex: "0", on: { pointerenter: light, pointerleave: dim, focus: light, blur: dim } },
-      h("span", { class: "num name", text: request.program ?? `#${request.id}` }), what);
+  /** The first requests, each in an element that stays its own as long as it is listed. */
+  #list(list, requests, total, nothing, what) {
+    const shown = requests.slice(0, MAX_LISTED);
+    const known = new Map([...list.children].map((item) => [item.entry?.request.id, item]));
+    const items = shown.map((request) => {
+      const item = known.get(request.id) ?? this.#requestItem();
+      item.entry.request = request;
+      return put(item, h("span", { class: "num name", text: request.program ?? `#${request.id}` }), ...what(request));
+    });
+    const note = total > shown.length ? `and ${count(total - shown.length)} more` : total ? null : nothing;
+    if (note) items.push(h("li", { class: "nothing", text: note }));
+    if (items.length !== list.children.length || items.some((item, i) => item !== list.children[i])) arrange(list, items);
+  }
+
+  #requestItem() {
+    const item = h("li", { tabindex: "0", on: {
+      pointerenter: () => this.#light(item.entry), pointerleave: () => this.#light(null),
+      focus: () => this.#light(item.entry), blur: () => this.#light(null),
+    } });
+    item.entry = { item, request: null };
     return item;
+  }
+
+  /** A listed request's path stands out, and it is explained. */
+  #light(entry) {
+    this.lit = entry;
+    const node = entry?.request.node;
+    const ids = node ? new Set(this.model.path(node)) : null;
+    this.tree.light(ids);
+    this.pool.light(ids);
+    if (!entry) return this.#tip(null);
+    this.#tip(explainRequest(entry.request, this.model), entry.item, { x: 0, y: entry.item.offsetHeight / 2 }, null, true);
   }
 
   // --- explanations -------------------------------------------------------------------------------
@@ -238,7 +253,13 @@ class WatchView {
 
 const fact = (value, name) => h("span", {}, h("b", { class: "num", text: value }), ` ${name}`);
 
-const rest = (total, told) => (total > Math.min(told, MAX_LISTED) ? h("li", { class: "nothing", text: `and ${count(total - Math.min(told, MAX_LISTED))} more` }) : null);
+/** Makes `items` the children of a list; those that stay are not taken out, and keep the focus. */
+function arrange(list, items) {
+  for (const child of [...list.children]) if (!items.includes(child)) child.remove();
+  items.forEach((item, i) => {
+    if (list.children[i] !== item) list.insertBefore(item, list.children[i] ?? null);
+  });
+}
 
 /** How far a request is: cached, computed and to be computed of the prompt, then output. */
 function progress(request) {
@@ -250,7 +271,7 @@ function progress(request) {
     part.style.width = `${(100 * number) / whole}%`;
     return part;
   }));
-  return [bar, h("span", { class: "num amount", text: request.is_scoring ? `scores ${count(request.prompt)}` : `${count(request.output)}/${count(request.max_output)}` })];
+  return [bar, h("span", { class: "num amount", text: request.task !== "generate" ? `${request.task}s ${count(request.prompt)}` : `${count(request.output)}/${count(request.max_output)}` })];
 }
 
 function tile(name, title) {
@@ -272,7 +293,7 @@ const LEGEND = [
   ["use", "read by a request now"], ["hot", "used just now"], ["warm", "a while ago"], ["cold", "long ago"],
   ["aged", "used for the last time"], ["host", "on the host only"], ["pinned", "pinned"], ["leased", "leased"],
 ];
-const STEPS = [["computed", "prompts"], ["made", "decoded"], ["forced", "forced by a grammar"], ["reused", "from the cache"], ["time", "time taken"]];
+const STEPS = [["computed", "prompts"], ["disk", "scored"], ["made", "decoded"], ["forced", "forced by a grammar"], ["reused", "from the cache"], ["time", "time taken"]];
 
 function legend(entries) {
   return h("ul", { class: "legend" }, ...entries.map(([kind, text]) => h("li", {}, h("i", { class: `key-${kind}`, "aria-hidden": "true" }), text)));
@@ -284,7 +305,7 @@ function build(view) {
     tree: h("canvas", { class: "tree-canvas", tabindex: "0", role: "img", "aria-label": "The radix tree. Arrow keys go from node to node, plus and minus zoom, 0 shows all of it.", on: { keydown: (event) => view.key(event) } }),
     pool: h("canvas", { role: "img", "aria-label": "The KV pool: what each part of it holds" }),
     timeline: h("canvas", { class: "timeline-canvas", role: "img", "aria-label": "The last steps: what each computed and how long it took" }),
-    headline: h("p", { class: "headline" }), hidden: h("p", { class: "hidden-note", hidden: true }), outage: h("p", { class: "outage", role: "alert", hidden: true }),
+    headline: h("p", { class: "headline" }), outage: h("p", { class: "outage", role: "alert", hidden: true }),
     steps: h("span", { class: "num soft" }), policy: h("span", { class: "soft" }), found: h("span", { class: "found", role: "status" }),
     spoken: h("p", { class: "unseen", role: "status" }), poolBar: h("div", { class: "pool-bar", "aria-hidden": "true" }), poolFacts: h("ul", { class: "pool-facts" }),
     poolNote: h("p", { class: "note" }), running: h("ul", { class: "requests" }), waiting: h("ul", { class: "requests" }),
@@ -311,12 +332,12 @@ function build(view) {
   parts.element = h("div", { class: "watch" },
     h("section", { class: "tree-panel", "aria-label": "Radix tree" },
       parts.tree,
-      h("div", { class: "tree-head" },
+      (parts.head = h("div", { class: "tree-head" },
         h("div", {}, h("h2", { text: "Radix tree" }), parts.headline),
         h("div", { class: "tools" }, search, parts.found, h("span", { class: "shapes", role: "group", "aria-label": "Shape" }, ...shapes),
-          h("button", { type: "button", class: "quiet", text: "Fit", title: "Show all of it (0)", on: { click: () => view.tree.fit() } }), demoButton())),
+          h("button", { type: "button", text: "Fit", title: "Show all of it (0)", class: "quiet fit", on: { click: () => view.tree.fit() } }), demoButton()))),
       parts.empty, parts.outage,
-      h("div", { class: "tree-foot" }, legend(LEGEND), parts.hidden)),
+      (parts.foot = h("div", { class: "tree-foot" }, legend(LEGEND)))),
     h("section", { class: "steps-panel", "aria-label": "Steps" },
       h("header", {}, h("h2", { text: "Steps" }), parts.steps, legend(STEPS)), parts.timeline),
     h("aside", { class: "side" },

@@ -1,0 +1,117 @@
+"""What waits for a stream's reader, and how it comes from another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stemma.frontend import wire
+from stemma.frontend.ir import GenParams
+from stemma.runtime.server.caller import Caller
+from stemma.runtime.server.generation.generation import Generation
+from stemma.runtime.server.generation.mailbox import Mailbox
+from stemma.runtime.server.generation.pieces import Outcome, Piece
+from stemma.runtime.server.generation.task import Task
+
+META = {"finish_reason": "stop"}
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["text", "object", "take"])), max_size=40
+    )
+)
+def test_what_waits_together_is_joined_and_nothing_is_lost_or_late(
+    events: list[tuple[int, str]],
+) -> None:
+    async def run() -> None:
+        task, outcomes = Task(["x"], GenParams(), n=3, stream=True), []
+        generation = Generation(
+            Mailbox(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+        )
+        sent: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+        got: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+        ended: set[int] = set()
+
+        def take() -> None:
+            items = generation.take()
+            pieces = [item for item in items if isinstance(item, Piece)]
+            assert len({piece.index for piece in pieces}) == len(pieces)
+            for item in items:
+                assert item.index not in ended, "text after its end"
+                if isinstance(item, Outcome):
+                    ended.add(item.index)
+                else:
+                    got[item.index] += [*item.text, *(item.token_ids or ())]
+            assert generation.num_waiting_bytes == 0
+
+        for number, (index, kind) in enumerate(events):
+            if kind == "take":
+                take()
+            elif kind == "text":
+                generation._take_event(index, wire.DELTA, "ab")
+                sent[index] += "ab"
+            else:
+                payload = {"text": "c", "token_ids": [number], "logprobs": [{"token": "c"}]}
+                generation._take_event(index, wire.DELTA, payload)
+                sent[index] += ["c", number]
+        for index in range(3):
+            generation._take_event(index, wire.VALUE, {"text": "", "meta": META})
+        assert generation.is_over and [outcome.index for outcome in outcomes] == [0, 1, 2]
+        take()
+        for index in range(3):  # ids stand behind their text in a joined piece
+            assert _split(got[index]) == _split(sent[index])
+
+    asyncio.run(run())
+
+
+def _split(items: list[Any]) -> tuple[list[str], list[int]]:
+    return [i for i in items if isinstance(i, str)], [i for i in items if isinstance(i, int)]
+
+
+def test_what_comes_after_the_end_is_dropped() -> None:
+    async def run() -> None:
+        task, outcomes = Task(["x"], GenParams(), stream=True, constraint_field="regex"), []
+        generation = Generation(
+            Mailbox(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+        )
+        failure = {"message": "no", "kind": "InvalidGrammar"}
+        generation._take_event(0, wire.FAILED, failure)
+        generation._take_event(0, wire.DELTA, "late")
+        assert generation.failure is not None and generation.failure.field == "regex"
+        assert generation.take() == [] and not outcomes
+        await generation.wait()  # it is over: this returns
+
+    asyncio.run(run())
+
+
+def test_a_mailbox_delivers_everything_in_order_from_many_threads() -> None:
+    async def run() -> None:
+        got: dict[int, list[object]] = {number: [] for number in range(4)}
+        mailbox = Mailbox(asyncio.get_running_loop())
+
+        def post(number: int) -> None:
+            for value in range(2000):
+                mailbox.post(lambda i, kind, payload: got[i].append(payload), number, "", value)
+
+        threads = [threading.Thread(target=post, args=(number,)) for number in got]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert all(values == list(range(2000)) for values in got.values())
+
+    asyncio.run(run())
+
+
+def test_a_mailbox_whose_loop_has_ended_takes_what_comes_in_silence() -> None:
+    async def make() -> Mailbox:
+        return Mailbox(asyncio.get_running_loop())
+
+    mailbox = asyncio.run(make())
+    mailbox.post(lambda index, kind, payload: None, 0, "", None)

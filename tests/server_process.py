@@ -1,0 +1,122 @@
+"""`stemma serve` as a process of a test's own, and what the system says of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+START_TIMEOUT_S = 60.0
+COMPLETIONS = "/v1/completions"
+
+
+class ServerProcess:
+    """One `stemma serve` on the embedded model, at a port that it chose itself."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.endpoint = f"ipc://{folder}/programs.ipc"
+        self._log = folder / "log"
+        command = [sys.executable, "-m", "stemma", "serve", "--port", "0"]
+        command += ["--endpoint", self.endpoint, "--max-total-tokens", "32768", *flags]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        wait_until(lambda: self.process.poll() is not None or "stop" in self.log)
+        found = re.search(r"base_url (\S+)/v1", self.log)
+        assert found, self.log
+        self.url = found[1]
+
+    @property
+    def log(self) -> str:
+        """All that it has printed."""
+        return self._log.read_text()
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the engine that runs now."""
+        (pid,) = children(self.process.pid)
+        return pid
+
+    def generate(self, max_tokens: int = 3, **fields: object) -> httpx.Response:
+        """One completion, not streamed."""
+        return httpx.post(self.url + COMPLETIONS, json=_body(max_tokens, **fields), timeout=60)
+
+    @contextlib.contextmanager
+    def stream(self, max_tokens: int, **fields: object) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of a streamed completion, as they come; the first one has come."""
+        body = _body(max_tokens, stream=True, **fields)
+        with httpx.stream("POST", self.url + COMPLETIONS, json=body, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            events = _events(response)
+            first = next(events)
+            assert "choices" in first, first
+            yield events
+
+    def status(self, path: str) -> int:
+        """Of the answer to a GET."""
+        return httpx.get(self.url + path, timeout=30).status_code
+
+    def wait_healthy(self) -> None:
+        """Until the engine steps."""
+        wait_until(lambda: self.status("/health") == 200)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(30) == 0, self.log
+
+
+def _body(max_tokens: int, **fields: object) -> dict[str, object]:
+    return {"prompt": "Hi", "max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line == "data: [DONE]":
+            yield {"done": True}
+        elif line:
+            yield json.loads(line.removeprefix("data: "))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    done = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return [int(own) for own, parent, stat in rows if int(parent) == pid and stat[0] != "Z"]
+
+
+def num_files(pid: int) -> int:
+    """File descriptors that a process has open (Linux)."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+    """Raises AssertionError where it does not come to hold."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
