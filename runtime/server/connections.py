@@ -31,6 +31,7 @@ class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     a bound of its own (`h11_max_incomplete_event_size`).
     """
 
+    app_state: dict[str, object]
     _num_head_bytes: int | None = None  # None: none has begun that is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:
