@@ -324,3 +324,14 @@ def test_what_opens_an_answer_may_be_another_behind_a_result(load: Load) -> None
         {}, {"enable_thinking": False}, {"enable_thinking": True},
     ]  # fmt: skip
     assert switched[1][1].endswith("</think>\n\n") and switched[1][1] == switched[1][2]
+
+
+def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
+    load: Load,
+) -> None:
+    searching = "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}{% endfor %}"
+    template = load(searching + HERMES_TOOLS)
+    turn = Turn.of("assistant", fields(content=None))
+    marks = template.marks(["user", turn])
+    assert marks == load(HERMES_TOOLS).marks(["user", turn])
+    assert template.marks(["user"]) == load(HERMES_TOOLS).marks(["user"])
