@@ -117,6 +117,12 @@ def test_the_engine_is_shown_at_work(
         ):
             break
     assert "Request" in tip.inner_text()
+    page.locator(".timeline-canvas").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert tip.inner_text().startswith("Step ")
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
 
 
 def test_numbers_are_those_of_server_info(open_page: Callable[..., Any], page_server: Any) -> None:

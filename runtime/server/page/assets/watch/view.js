@@ -43,8 +43,7 @@ class WatchView {
       this.#tip(cell && explainCell(cell, model), parts.pool, event && { x: event.offsetX, y: event.offsetY });
       this.tree.light(cell && model.nodes.has(cell.owner) ? new Set(model.path(cell.owner)) : null);
     });
-    this.timeline = new Timeline(parts.timeline, model, (step, event) =>
-      this.#tip(step && explainStep(step, model), parts.timeline, event && { x: event.offsetX, y: event.offsetY }));
+    this.timeline = new Timeline(parts.timeline, model, (step, place) => this.#tip(step && explainStep(step, model), parts.timeline, place));
   }
 
   start() {
@@ -305,7 +304,7 @@ function build(view) {
   const parts = {
     tree: h("canvas", { class: "tree-canvas", tabindex: "0", role: "img", "aria-label": "The radix tree. Arrow keys go from node to node, plus and minus zoom, 0 shows all of it.", on: { keydown: (event) => view.key(event) } }),
     pool: h("canvas", { role: "img", "aria-label": "The KV pool: what each part of it holds" }),
-    timeline: h("canvas", { class: "timeline-canvas", role: "img", "aria-label": "The last steps: what each computed and how long it took" }),
+    timeline: h("canvas", { class: "timeline-canvas", tabindex: "0", role: "img", "aria-label": "The last steps: what each computed and how long it took. Left and right go from step to step." }),
     headline: h("p", { class: "headline" }), outage: h("p", { class: "outage", role: "alert", hidden: true }),
     steps: h("span", { class: "num soft" }), policy: h("span", { class: "soft" }), found: h("span", { class: "found", role: "status" }),
     spoken: h("p", { class: "unseen", role: "status" }), poolBar: h("div", { class: "pool-bar", "aria-hidden": "true" }), poolFacts: h("ul", { class: "pool-facts" }),
