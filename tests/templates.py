@@ -82,3 +82,15 @@ R1_TOOLS = (
     "{% else %}{{ '<|Assistant|>' + m.content + eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
 )
+# The embedded model's own marks, with tools in the manner of Hermes and a switch for reasoning.
+TINY_TOOLS = (
+    "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}"
+    "{% endfor %}{{ eos_token }}{% endif %}"
+    "{% for m in messages %}{{ '<|' + ('user' if m.role == 'tool' else m.role) + '|>' }}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>\n\n' }}{% endif %}"
+    "{% if m.content %}{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}"
+    '{{ \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}"
+    "{% if enable_thinking %}{{ '<think>\n' }}{% endif %}{% endif %}"
+)

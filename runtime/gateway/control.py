@@ -46,7 +46,6 @@ class Control:
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
             "watch": self.observer.watch,
             "kv_hints": self._carry_out_hints,
-            "generation_prompt": loaded.template.generation_prompt,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
 

@@ -363,7 +363,12 @@ def _told(values: dict[str, Any]) -> Told:
     """What the chat template is told, from JSON texts. Raises ProtocolError."""
     tools = _json(values, "tools", list)
     variables = _json(values, "template_kwargs", dict)
-    return NOTHING_TOLD if not tools and not variables else Told.of(tools or (), variables or {})
+    if not tools and not variables:
+        return NOTHING_TOLD
+    try:
+        return Told.of(tools or (), variables or {})
+    except RecursionError as error:
+        raise ProtocolError("tools, or template_kwargs, too deep in each other") from error
 
 
 def _json(values: dict[str, Any], name: str, kind: type) -> Any:

@@ -201,6 +201,7 @@ class CallFactory:
 
     def _prompt(self, branch: Branch) -> array[int]:
         transcript = branch.begun
+        transcript.require_content()
         if not transcript.ids:
             transcript.append_ids((), "")  # BOS, where the model has one
         if not transcript.ids:

@@ -253,7 +253,7 @@ class ProgramSession:
             case ir.RoleBegin():
                 self._mark(branch, op, branch.begun.begin_role(op.role, op.fields))
             case ir.RoleEnd():
-                self._mark(branch, op, branch.begun.end_role(self._world.replays.find))
+                self._mark(branch, op, branch.begun.end_role(self._find_replay))
             case ir.Fork():
                 self._fork(branch, op)
             case ir.Join():
@@ -281,14 +281,15 @@ class ProgramSession:
             if hint.num_tokens is None:
                 num_more = len(self._world.tokenizer.encode(text[: hint.num_chars]))
                 hint.num_tokens = len(transcript.ids) + num_more
-        known = self._replayed(transcript, text) if is_replay else None
+        known = self._find_replay(transcript.ids, text) if is_replay else None
         if known is not None:
             transcript.append_ids(known, text)
         else:
             transcript.append_text(text)
 
-    def _replayed(self, transcript: Transcript, text: str) -> array[int] | None:
-        return self._world.replays.find(self._namespace, transcript.ids, text)
+    def _find_replay(self, before: array[int], text: str) -> array[int] | None:
+        """The ids that were generated as `text` behind `before`, where they are known."""
+        return self._world.replays.find(self._namespace, before, text)
 
     def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
         largest, vocab_size = max(op.token_ids, default=0), self._world.vocab_size

@@ -76,6 +76,7 @@ class Transcript:
         self._contents: list[_Run] = []
         self._loose: dict[tuple[int, int], _Run] = {}  # by mark, and characters of it before
         self._is_open = False
+        self._prompt: tuple[array[int], str] | None = None  # of the open turn, if it may be known
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
@@ -88,6 +89,7 @@ class Transcript:
         twin._contents = [run.copy() for run in self._contents]
         twin._loose = {place: run.copy() for place, run in self._loose.items()}
         twin._is_open = self._is_open
+        twin._prompt = self._prompt
         return twin
 
     @property
@@ -124,11 +126,15 @@ class Transcript:
         if not _ROLE.fullmatch(role):  # it goes into marks, where special tokens are recognised
             raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
         turn = self._fitting(Turn.of(role, fields))
-        if role == "assistant":
+        self._prompt = None
+        marks = None
+        if turn.fields is not None and role == "assistant":
+            self._prompt = self._prompt_here()
+        elif role == "assistant":
             marks = self._rendered(self._turns, open_turn=True)
-        else:
+        if marks is None and turn.has_content:
             marks = self._rendered([*self._turns, turn])[:-1]
-        marked = self._lay(marks)
+        marked = Marked("") if marks is None else self._lay(marks)
         self._turns.append(turn)
         if turn.has_content:
             self._contents.append(_Run())
@@ -140,16 +146,19 @@ class Transcript:
         """Close the open message. Raises InvalidProgram if none is."""
         if not self._is_open:
             raise InvalidProgram("no message is open")
-        turn = self._turns[-1]
-        opened, before = self._marks, self.ids[: self.content_start]
         marks = self._rendered(self._turns)
         self._is_open = False
-        if turn.has_content:
+        if self._turns[-1].has_content:
             self._marks = [*self._marks, ""]
         marked = self._lay(marks)
-        if turn.role == "assistant" and turn.fields is not None and find_replay is not None:
-            self._reuse(find_replay, before, opened)
+        if self._prompt is not None and find_replay is not None:
+            self._reuse(find_replay, *self._prompt)
         return marked
+
+    def require_content(self) -> None:
+        """Raises InvalidProgram within a message that has none: nothing can be generated there."""
+        if self._is_open and not self._turns[-1].has_content:
+            raise InvalidProgram("nothing can be generated in a message without content")
 
     def _fitting(self, turn: Turn) -> Turn:
         """The turn, without a content if it is an assistant's that the template writes so."""
@@ -163,21 +172,26 @@ class Transcript:
             return turn.without_content()
         return turn
 
-    def _reuse(self, find_replay: FindReplay, before: array[int], opened: list[str]) -> None:
+    def _prompt_here(self) -> tuple[array[int], str]:
+        """The ids up to a generation prompt's end as they would be here, and the mark that it
+        ends."""
+        prompt, _ = self._template.around_answer(self._told)
+        mark = (self._marks or [""])[-1]
+        return self.ids + array("i", self._template.encode(prompt)), mark + prompt
+
+    def _reuse(self, find_replay: FindReplay, prompt: array[int], prompt_mark: str) -> None:
         """Put the ids of which the turn that has just ended was generated in place of its own, if
-        it reads as it did. `opened`: the marks when it was begun; `before`: the ids."""
-        turn, marks, index = self._turns[-1], self._marks, len(opened) - 1
-        plain = self._rendered([*self._turns[:-1], Turn(turn.role)])[-1]
-        if marks[:index] != opened[:index] or not marks[index].startswith(opened[index]):
+        it reads as it did. `prompt`: the ids that it was generated from."""
+        _, end = self._template.around_answer(self._told)
+        whole = self._marks[-1]
+        if self._turns[-1].has_content:
+            whole = self._marks[-2] + "".join(self._contents[-1].text) + whole
+        if not whole.startswith(prompt_mark) or not whole.endswith(end):
             return
-        written = marks[index][len(opened[index]) :]
-        if turn.has_content:
-            written += "".join(self._contents[-1].text) + marks[-1]
-        if not written.endswith(plain):
-            return
-        known = find_replay(before, self._template.shown(written.removesuffix(plain)))
+        written = whole[len(prompt_mark) :].removesuffix(end)
+        known = find_replay(prompt, self._template.shown(written))
         if known is not None:
-            self.ids = before + known + array("i", self._template.encode(plain))
+            self.ids = prompt + known + array("i", self._template.encode(end))
 
     def _rendered(self, turns: list[Turn], *, open_turn: bool = False) -> list[str]:
         """The template's marks, without its BOS where raw text has brought one."""

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from ...errors import InvalidRequest
+from .tool_calls.reasoning import REASONING_PARSERS, ReasoningParser
+from .tool_calls.registry import TOOL_CALL_PARSERS, ToolCallParser
 
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
@@ -50,6 +52,8 @@ class ServerSettings:
     stream_ping_s: float = 15.0  # a stream that is silent so long says that it lives
     stream_stall_s: float = 60.0  # a stream whose reader takes nothing for so long is cut off
     max_stream_buffer_kb: int = 1024  # or for whom more than so much waits
+    tool_call_parser: ToolCallParser = "auto"  # the format in which the model writes calls
+    reasoning_parser: ReasoningParser = "auto"  # the tags around its reasoning
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, 65_535)
@@ -135,8 +139,23 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="export a trace of each request, as OTEL_EXPORTER_OTLP_ENDPOINT says (extra: otel)",
     )  # fmt: skip
     _add_access_flags(parser.add_argument_group("who may come in, and ask for how much"))
+    _add_chat_flags(parser.add_argument_group("what is read out of chats' answers"))
     defaults = asdict(ServerSettings())
     parser.set_defaults(**{n: list(v) if isinstance(v, tuple) else v for n, v in defaults.items()})
+
+
+def _add_chat_flags(group: argparse._ArgumentGroup) -> None:
+    """docs/tools.md says more of both."""
+    group.add_argument(
+        "--tool-call-parser", choices=TOOL_CALL_PARSERS,
+        help="the format in which the model writes tool calls; auto: as its chat template has it "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--reasoning-parser", choices=REASONING_PARSERS,
+        help="the tags around the model's reasoning: think <think>, mistral [THINK]; auto: those "
+        "of its template or tokenizer (default: %(default)s)",
+    )  # fmt: skip
 
 
 def _add_access_flags(group: argparse._ArgumentGroup) -> None:

@@ -7,7 +7,6 @@ Screenshots of what was tested stay in build/browser/.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -60,12 +59,9 @@ class Served:
         (pid,) = [int(pid) for pid, _, args in mine if "stemma.runtime" in args]
         return pid
 
-    def num_running(self) -> float:
+    def num_running(self) -> int:
         """Requests that the engine is working on."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
-        found = re.search(r"^stemma_requests_running\{[^}]*\} (\S+)$", text, re.MULTILINE)
-        assert found, text
-        return float(found[1])
+        return int(httpx.get(f"{self.url}/server_info", timeout=10).json()["num_running"])
 
 
 @pytest.fixture(scope="session")

@@ -158,7 +158,8 @@ def test_all_is_reached_with_the_keyboard(open_page: Callable[..., Any]) -> None
     page.keyboard.type("My name is Ada.")
     page.keyboard.press("Enter")
     assert "Ada" in chat.answer()
-    chat.message("user", 0).focus()
+    assert page.evaluate("document.activeElement.className") == "message assistant"
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
     assert "Nora" in chat.answers[-1] and chat.branch("user", 0) == "1/2"
     page.keyboard.press("ArrowRight")

@@ -188,7 +188,7 @@ def test_a_trace_has_the_callers_parent_and_the_phases() -> None:
         "queue_s": 0.5, "prefill_s": 0.25, "decode_s": 1.0, "prompt_tokens": 9, "cached_tokens": 3,
         "completion_tokens": 4, "finish_reason": "stop",
     }  # fmt: skip
-    state = {"outcomes": {0: Outcome(0, "secret", meta)}}
+    state = {"outcomes": [Outcome(0, "secret", meta)]}
     observer_of(provider.get_tracer("test"))(
         record_of_request(headers={b"traceparent": parent}, state=state)
     )

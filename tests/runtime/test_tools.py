@@ -18,14 +18,20 @@ from stemma.runtime.chat_template import ChatTemplate, Told
 from stemma.runtime.server.generation.pieces import Outcome, Piece
 from stemma.runtime.server.openai.chat import ChatReply
 from stemma.runtime.server.openai.completions import TextReply
-from stemma.runtime.server.tool_calls.tool_reader import ToolReader
+from stemma.runtime.server.tool_calls.chat_format import ChatFormat
+from stemma.runtime.server.tool_calls.hermes import BEGIN, END, Hermes
+from stemma.runtime.server.tool_calls.llama3 import Llama3
+from stemma.runtime.server.tool_calls.mistral import Mistral
+from stemma.runtime.server.tool_calls.output_reader import OutputReader
+from stemma.runtime.server.tool_calls.reasoning import ReasoningTags
+from stemma.runtime.server.tool_calls.tool_format import TaughtFormat
 from stemma.runtime.server.tool_calls.tools import (
-    BEGIN,
-    END,
+    AllowedChoice,
     NamedChoice,
     Tool,
     ToolChoice,
     ToolUse,
+    behind_reasoning,
 )
 from stemma.runtime.tokenizer import Tokenizer
 
@@ -42,8 +48,11 @@ CITY_CALL = ("weather", '{"city": "a {b}"}')
 CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "a {{b}}"}}}}\n{END}'
 
 
-def use(choice: ToolChoice, knows: bool = True) -> ToolUse:
-    return ToolUse(TOOLS, choice, knows)
+KNOWING = ChatFormat(Hermes(), knows_tools=True, knows_calls=True)
+
+
+def use(choice: ToolChoice, knows: bool = True, **fields: Any) -> ToolUse:
+    return ToolUse(TOOLS, choice, KNOWING if knows else ChatFormat(), **fields)
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
@@ -74,7 +83,7 @@ def test_references_within_a_tools_parameters_count_from_their_own_root(
     choice: ToolChoice, text: str
 ) -> None:
     tools = [_tool("weather", _referring("integer")), _tool("clock", _referring("boolean"))]
-    constraint = ToolUse(tools, choice, True).constraint()
+    constraint = ToolUse(tools, choice, KNOWING).constraint()
     assert constraint is not None
     bound = compile_grammar(_spec(constraint)).bind(BYTES)
     matcher = bound.matcher()
@@ -103,61 +112,31 @@ def _referring(kind: str) -> dict[str, Any]:
 def test_tools_too_large_are_refused_in_their_own_name() -> None:
     tools = [_tool("weather", {"type": "object", "description": "x" * 2**20})]
     with pytest.raises(InvalidRequest, match="tools: ") as refused:
-        ToolUse(tools, "required", True).constraint()
+        ToolUse(tools, "required", KNOWING).constraint()
     assert refused.value.field == "tools"
 
 
 def test_auto_is_free_text_with_tags_where_the_template_knows_tools() -> None:
     constraint = use("auto").constraint()
     assert constraint is not None and constraint.kind == "structural_tag"
-    tag = json.loads(constraint.source)
-    assert tag["triggers"] == [BEGIN]
-    assert all(structure["begin"].startswith(BEGIN) for structure in tag["structures"])
-    for unused in (use("auto", knows=False), use("none"), ToolUse((), "auto", True)):
+    body = json.loads(constraint.source)["format"]
+    assert body["triggers"] == [BEGIN] and not body["stop_after_first"]
+    assert all(tag["begin"].startswith(BEGIN) for tag in body["tags"])
+    for unused in (use("auto", knows=False), use("none"), ToolUse((), "auto", KNOWING)):
         assert unused.constraint() is None and not unused.may_call
         assert unused.for_template is None
 
 
 def test_a_choice_that_there_is_not_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="tool_choice"):
-        ToolUse(TOOLS[1:], NAMED, True)
+        ToolUse(TOOLS[1:], NAMED, KNOWING)
     with pytest.raises(InvalidRequest, match="tool_choice"):
-        ToolUse((), "required", True)
-
-
-@pytest.mark.parametrize(
-    ("choice", "text", "content", "calls"),
-    [
-        ("required", '{"name":"clock","arguments":{}}', "", [("clock", "{}")]),
-        ("required", '{"name":"clock","arguments":{}', '{"name":"clock","arguments":{}', []),
-        (NAMED, '{"city":"x"}', "", [("weather", '{"city":"x"}')]),
-        (NAMED, '{"city":"x', '{"city":"x', []),
-        ("required", '{"name":"clo', '{"name":"clo', []),
-        ("auto", "No tool.", "No tool.", []),
-        ("auto", f"Wait. {CALL}", "Wait. ", [("weather", '{"city": "a {b}"}')]),
-        ("auto", CALL + CALL, "", [("weather", '{"city": "a {b}"}')] * 2),
-        ("auto", f"A {CALL} b\n{CLOCK} c", "A  b\n c", [CITY_CALL, ("clock", "{}")]),
-        ("auto", f"{CALL} b {CUT}", f" b {CUT}", [CITY_CALL]),
-        ("auto", CALL.replace("a {b}", f"x {END} {BEGIN}"), "",
-         [("weather", f'{{"city": "x {END} {BEGIN}"}}')]),
-        ("auto", CALL.replace("city", '\\"arguments\\":'), "",
-         [("weather", '{"\\"arguments\\":": "a {b}"}')]),
-        ("auto", f"{BEGIN} {CLOCK}", f"{BEGIN} ", [("clock", "{}")]),
-        ("auto", f'{BEGIN}{{"name":"clock","arguments":{{}}}} x', None, []),
-        ("auto", f"{BEGIN}\n{{", f"{BEGIN}\n{{", []),
-    ],
-)  # fmt: skip
-def test_calls_are_read_as_they_were_written(
-    choice: ToolChoice, text: str, content: str | None, calls: list[tuple[str, str]]
-) -> None:
-    found, read = use(choice).read(text)
-    assert found == (text if content is None else content)
-    assert [(call.name, call.arguments) for call in read] == calls
+        ToolUse((), "required", KNOWING)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_what_was_cut_behind_a_call_keeps_its_reason_and_its_text(reason: str) -> None:
-    reply = ChatReply("m", partial(ToolReader, use("auto")))
+    reply = ChatReply("m", partial(OutputReader, use("auto")))
     outcome = Outcome(0, f"A {CALL}{CUT}", {"finish_reason": reason})
     choice = reply.choice(outcome)
     assert choice["finish_reason"] == ("tool_calls" if reason == "stop" else "length")
@@ -170,11 +149,11 @@ def test_schemas_are_strict_where_a_tool_is_and_else_lenient(choice: ToolChoice)
     """That arrays differ is more than a grammar can say."""
     pairs = {"type": "array", "items": {"type": "array"}, "uniqueItems": True}
     schema = {"type": "object", "properties": {"pairs": pairs}}
-    lenient = ToolUse([_tool("weather", schema)], choice, True).constraint()
+    lenient = ToolUse([_tool("weather", schema)], choice, KNOWING).constraint()
     assert lenient is not None
     compiled = compile_grammar(_spec(lenient))
     assert any("uniqueItems" in warning for warning in compiled.warnings)
-    strict = ToolUse([_tool("weather", schema, strict=True)], choice, True).constraint()
+    strict = ToolUse([_tool("weather", schema, strict=True)], choice, KNOWING).constraint()
     assert strict is not None
     with pytest.raises(UnsupportedSchema, match="uniqueItems"):
         compile_grammar(_spec(strict))
@@ -187,28 +166,130 @@ def test_a_stream_ends_with_the_warnings() -> None:
         assert last["warnings"] == ["/: something"] and last["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize(
-    "text",
-    ["Plain < text <tool", f"Before {CALL}", CALL, f"A {BEGIN[:-1]} b", f"x {BEGIN} {{",
-     f"A {CALL} b {CLOCK}\n", f"{CALL}{CUT}", f"{CALL}\n"],
-)  # fmt: skip
-def test_a_stream_sends_text_at_once_and_calls_whole(text: str, size: int) -> None:
-    tool_use = use("auto")
-    reply = ChatReply("m", partial(ToolReader, tool_use))
+def test_a_stream_tells_of_a_call_before_its_arguments_are_there() -> None:
+    reply = ChatReply("m", partial(OutputReader, use("auto")))
     deltas: list[dict[str, Any]] = []
-    for start in range(0, len(text), size):
-        chunks = events(reply.piece(Piece(0, text[start : start + size])))
+    for piece in ("Hm. ", CALL[:40], CALL[40:55], CALL[55:]):
+        chunks = events(reply.piece(Piece(0, piece)))
         deltas += [chunk["choices"][0]["delta"] for chunk in chunks]
-    chunks = events(reply.end(Outcome(0, text, {"finish_reason": "stop"})))
-    deltas += [chunk["choices"][0]["delta"] for chunk in chunks]
-    streamed = "".join(delta.get("content", "") for delta in deltas)
-    content, calls = tool_use.read(text)
-    names = [c["function"]["name"] for d in deltas for c in d.get("tool_calls", ())]
-    assert names == [call.name for call in calls]
-    assert streamed.strip() == content.strip()
-    reason = chunks[-1]["choices"][0]["finish_reason"]
-    assert reason == ("tool_calls" if calls else "stop")
+    chunks = events(reply.end(Outcome(0, f"Hm. {CALL}", {"finish_reason": "stop"})))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert [delta.get("content") for delta in deltas[:2]] == ["", "Hm."]
+    parts = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert parts[0]["id"] and parts[0]["type"] == "function" and parts[0]["index"] == 0
+    assert parts[0]["function"] == {"name": "weather", "arguments": ""}
+    assert all(set(part) == {"index", "function"} for part in parts[1:]) and len(parts) > 2
+    assert "".join(part["function"]["arguments"] for part in parts) == CITY_CALL[1]
+
+
+# --- formats and choices --------------------------------------------------------------------------
+
+
+FORMATS: dict[str, tuple[TaughtFormat, str]] = {
+    "hermes": (Hermes(), CALL),
+    "llama3": (Llama3(), '{"name": "weather", "parameters": {"city": "a {b}"}}'),
+    "mistral": (Mistral(), '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "a {b}"}}]'),
+    "newer mistral": (Mistral(is_newer=True), '[TOOL_CALLS]weather[ARGS]{"city": "a {b}"}'),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_strict_calls_are_held_to_their_schema_in_each_format(name: str) -> None:
+    taught, text = FORMATS[name]
+    tools = [_tool("weather", {**CITY, "additionalProperties": False}, strict=True)]
+    chat_format = ChatFormat(taught, knows_tools=True)
+    constraint = ToolUse(tools, "auto", chat_format).constraint()
+    assert constraint is not None and not constraint.is_lenient
+    text = text.replace('{"city": "a {b}"}', '{"city":"a {b}"}')  # the grammar's own blanks
+    for said in ("", "Well. "):
+        assert _accepts(constraint, said + text) and _accepts(constraint, said)
+        assert _accepts(constraint, said + text + " And " + text)
+        assert not _accepts(constraint, said + text.replace("city", "town"))
+        assert not _accepts(constraint, said + text.replace("weather", "wetter"))
+    one = ToolUse(tools, "auto", chat_format, is_parallel=False).constraint()
+    assert one is not None and _accepts(one, "Well. " + text)
+    assert not _accepts(one, text + text)
+
+
+def _accepts(constraint: Constraint, text: str) -> bool:
+    matcher = compile_grammar(_spec(constraint)).bind(BYTES).matcher()
+    return all(matcher.consume(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_calls_that_need_not_be_strict_are_left_to_a_model_whose_triggers_are_text(
+    name: str,
+) -> None:
+    chat_format = ChatFormat(FORMATS[name][0], knows_tools=True)
+    assert ToolUse(TOOLS, "auto", chat_format).constraint() is None
+    assert ToolUse(TOOLS, "auto", chat_format, is_parallel=False).constraint() is not None
+
+
+def test_allowed_tools_are_those_that_may_be_called_and_all_are_told_of() -> None:
+    choice = _allowed("required", "clock")
+    some = use(choice)
+    assert some.is_forced and some.may_call
+    assert len(json.loads(some.for_template or "[]")) == 2
+    constraint = some.constraint()
+    assert constraint is not None
+    assert _accepts(constraint, '{"name":"clock","arguments":{}}')
+    assert not _accepts(constraint, '{"name":"weather","arguments":{"city":"x"}}')
+    auto = use(_allowed("auto", "clock")).constraint()
+    assert auto is not None and len(json.loads(auto.source)["format"]["tags"]) == 1
+    with pytest.raises(InvalidRequest, match="tool_choice"):
+        use(_allowed("auto", "nothing"))
+
+
+def _allowed(mode: str, name: str) -> AllowedChoice:
+    tools = [{"type": "function", "function": {"name": name}}]
+    allowed = {"mode": mode, "tools": tools}
+    return AllowedChoice.model_validate({"type": "allowed_tools", "allowed_tools": allowed})
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="different names"):
+        ToolUse([TOOLS[0], TOOLS[0]], "auto", KNOWING)
+
+
+@pytest.mark.parametrize(
+    ("tool_use", "words"),
+    [
+        (use("auto", knows=False), "does not know tools"),
+        (use("auto", has_own_constraint=True), "never a call"),
+        (ToolUse(TOOLS, "auto", ChatFormat(knows_tools=True)), "format is not known"),
+        (use("auto"), None),
+        (use("none", knows=False), None),
+        (use("required", knows=False), None),
+        (ToolUse((), "auto", ChatFormat()), None),
+    ],
+)
+def test_a_client_is_warned_where_no_call_can_come(tool_use: ToolUse, words: str | None) -> None:
+    outcome = Outcome(0, "x", {"finish_reason": "stop"})
+    warnings = ChatReply("m", partial(OutputReader, tool_use)).choice(outcome).get("warnings")
+    assert (warnings is None) if words is None else (words in warnings[0])
+
+
+def test_what_is_asked_for_comes_behind_the_reasoning() -> None:
+    tags = ReasoningTags("<think>", "</think>")
+    for choice, text in (("required", '{"name":"clock","arguments":{}}'), (NAMED, '{"city":"x"}')):
+        constraint = use(choice).constraint(tags)  # type: ignore[arg-type]
+        assert constraint is not None
+        assert _accepts(constraint, f"Why? {{}}\n</think>\n\n{text}")
+        assert not _accepts(constraint, text) and not _accepts(constraint, f"</think>\n\n{text} x")
+    whole = behind_reasoning(tags, Constraint("json_object"))
+    assert whole is not None and _accepts(whole, "a</think>\n\n{}")
+    assert behind_reasoning(tags, Constraint("regex", "a")) is None
+
+
+def test_forced_calls_behind_reasoning_are_read() -> None:
+    from stemma.runtime.server.tool_calls.output_reader import ReasoningUse
+
+    tags = ReasoningTags("<think>", "</think>")
+    reader = OutputReader(use("required"), ReasoningUse(tags, starts_inside=True))
+    text = 'Why?</think>\n\n{"name":"clock","arguments":{}}'
+    message, reason = reader.message(Outcome(0, text, {"finish_reason": "stop"}))
+    assert message["reasoning_content"] == "Why?" and reason == "tool_calls"
+    assert message["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
 
 
 def test_a_template_is_told_of_tools_if_it_knows_them(

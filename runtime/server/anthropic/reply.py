@@ -135,7 +135,8 @@ class _OpenBlocks:
 
 def event(payload: dict[str, Any]) -> bytes:
     """A server-sent event, named by its type."""
-    return b"event: " + payload["type"].encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+    kind: str = payload["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 
 def _blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:

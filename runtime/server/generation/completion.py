@@ -51,6 +51,7 @@ class Completion:
         given = {
             "token_ids": task.has_token_ids or None,
             "tools": task.tools,
+            "template_kwargs": task.template_kwargs,
             "response_id": response_id,
             "tenant": caller.tenant,
             "namespace": caller.namespace or None,
@@ -102,7 +103,7 @@ def _chat_ops(messages: Sequence[Message]) -> Sequence[ir.Op]:
     for index, message in enumerate(messages):
         is_replay = message.role == "assistant"
         is_open = is_replay and index == len(messages) - 1
-        ops.append(ir.RoleBegin(0, len(ops), None, message.role))
+        ops.append(ir.RoleBegin(0, len(ops), None, message.role, message.fields))
         if message.content:
             ops.append(ir.Text(0, len(ops), None, message.content, is_replay and not is_open))
         if not is_open:

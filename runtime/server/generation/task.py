@@ -17,6 +17,7 @@ class Message:
 
     role: str
     content: str
+    fields: str | None = None  # what the template sees beside these, as JSON; see ir.RoleBegin
 
 
 UNBOUNDED = 2**31 - 1  # a max_tokens that nobody asked for: the engine cuts it to what fits
@@ -34,6 +35,7 @@ class Task:
     stream: bool = False
     has_token_ids: bool = False  # of what streams
     tools: str | None = None  # what the chat template is to tell the model of, as JSON
+    template_kwargs: str | None = None  # variables of the chat template, as JSON
     hints: HintEnvelope | None = None
     cache_salt: str | None = None  # KV is shared with who knows it only
     constraint_field: str | None = None  # what the client called a grammar that may be refused

@@ -1,4 +1,4 @@
-"""What this process counts itself: HTTP requests."""
+"""What this process counts itself: HTTP requests, and streams that ended early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HttpMetrics:
     """Counters of one application; `registry` holds them and the process's own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a series more for each, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which nobody reads
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter(
@@ -37,4 +37,15 @@ class HttpMetrics:
         )
         self.in_flight = Gauge(
             "stemma_http_requests_in_flight", "HTTP requests being answered.", registry=registry
+        )
+        self.disconnects = Counter(
+            "stemma_http_disconnects",
+            "Answers that did not come to their end: the client left, or was cut off.",
+            registry=registry,
+        )
+        self.cut_streams = Counter(
+            "stemma_http_cut_streams",
+            "Streams that this server gave up, by reason.",
+            ("reason",),
+            registry=registry,
         )

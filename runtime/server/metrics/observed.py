@@ -38,7 +38,7 @@ class RequestRecord:
     @property
     def outcomes(self) -> list[Outcome]:
         """What a generation came to, if this was one and it ended."""
-        return list(self.state.get("outcomes", {}).values())
+        return list(self.state.get("outcomes", ()))
 
     @property
     def request_id(self) -> str | None:
@@ -98,5 +98,7 @@ class Observed:
         method = record.method if record.method in METHODS else OTHER_METHOD
         metrics.requests.labels(record.route, method, str(record.status)).inc()
         metrics.seconds.labels(record.route).observe(record.duration_s)
+        if not record.is_complete:
+            metrics.disconnects.inc()
         for observe in self._observers:
             observe(record)

@@ -83,18 +83,6 @@ def _server_families(service: Service) -> Iterator[Metric]:
     )
     restarts.add_metric([], float(getattr(service.engine, "num_restarts", 0)))
     yield restarts
-    running = service.running
-    disconnects = CounterMetricFamily(
-        "stemma_http_disconnects", "Clients that went away before their answer's end."
-    )
-    disconnects.add_metric([], float(running.num_disconnects))
-    yield disconnects
-    cut = CounterMetricFamily(
-        "stemma_http_cut_streams", "Streams that this server gave up.", labels=["reason"]
-    )
-    for reason, count in running.num_cut.items():
-        cut.add_metric([reason], float(count))
-    yield cut
 
 
 def _engine_up(value: float) -> Metric:

@@ -16,7 +16,7 @@ from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.task import Prompt
 from ..generation.values import values_of
-from ..openai.chat import ChatMessage
+from ..openai.chat_messages import ChatMessage
 from ..service import Service
 from .prompts import MAX_PROMPTS, PromptFields
 

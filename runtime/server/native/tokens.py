@@ -14,7 +14,7 @@ from ....errors import InvalidRequest, ModelLoadError
 from ..access.json_route import json_routes
 from ..failures import error_response
 from ..model_text import ModelText
-from ..openai.chat import ChatMessage
+from ..openai.chat_messages import ChatMessage
 from ..service import Service
 
 MAX_TEXTS = 2048  # of one request

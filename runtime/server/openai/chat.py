@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
@@ -19,10 +20,13 @@ from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
 from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
-from ..tool_calls.tool_reader import ToolReader
-from ..tool_calls.tools import Tool, ToolChoice, ToolUse
-from .content_parts import ContentPart, text_of
+from ..tool_calls.chat_format import ChatFormat
+from ..tool_calls.output_reader import OutputReader
+from ..tool_calls.reasoning import ReasoningTags
+from ..tool_calls.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
+from .chat_messages import ChatMessage, fitting
 from .message_reader import Delta, MessageReader, PlainReader
+from .reasoning_fields import ReasoningFields
 from .reply import (
     TEXT,
     CompletionReply,
@@ -55,37 +59,34 @@ def router(service: Service) -> APIRouter:
 
 def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
     """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
-    tool_use = body.tool_use(bool(service.info["template_knows_tools"]))
-    params = body.params(tool_use)
+    chat_format = ChatFormat.of(service.info, service.settings)
+    tool_use = body.tool_use(chat_format)
+    variables = body.template_variables(chat_format)
+    params, starts_inside = body.params(tool_use, chat_format, variables)
     of_tools = None if params.constraint is None else "tools"
     task = Task(
-        [body.plain_messages()],
+        [fitting(body.plain_messages(), chat_format)],
         params,
         n=body.n,
         stream=body.stream,
         has_token_ids=body.wanted.needs_token_ids,
         tools=tool_use.for_template,
+        template_kwargs=json.dumps(variables) if variables else None,
         hints=body.kv_hints,
         cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
         rid=body.rid,
     )
-    return task, partial(ToolReader, tool_use) if tool_use.may_call else PlainReader
+    warnings = body.reasoning_warnings(variables, chat_format)
+    reasoning = body.reasoning_use(
+        chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced
+    )
+    if reasoning is None and not tool_use.may_call and not tool_use.warnings and not warnings:
+        return task, PlainReader
+    return task, partial(OutputReader, tool_use, reasoning, warnings)
 
 
-class ChatMessage(BaseModel):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
-
-    def plain(self, index: int) -> Message:
-        """Role and text, "developer" being today's name of "system". Raises InvalidRequest."""
-        role = "system" if self.role == "developer" else self.role
-        return Message(role, text_of(self.content, f"messages.{index}.content"))
-
-
-class ChatRequest(SamplingFields):
+class ChatRequest(ReasoningFields, SamplingFields):
     """Body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -93,8 +94,9 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool = False
@@ -104,10 +106,15 @@ class ChatRequest(SamplingFields):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def tool_use(self, template_knows_tools: bool) -> ToolUse:
+    def tool_use(self, chat_format: ChatFormat) -> ToolUse:
         """Raises InvalidRequest."""
-        choice = self.tool_choice or ("auto" if self.tools else "none")
-        return ToolUse(self.tools or (), choice, template_knows_tools)
+        return ToolUse(
+            self.tools or (),
+            self.tool_choice or ("auto" if self.tools else "none"),
+            chat_format,
+            is_parallel=self.parallel_tool_calls,
+            has_own_constraint=self.constraint_field is not None,
+        )
 
     @property
     def is_continued(self) -> bool:
@@ -137,24 +144,44 @@ class ChatRequest(SamplingFields):
             messages.append(Message("assistant", ""))
         return messages
 
-    def params(self, tool_use: ToolUse | None = None) -> GenParams:
-        """Sampling as the program's gen takes it. Raises InvalidRequest."""
+    def params(
+        self, tool_use: ToolUse, chat_format: ChatFormat, variables: Mapping[str, Any]
+    ) -> tuple[GenParams, bool]:
+        """Sampling as the program's gen takes it, and whether the output begins within reasoning.
+
+        A constraint holds behind the reasoning if there is some and what follows is JSON; any other
+        one holds for the whole output, which then is no reasoning. Raises InvalidRequest.
+        """
         self._refuse_what_chats_lack()
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
-        wanted = next(value for value in given if value is not None)
-        params = self.gen_params(wanted)
-        of_tools = None if tool_use is None else tool_use.constraint()
-        if of_tools is None:
-            return params
+        params = self.gen_params(next(value for value in given if value is not None))
+        tags, starts_inside = self._reasoning(chat_format, variables)
         if params.constraint is None:
-            return replace(params, constraint=of_tools)
-        if tool_use is not None and tool_use.is_forced:
+            return replace(params, constraint=tool_use.constraint(tags)), starts_inside
+        if tool_use.is_forced:
             raise InvalidRequest.of(
                 self.constraint_field or "tools",
                 "...",
                 "left out where tool_choice asks for a call",
             )
-        return params
+        behind = None if tags is None else behind_reasoning(tags, params.constraint)
+        if behind is None:
+            return params, False
+        return replace(params, constraint=behind), starts_inside
+
+    def _reasoning(
+        self, chat_format: ChatFormat, variables: Mapping[str, Any]
+    ) -> tuple[ReasoningTags | None, bool]:
+        """The tags of the reasoning that surely comes, and whether the output begins within it."""
+        tags = chat_format.reasoning
+        if tags is None:
+            return None, False
+        if self.is_continued:
+            text = self.messages[-1].plain(len(self.messages) - 1).content
+            is_open = tags.is_open_after(text)
+            return (tags if is_open else None), is_open
+        will_reason = chat_format.will_reason(variables)
+        return (tags if will_reason else None), chat_format.opens_reasoning(variables)
 
     def _refuse_what_chats_lack(self) -> None:
         if self.best_of not in (None, self.n):

@@ -86,8 +86,8 @@ class OutputItems:
         said = self.close()
         prefix = "rs" if kind == "reasoning" else "msg"
         item: dict[str, Any] = {"id": _id(prefix), "type": kind, "status": "in_progress"}
-        item |= {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-        item["content"] = []
+        more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+        item |= {**more, "content": []}
         part = _thought("") if kind == "reasoning" else _said_text("", [])
         said += self._begin(item)
         at = {"item_id": item["id"], "output_index": len(self.items) - 1, "content_index": 0}

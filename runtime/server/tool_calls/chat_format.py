@@ -1,0 +1,60 @@
+"""What is known of a model's chat format: how it writes calls and reasoning, what its template
+reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..settings import ServerSettings
+from .reasoning import ReasoningTags, tags_of
+from .registry import format_of
+from .tool_format import TaughtFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Of the model that is served."""
+
+    tool_format: TaughtFormat | None = None
+    reasoning: ReasoningTags | None = None
+    knows_tools: bool = False  # the template can tell the model of tools
+    knows_calls: bool = False  # and can write a message that is calls
+    knows_reasoning: bool = False  # and an earlier message's reasoning
+    variables: frozenset[str] = frozenset()
+    generation_prompts: tuple[tuple[Mapping[str, Any], str], ...] = (({}, ""),)
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any], settings: ServerSettings) -> ChatFormat:
+        """`info`: what the engine said of itself."""
+        described = info["chat_format"]
+        marks, knows_tools = described["marks"], bool(info["template_knows_tools"])
+        return cls(
+            format_of(settings.tool_call_parser, marks, knows_tools=knows_tools),
+            tags_of(settings.reasoning_parser, marks),
+            knows_tools,
+            "tool_calls" in marks,
+            "reasoning_content" in marks,
+            frozenset(described["variables"]),
+            tuple((variables, prompt) for variables, prompt in described["generation_prompts"]),
+        )
+
+    def will_reason(self, variables: Mapping[str, Any]) -> bool:
+        """Whether an answer surely begins with reasoning: the generation prompt opens it, or is
+        another one than where reasoning is switched off."""
+        if self.reasoning is None or self.opens_reasoning(variables):
+            return self.reasoning is not None
+        off = [prompt for given, prompt in self.generation_prompts if False in given.values()]
+        return bool(off) and self._generation_prompt(variables) not in off
+
+    def opens_reasoning(self, variables: Mapping[str, Any]) -> bool:
+        """Whether an output begins within reasoning, where the template is told `variables`."""
+        if self.reasoning is None:
+            return False
+        return self.reasoning.is_open_after(self._generation_prompt(variables))
+
+    def _generation_prompt(self, variables: Mapping[str, Any]) -> str:
+        """What opens an answer under these variables, as far as it is known."""
+        prompts = self.generation_prompts
+        return [p for given, p in prompts if given.items() <= variables.items()][-1]

@@ -1,0 +1,48 @@
+"""Calls as Llama 3 models write them: the answer is one, or several with a semicolon between.
+
+{"name": "weather", "parameters": {"city": "Ulm"}}
+<|python_tag|>{"name": "weather", "parameters": {}}; {"name": "clock", "parameters": {}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .matching import FAILED, NEEDS_MORE, Undecided, match_parts
+from .named_object import named_head
+from .tool_format import Head, Tail, first_end, long_id
+
+PYTHON_TAG = "<|python_tag|>"
+_KEYS = ("parameters", "arguments")
+
+
+class Llama3:
+    """The format; it has no state."""
+
+    triggers = (PYTHON_TAG,)
+    begins_at_start = True
+    needs_no_grammar = True
+
+    def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
+        begin = f'{{"name": "{name}", "parameters": '
+        return ({"begin": begin, "schema": schema, "end": "}"},)
+
+    def head(self, text: str, at: int) -> Head | Undecided:
+        return named_head(text, at, _KEYS)
+
+    def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
+        end = first_end([match_parts(text, 0, ("}",))], is_last=is_last, text=text)
+        if not isinstance(end, int):
+            return end
+        separator = match_parts(text, end, (";",))
+        start = separator if isinstance(separator, int) else end
+        follows = FAILED if separator is NEEDS_MORE else self.head(text, start)
+        if isinstance(follows, Head):
+            return Tail(start, goes_on=True)
+        if NEEDS_MORE in (separator, follows) and not is_last:
+            return NEEDS_MORE
+        return Tail(end)
+
+    def new_id(self) -> str:
+        return long_id()

@@ -1,0 +1,115 @@
+"""Matching of text that is still coming: does it match, can it no more, or is more needed?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+
+
+class Undecided(Enum):
+    """Why there is no match."""
+
+    FAILED = "failed"  # whatever comes
+    NEEDS_MORE = "needs more"  # so far all is well
+
+
+FAILED, NEEDS_MORE = Undecided.FAILED, Undecided.NEEDS_MORE
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+("?)', re.DOTALL)
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+_BRACKET_OR_QUOTE = re.compile(r'[][{}"]')
+_DELIMITER = re.compile(r"[\s,}\]]")
+_VALUE_STARTS = '{["-0123456789tfn'
+
+
+class Kind(Enum):
+    """Parts of a pattern that are no fixed text."""
+
+    STRING = "a JSON string"
+    VALUE = "the start of a JSON value, which stays"
+
+
+STRING, VALUE = Kind.STRING, Kind.VALUE
+Part = str | Kind
+
+
+def match_parts(text: str, at: int, parts: Sequence[Part]) -> int | Undecided:
+    """Where a match ends that begins at `at`; blanks may stand before each part."""
+    for part in parts:
+        found = _BLANKS.match(text, at)
+        assert found is not None
+        at = found.end()
+        end = _match_part(text, at, part)
+        if isinstance(end, Undecided):
+            return end
+        at = end
+    return at
+
+
+def match_name(text: str, at: int, *, end: str) -> tuple[str, int] | Undecided:
+    """A function's name that begins at `at`, followed by the text `end`."""
+    found = _NAME.match(text, at)
+    if found is None:
+        return NEEDS_MORE if at == len(text) else FAILED
+    if text.startswith(end, found.end()):
+        return found[0], found.end() + len(end)
+    return NEEDS_MORE if end.startswith(text[found.end() :]) else FAILED
+
+
+def _match_part(text: str, at: int, part: Part) -> int | Undecided:
+    if at == len(text):
+        return NEEDS_MORE
+    if part is VALUE:
+        return at if text[at] in _VALUE_STARTS else FAILED
+    if part is STRING:
+        found = _STRING.match(text, at)
+        if found is None:
+            return FAILED
+        return found.end() if found[1] else NEEDS_MORE
+    assert isinstance(part, str)
+    if text.startswith(part, at):
+        return at + len(part)
+    return NEEDS_MORE if part.startswith(text[at:]) else FAILED
+
+
+class ValueScanner:
+    """Finds where a JSON value ends that comes in pieces. What is no JSON ends somewhere, too."""
+
+    def __init__(self) -> None:
+        self._brackets = 0
+        self._is_string = False
+        self._is_escaped = False
+        self._is_scalar: bool | None = None
+
+    def end_in(self, text: str) -> int | None:
+        """Where in this next piece the value ends, or None if it goes on."""
+        if self._is_scalar is None and text:
+            self._is_scalar = text[0] not in '{["'
+        if self._is_scalar:
+            found = _DELIMITER.search(text)
+            return None if found is None else found.start()
+        at = 0
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            found = (_QUOTE_OR_ESCAPE if self._is_string else _BRACKET_OR_QUOTE).search(text, at)
+            if found is None:
+                return None
+            at = found.end()
+            self._take(found[0])
+            if not self._brackets and not self._is_string:
+                return at
+        return None
+
+    def _take(self, char: str) -> None:
+        if char == '"':
+            self._is_string = not self._is_string
+        elif char == "\\":
+            self._is_escaped = True
+        else:
+            self._brackets += 1 if char in "{[" else -1

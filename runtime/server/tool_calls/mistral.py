@@ -1,0 +1,89 @@
+"""Calls as Mistral's models write them, the older ones in an array, the newer ones one by one:
+
+[TOOL_CALLS] [{"name": "weather", "arguments": {}}, {"name": "clock", "arguments": {}}]
+[TOOL_CALLS]weather[ARGS]{"city": "Ulm"}[TOOL_CALLS]clock[CALL_ID]8a1b2c3d4[ARGS]{}
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .matching import FAILED, NEEDS_MORE, STRING, VALUE, Undecided, match_name, match_parts
+from .named_object import named_head
+from .tool_format import Head, Tail, first_end
+
+TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID_CHARS = 9  # their templates refuse other ids
+_KEYS = ("arguments", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistral:
+    """The format; `is_newer` says which of the two the model was taught. Both are read."""
+
+    is_newer: bool = False
+    triggers = (TOOL_CALLS,)
+    begins_at_start = False
+    needs_no_grammar = True
+
+    def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
+        begin = f'{TOOL_CALLS} [{{"name": "{name}", "arguments": '
+        end = "}]"
+        if self.is_newer:
+            begin, end = f"{TOOL_CALLS}{name}{ARGS}", ""
+        return ({"begin": begin, "schema": schema, "end": end},)
+
+    def head(self, text: str, at: int) -> Head | Undecided:
+        opening = match_parts(text, at, ("[",))
+        if isinstance(opening, int):
+            return named_head(text, opening, _KEYS)
+        start = match_parts(text, at, ())
+        assert isinstance(start, int)
+        item = named_head(text, start, _KEYS)  # the next one of an array
+        return _newer_head(text, start) if item is FAILED else item
+
+    def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
+        closings = (("}",), (",", '"id"', ":", STRING, "}"))
+        found = [match_parts(text, 0, parts) for parts in closings]
+        end = first_end(found, is_last=is_last, text=text)
+        if not isinstance(end, int):
+            return end
+        follows = match_parts(text, end, (",", "{"))
+        if isinstance(follows, int):
+            comma = match_parts(text, end, (",",))
+            assert isinstance(comma, int)
+            return Tail(comma, goes_on=True)
+        closing = first_end([match_parts(text, end, ("]",))], is_last=is_last, text=text)
+        if isinstance(closing, int):
+            return Tail(closing)
+        return NEEDS_MORE if NEEDS_MORE in (follows, closing) and not is_last else Tail(end)
+
+    def new_id(self) -> str:
+        letters = string.ascii_letters + string.digits
+        return "".join(secrets.choice(letters) for _ in range(_ID_CHARS))
+
+
+def _newer_head(text: str, at: int) -> Head | Undecided:
+    """NAME[ARGS] or NAME[CALL_ID]ID[ARGS] or, as some have it, NAME alone before an object."""
+    plain = match_name(text, at, end=ARGS)
+    if isinstance(plain, tuple):
+        return _before_value(text, *plain)
+    with_id = match_name(text, at, end=CALL_ID)
+    if isinstance(with_id, tuple):
+        call_id = match_name(text, with_id[1], end=ARGS)
+        if isinstance(call_id, tuple):
+            return _before_value(text, with_id[0], call_id[1])
+        return call_id
+    bare = match_name(text, at, end="{")
+    if isinstance(bare, tuple):
+        return Head(bare[0], bare[1] - 1)
+    return NEEDS_MORE if NEEDS_MORE in (plain, with_id, bare) else FAILED
+
+
+def _before_value(text: str, name: str, at: int) -> Head | Undecided:
+    start = match_parts(text, at, (VALUE,))
+    return start if isinstance(start, Undecided) else Head(name, start)

@@ -1,0 +1,32 @@
+"""{"name": NAME, "arguments": ...}: what calls are in most formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .matching import FAILED, NEEDS_MORE, VALUE, Part, Undecided, match_name, match_parts
+from .tool_format import Head
+
+_OPENINGS: tuple[tuple[Part, ...], ...] = (
+    ("{", '"name"', ":", '"'),
+    ("{", '"type"', ":", '"function"', ",", '"name"', ":", '"'),
+)
+
+
+def named_head(text: str, at: int, keys: Sequence[str]) -> Head | Undecided:
+    """An object's beginning up to its arguments, which stand under one of `keys`."""
+    opening = _one_of([match_parts(text, at, parts) for parts in _OPENINGS])
+    if isinstance(opening, Undecided):
+        return opening
+    found = match_name(text, opening, end='"')
+    if isinstance(found, Undecided):
+        return found
+    name, end = found
+    start = _one_of([match_parts(text, end, (",", f'"{key}"', ":", VALUE)) for key in keys])
+    return start if isinstance(start, Undecided) else Head(name, start)
+
+
+def _one_of(ends: Sequence[int | Undecided]) -> int | Undecided:
+    """At most one of them can match."""
+    matches = [end for end in ends if isinstance(end, int)]
+    return matches[0] if matches else (NEEDS_MORE if NEEDS_MORE in ends else FAILED)

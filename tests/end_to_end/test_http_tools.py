@@ -1,0 +1,254 @@
+"""Tools and reasoning over HTTP: conversations with calls and results, through real clients."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from fastapi.testclient import TestClient
+from templates import TINY_TOOLS
+
+import stemma as st
+from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.server.app import create_app
+
+MODEL = "stemma-tiny"
+ASK: list[Any] = [{"role": "user", "content": "What is the weather in Ulm?"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+LARGE: Any = {"type": "function", "function": {"name": "f", "description": "x" * 600_000}}
+CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
+MARKS = ("<tool_call>", "<think>", "</think>")
+TOOL_CALL_ID, END_THINK_ID = 6, 8  # the embedded model's reserved tokens come behind 5
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+
+
+@pytest.fixture
+def client(served: Any) -> openai.OpenAI:
+    """On the embedded model, whose template knows neither tools nor calls."""
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """On the embedded model with a template that knows them, and a switch for reasoning."""
+    folder = tmp_path_factory.mktemp("knowing") / "tiny-tools"
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    (folder / "chat_template.jinja").write_text(TINY_TOOLS)
+    tokens = (folder / "tokenizer.json").read_text()
+    for number, mark in enumerate(MARKS):  # special tokens of it
+        tokens = tokens.replace(f"<|reserved_{number}|>", mark)
+    (folder / "tokenizer.json").write_text(tokens)
+    with st.Engine(folder, max_total_tokens=8192, num_threads=1) as engine:
+        with TestClient(create_app(engine), base_url="http://localhost") as http:
+            yield openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    model = client.models.list().data[0].id
+    fields = {"model": model, "messages": ASK, "temperature": 0, "max_tokens": 64, **fields}
+    return client.chat.completions.create(**fields)
+
+
+def with_result(message: Any) -> list[Any]:
+    """The conversation up to the result of the call that `message` made."""
+    (call,) = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    return [*ASK, message.model_dump(exclude_none=True), result]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_call_and_its_result_go_around(client: openai.OpenAI, choice: Any) -> None:
+    first = ask(client, tools=[WEATHER], tool_choice=choice)
+    assert first.choices[0].finish_reason == "tool_calls"
+    second = ask(client, tools=[WEATHER], messages=with_result(first.choices[0].message))
+    assert second.choices[0].message.content
+    if choice == "required":  # the calls stand in the prompt as they were written
+        known = first.usage.prompt_tokens + first.usage.completion_tokens - 2
+        assert second.usage.prompt_tokens_details.cached_tokens >= known
+
+
+def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "seed": 5}
+    fields |= {"temperature": 1.5}
+    whole = ask(client, **fields).choices[0].message.tool_calls[0].function
+    with client.chat.completions.stream(model=MODEL, messages=ASK, max_tokens=64, **fields) as run:
+        for _ in run:
+            pass
+        final = run.get_final_completion().choices[0]
+    (call,) = final.message.tool_calls or ()
+    assert (call.function.name, call.function.arguments) == (whole.name, whole.arguments)
+    assert final.finish_reason == "tool_calls" and not final.message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("size", "is_named"), [(3, False), (16, False), (3, True)])
+def test_a_call_that_is_cut_keeps_what_there_is_of_it(
+    client: openai.OpenAI, size: int, is_named: bool, stream: bool
+) -> None:
+    choice: Any = "required"
+    if is_named:
+        choice = {"type": "function", "function": {"name": "weather"}}
+    reply = ask(client, tools=[WEATHER], tool_choice=choice, max_tokens=size, stream=stream)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in reply]
+        assert chunks[-1].finish_reason == "length"
+        content = "".join(chunk.delta.content or "" for chunk in chunks)
+        parts = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
+        arguments = "".join(part.function.arguments for part in parts)
+        names = [part.function.name for part in parts if part.function.name]
+    else:
+        (choice_,) = reply.choices
+        assert choice_.finish_reason == "length"
+        content, calls = choice_.message.content or "", choice_.message.tool_calls or []
+        names = [call.function.name for call in calls]
+        arguments = "".join(call.function.arguments for call in calls)
+    if is_named or size > 3:
+        assert names == ["weather"] and not content and arguments[:1] in ("{", "")
+    else:
+        assert not names and content.startswith('{"')
+
+
+def test_a_model_that_is_told_of_no_tools_answers_as_without_and_warns(
+    client: openai.OpenAI,
+) -> None:
+    """The embedded model's template does not know tools."""
+    plain = ask(client).choices[0].message.content
+    told = ask(client, tools=[WEATHER]).choices[0]
+    assert told.message.content == plain and "does not know tools" in told.warnings[0]
+    none = ask(client, tools=[WEATHER], tool_choice="none").choices[0]
+    assert none.message.content == plain and not hasattr(none, "warnings")
+    last = list(ask(client, tools=[WEATHER], stream=True))[-1].choices[0]
+    assert "does not know tools" in last.warnings[0]
+
+
+def test_a_turn_of_calls_meets_its_own_ids_in_the_cache(knowing: openai.OpenAI) -> None:
+    """Without jump-forward: the last forced run of an output is never computed."""
+    pattern = CALL.replace("{", "\\{").replace("}", "\\}").replace("Ulm", "[A-Z][a-z]{4}")
+    written = ask(knowing, tools=[WEATHER], extra_body={"regex": pattern, "jump_forward": False})
+    call = written.choices[0].message.content
+    arguments = json.dumps(json.loads(call.split("\n")[1])["arguments"])
+    function = {"name": "weather", "arguments": arguments}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+    messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls}, result]
+    second = ask(knowing, tools=[WEATHER], messages=messages)
+    known = written.usage.prompt_tokens + written.usage.completion_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens >= known - 2
+    third = ask(knowing, tools=[WEATHER], messages=messages)
+    assert third.usage.prompt_tokens_details.cached_tokens >= second.usage.prompt_tokens - 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_the_model_chooses_is_held_to_its_schema(
+    knowing: openai.OpenAI, stream: bool
+) -> None:
+    """A bias writes the tag, which is a special token here; the grammar leads from there."""
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    reply = ask(
+        knowing, tools=[strict], logit_bias={str(TOOL_CALL_ID): 100}, max_tokens=200,
+        parallel_tool_calls=False, temperature=1.0, seed=3, stream=stream,
+    )  # fmt: skip
+    if stream:
+        choices = [chunk.choices[0] for chunk in reply]
+        assert choices[-1].finish_reason == "tool_calls"
+        assert not any(choice.delta.content for choice in choices)
+        parts = [part.function for choice in choices for part in choice.delta.tool_calls or ()]
+        assert parts[0].name == "weather" and len(parts) > 2
+        arguments = "".join(part.arguments for part in parts)
+    else:
+        (choice,) = reply.choices
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        arguments = call.function.arguments
+    assert set(json.loads(arguments)) == {"city"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("effort", ["high", None])
+def test_an_answer_comes_behind_its_reasoning(
+    knowing: openai.OpenAI, stream: bool, effort: str | None
+) -> None:
+    """A bias ends the reasoning at once, or after its first tokens."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    extra = {"chat_template_kwargs": {"enable_thinking": effort is not None}}
+    reply = ask(
+        knowing, response_format=form, extra_body=extra, logit_bias={str(END_THINK_ID): 14},
+        temperature=1.0, seed=3, max_tokens=300, stream=stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    )  # fmt: skip
+    if stream:
+        chunks = list(reply)
+        deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+        content = "".join(delta.content or "" for delta in deltas)
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        usage = chunks[-1].usage
+    else:
+        message, usage = reply.choices[0].message, reply.usage
+        content, reasoning = message.content, getattr(message, "reasoning_content", "")
+    assert json.loads(content)["a"] in (1, 2)
+    num_reasoning = usage.completion_tokens_details.reasoning_tokens
+    assert (num_reasoning > 0) == (effort is not None)
+    assert num_reasoning < usage.completion_tokens and "think>" not in content + reasoning
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id"),
+        ({"messages": [*ASK, {"role": "assistant", "content": None}]}, "messages.1.content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]},
+         "messages.0.tool_call_id"),
+        ({"messages": [*ASK, {"role": "assistant", "content": "x", "function_call": {}}]},
+         "messages.1.function_call"),
+        ({"messages": [*ASK, {"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]},
+         "messages"),
+        ({"messages": [*ASK, {"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}}]}]},
+         "messages.1.tool_calls.0.type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [LARGE]}, "tools"),
+        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions"),
+        ({"extra_body": {"function_call": "auto"}}, "function_call"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": "x" * 20_000}}},
+         "chat_template_kwargs"),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)  # fmt: skip
+def test_what_cannot_be_is_a_400_that_names_the_field(
+    knowing: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(knowing, **fields)
+    assert refused.value.param == param
+
+
+def test_template_variables_that_are_not_read_are_a_warning(knowing: openai.OpenAI) -> None:
+    kwargs = {"chat_template_kwargs": {"nonsense": 1, "enable_thinking": False}}
+    choice = ask(knowing, extra_body=kwargs, reasoning_effort="high").choices[0]
+    (unread,) = choice.warnings
+    assert "nonsense" in unread and "enable_thinking" not in unread
