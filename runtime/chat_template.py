@@ -89,12 +89,14 @@ class Told:
     tools: tuple[Any, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     key: bytes = b""  # equal for equal ones
+    num_chars: int = 0  # of it all as JSON
 
     @classmethod
     def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Told:
         """From JSON values."""
         whole = json.dumps([list(tools), variables or {}], sort_keys=True).encode()
-        return cls(tuple(tools), variables or {}, hashlib.blake2b(whole, digest_size=16).digest())
+        key = hashlib.blake2b(whole, digest_size=16).digest()
+        return cls(tuple(tools), variables or {}, key, len(whole))
 
 
 NOTHING_TOLD = Told()
@@ -127,6 +129,8 @@ class ChatTemplate:
         self._seam = f"\ue002{secret}\ue001"
         self._guard = _Guard(tokenizer.special_texts, self._seam)
         self._cache: dict[tuple[object, ...], list[str]] = {}
+        self._guarded_turns: dict[tuple[Turn, bool], dict[str, Any]] = {}
+        self._guarded_told: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
 
     def marks(
@@ -148,11 +152,7 @@ class ChatTemplate:
         key = (turns, open_turn, told.key)
         if key not in self._cache:
             marks = self._render(turns, open_turn, told)
-            self._num_cached_chars += 1024 + sum(len(turn.fields or "") for turn in turns)
-            self._num_cached_chars += sum(map(len, marks))
-            if self._num_cached_chars > _MAX_CACHED_CHARS:
-                self._cache.clear()
-                self._num_cached_chars = 0
+            self._make_room(1024 + sum(map(len, marks)))
             self._cache[key] = marks
         return self._cache[key]
 
@@ -165,15 +165,15 @@ class ChatTemplate:
         """A mark as text."""
         return mark.replace(self._seam, "")
 
-    def generation_prompt(self, variables: Mapping[str, Any] | None = None) -> str:
-        """What opens an assistant's turn; "" where the template refuses a lone user's message."""
-        told = Told.of((), variables)
+    def around_answer(self, told: Told = NOTHING_TOLD) -> tuple[str, str]:
+        """The generation prompt, and what follows an answer, as they are in a short conversation;
+        "" where the template refuses that."""
         try:
             closed = self.marks(["user"], told=told)[-1]
             opened = self.marks(["user"], open_turn=True, told=told)[-1]
+            return opened.removeprefix(closed), self.marks(["user", "assistant"], told=told)[-1]
         except InvalidProgram:
-            return ""
-        return self.shown(opened.removeprefix(closed))
+            return "", ""
 
     def describe(self) -> dict[str, Any]:
         """What an HTTP side needs to know to read what the model writes: the marks that the
@@ -185,7 +185,7 @@ class ChatTemplate:
             "marks": {mark: ids.get(mark) for mark in marks},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
             "generation_prompts": [
-                [variables, self.generation_prompt(variables)]
+                [variables, self.around_answer(Told.of((), variables))[0]]
                 for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
                 if self._reads.issuperset(variables)
             ],
@@ -215,23 +215,41 @@ class ChatTemplate:
         raise InvalidProgram(self.shown(message)) from failure
 
     def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
-        """As the template sees it."""
-        values = dict(turn.values)
-        if as_objects and isinstance(calls := values.get("tool_calls"), list):
-            values["tool_calls"] = [_with_object(call) for call in calls]
-        return {**self._guard.guarded(values), "role": turn.role, "content": content}
+        """As the template sees it; it cannot change it."""
+        key = turn, as_objects
+        if turn.fields is not None and key not in self._guarded_turns:
+            values = dict(turn.values)
+            if as_objects and isinstance(calls := values.get("tool_calls"), list):
+                values["tool_calls"] = [_with_object(call) for call in calls]
+            values = self._guard.guarded(values)
+            self._make_room(4 * len(turn.fields))  # guess: what values take beside their text
+            self._guarded_turns[key] = values
+        return {**self._guarded_turns.get(key, {}), "role": turn.role, "content": content}
 
     def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
+        if told.key not in self._guarded_told:
+            tools = self._guard.guarded(list(told.tools)) or None
+            values = {**self._guard.guarded(dict(told.variables)), "tools": tools}
+            self._make_room(4 * told.num_chars)
+            self._guarded_told[told.key] = values
         pieces = self._template.generate(
             **{
-                **self._guard.guarded(dict(told.variables)),
+                **self._guarded_told[told.key],
                 **self._variables,
                 "messages": messages,
                 "add_generation_prompt": open_turn,
-                "tools": self._guard.guarded(list(told.tools)) or None,
             }
         )
         return _joined(pieces)
+
+    def _make_room(self, num_chars: int) -> None:
+        """What is kept stays below a bound, by all being dropped when it is reached."""
+        self._num_cached_chars += num_chars
+        if self._num_cached_chars > _MAX_CACHED_CHARS:
+            self._cache.clear()
+            self._guarded_turns.clear()
+            self._guarded_told.clear()
+            self._num_cached_chars = num_chars
 
 
 class _Guard:

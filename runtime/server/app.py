@@ -31,7 +31,6 @@ ROOMS = (
     score,
     kv_hints,
     cache,
-    abort,
     tokens,
     watch,
     models,

@@ -4,7 +4,7 @@ cost the engine nothing. Loaded when they are first needed."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,17 +38,23 @@ class ModelText:
         return [*(tokenizer.bos_ids if has_bos else ()), *tokenizer.encode(text)]
 
     def encode_chat(
-        self, messages: Sequence[Message], *, opens_turn: bool = True, tools: Sequence[Any] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        opens_turn: bool = True,
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of a chat's messages under the model's template, with `opens_turn` up to where the
-        assistant begins; a last message of the assistant's is then left open."""
+        assistant begins; a last message of the assistant's is then left open. The template is told
+        of `tools` and `variables`."""
         from ..chat_template import Told
         from ..programs.transcript import Transcript
 
         if not 1 <= len(messages) <= MAX_MESSAGES:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
-        transcript = Transcript(*self._load(), Told.of(tools))
+        transcript = Transcript(*self._load(), Told.of(tools, variables))
         is_open = opens_turn and messages[-1].role == "assistant"
         for index, message in enumerate(messages):
             transcript.begin_role(message.role, message.fields)

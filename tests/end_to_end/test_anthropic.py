@@ -66,6 +66,13 @@ def test_a_stream_builds_the_same_message(client: anthropic.Anthropic) -> None:
     assert sums[0] == sums[1] > 0
 
 
+def test_tokens_are_counted_as_they_will_be(client: anthropic.Anthropic) -> None:
+    counted = client.messages.count_tokens(model=MODEL, messages=RECALL, system="Be brief.")
+    made = client.messages.create(model=MODEL, max_tokens=1, messages=RECALL, system="Be brief.")
+    used = made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+    assert counted.input_tokens == used
+
+
 def test_stop_reasons(client: anthropic.Anthropic) -> None:
     cut = client.messages.create(model=MODEL, max_tokens=1, messages=RECALL)
     assert cut.stop_reason == "max_tokens"

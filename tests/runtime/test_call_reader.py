@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.runtime.server.generation.pieces import Outcome
@@ -166,6 +166,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(JSON, st.sampled_from(["", "}", ", 1", "] "]), st.data())
 def test_a_values_end_is_found_wherever_it_is_cut(
     value: Any, behind: str, data: st.DataObject
@@ -233,6 +234,7 @@ def test_reasoning_is_split_off_by_its_tags(
     assert hidden == {"content": content}
 
 
+@settings(max_examples=60)
 @given(TEXTS, st.booleans(), st.booleans(), st.data())
 def test_reasoning_does_not_depend_on_how_the_text_was_cut(
     text: str, inside: bool, is_streamed: bool, data: st.DataObject
@@ -267,6 +269,7 @@ def test_tokens_of_reasoning_are_counted_by_the_closing_tag(
     assert reader.num_reasoning_tokens(outcome) == tokens
 
 
+@settings(max_examples=60)
 @given(TEXTS, st.booleans(), st.data())
 def test_a_streamed_message_is_the_whole_one(text: str, inside: bool, data: st.DataObject) -> None:
     """Reasoning, content and calls together; ids are drawn."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -10,7 +13,7 @@ from ..generation.answer import answer
 from ..openai.chat import chat_task
 from ..service import Service
 from .reply import MessagesReply
-from .schema import MessagesRequest
+from .schema import MessagesRequest, PromptFields
 
 
 def router(service: Service) -> APIRouter:
@@ -25,5 +28,19 @@ def router(service: Service) -> APIRouter:
         max_model_len = int(service.info["max_model_len"])
         reply = MessagesReply(service.model, new_reader(), max_model_len=max_model_len)
         return await answer(service, request, task, reply)
+
+    @routes.post("/v1/messages/count_tokens")
+    async def count_tokens(body: PromptFields) -> dict[str, int]:
+        """How long the prompt of such a message would be."""
+        service.require_model(body.model)
+        task, _ = chat_task(service, body.prompt_chat())
+        (messages,) = task.prompts
+        ids = await asyncio.to_thread(
+            service.text.encode_chat,
+            messages,
+            tools=orjson.loads(task.tools or "[]"),
+            variables=orjson.loads(task.template_kwargs or "{}"),
+        )
+        return {"input_tokens": len(ids)}
 
     return routes

@@ -127,6 +127,10 @@ class PromptFields(BaseModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
+    def prompt_chat(self) -> ChatRequest:
+        """A chat with this prompt. Raises InvalidRequest."""
+        return chat_request({k: v for k, v in chat_fields(self).items() if v is not None})
+
 
 class MessagesRequest(PromptFields):
     """Body of /v1/messages; `seed`, `min_p`, `kv_hints` and the like are extras of this server."""

@@ -9,7 +9,10 @@ const ARRIVE_MS = 700;
 const SETTLE = 0.2; // of the way to its place, a frame
 const LEFT = 34;
 const RIGHT = 190; // for the texts of leaves
-const LABEL_PITCH = 11; // pixels between leaves from which labels are drawn
+const CHAR = 6.62; // pixels of a character of a label
+const MIN_CHARS = 8; // of a label, unless the text is shorter or many go through the node
+const HEAVY = 8;
+const MAX_LABELS = 600; // that are tried
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class TreeCanvas {
@@ -20,7 +23,7 @@ export class TreeCanvas {
     this.insets = { top: 70, bottom: 50 }; // pixels that others cover
     this.camera = { x: 0, y: 0, sx: 1, sy: 1 };
     this.isFitted = true;
-    this.layout = { roots: [], order: [], depth: 1, breadth: 1 };
+    this.layout = { roots: [], order: [], byWeight: [], depth: 1, breadth: 1 };
     this.ghosts = [];
     this.lit = null; // ids that stand out
     this.found = null; // ids that a search has found
@@ -46,6 +49,7 @@ export class TreeCanvas {
     if (this.version !== this.model.treeVersion) {
       this.version = this.model.treeVersion;
       this.layout = layOut(this.model.nodes);
+      this.layout.byWeight = [...this.layout.order].sort((a, b) => b.numLeaves - a.numLeaves || b.locks - a.locks).slice(0, MAX_LABELS);
       for (const node of this.model.changes.added) node.bornMs = now;
       for (const node of this.model.changes.removed)
         if (node.x !== undefined && this.ghosts.length < 400) this.ghosts.push({ node, goneMs: now, from: this.model.nodes.get(node.parent) });
@@ -219,7 +223,7 @@ export class TreeCanvas {
     this.#paintFlow(focus, now);
     this.#paintGhosts(now);
     this.#paintDots(focus, pitch, now);
-    if (this.shape === "rows" && pitch >= LABEL_PITCH) this.#paintLabels(focus);
+    if (this.shape === "rows") this.#paintLabels(focus);
     const marked = this.hovered ?? this.pinned;
     if (marked) this.#ring(marked, palette.ink, 7, []);
     if (this.pinned && this.pinned !== marked) this.#ring(this.pinned, palette.ink, 7, []);
@@ -380,28 +384,32 @@ export class TreeCanvas {
     c.setLineDash([]);
   }
 
+  /** Texts where there is room for them: of the nodes that most go through first. */
   #paintLabels(focus) {
     const { context: c, palette, model } = this;
     c.font = `11px ${palette.mono}`;
     c.textBaseline = "alphabetic";
-    const charWidth = 6.62;
-    for (const node of this.layout.order) {
+    c.strokeStyle = palette.paper; // around each, so that it is read over lines
+    c.lineWidth = 3.5;
+    const taken = new Room(this.width, this.height);
+    for (const node of this.layout.byWeight) {
       const parent = model.nodes.get(node.parent);
-      if (!parent) continue;
+      if (!parent || (focus && !focus.has(node.id))) continue;
       const a = this.at(parent);
       const b = this.at(node);
-      if (b.y < -10 || b.y > this.height + 10 || a.x > this.width || (focus && !focus.has(node.id))) continue;
+      if (b.y < this.insets.top - 20 || b.y > this.height - this.insets.bottom + 12 || a.x > this.width || b.x < 0) continue;
       const isLeaf = !node.children.length;
       const from = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
-      const numChars = Math.min(34, Math.floor(((isLeaf ? this.width - 10 : b.x - 5) - from) / charWidth));
-      if (numChars < 3) continue;
-      const more = node.hidden ? `  +${node.hidden} more` : "";
-      const shown = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
+      const numChars = Math.min(34, Math.floor(((isLeaf ? this.width - 10 : b.x - 5) - from) / CHAR));
+      const whole = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
+      if (numChars < Math.min(whole.length, node.numLeaves > HEAVY ? 4 : MIN_CHARS)) continue;
+      const text = clip(whole, numChars) + (node.hidden ? `  +${node.hidden} more` : "");
+      const y = isLeaf ? b.y + 3.5 : b.y - 5;
+      if (!taken.take(from, y - 9, text.length * CHAR, 10)) continue;
+      c.strokeText(text, from, y);
       c.fillStyle = node.locks ? palette.ink : palette.soft;
-      c.globalAlpha = node.locks || !focus ? 1 : 0.8;
-      c.fillText(clip(shown, numChars) + more, from, isLeaf ? b.y + 3.5 : b.y - 5);
+      c.fillText(text, from, y);
     }
-    c.globalAlpha = 1;
   }
 
   // --- the pointer --------------------------------------------------------------------------------
@@ -465,6 +473,25 @@ export class TreeCanvas {
       if (distance < least) [best, least] = [node, distance];
     }
     return best;
+  }
+}
+
+/** Which parts of the canvas have a text already, in squares of 6 pixels. */
+class Room {
+  constructor(width, height) {
+    this.columns = Math.ceil(width / 6);
+    this.rows = Math.ceil(height / 6);
+    this.squares = new Uint8Array(this.columns * this.rows);
+  }
+
+  /** Whether a rectangle was free; it is not any more. */
+  take(x, y, width, height) {
+    const [left, right] = [Math.max(0, Math.floor(x / 6)), Math.min(this.columns, Math.ceil((x + width) / 6))];
+    const [top, bottom] = [Math.max(0, Math.floor(y / 6)), Math.min(this.rows, Math.floor((y + height) / 6) + 1)];
+    for (let row = top; row < bottom; row++)
+      for (let at = row * this.columns + left; at < row * this.columns + right; at++) if (this.squares[at]) return false;
+    for (let row = top; row < bottom; row++) this.squares.fill(1, row * this.columns + left, row * this.columns + right);
+    return true;
   }
 }
 

@@ -11,6 +11,7 @@ import { Timeline } from "./timeline.js";
 import { TreeCanvas } from "./tree_canvas.js";
 
 const MAX_LISTED = 40;
+const NEXT_TO_NOTHING = 8; // tokens: a probe of the engine's health leaves a few
 
 /** Draws into `root`; returns what ends it. */
 export async function mount(root, { api, theme }) {
@@ -93,7 +94,7 @@ class WatchView {
     put(parts.headline,
       fact(count(model.numNodes), model.numHidden ? `nodes, the ${count(model.numHidden)} oldest not shown` : "nodes"), fact(count(model.engine.cached_tokens), "tokens cached"),
       fact(count(queue.num_running), "running"), fact(count(queue.num_waiting), "waiting"));
-    parts.empty.hidden = model.nodes.size > 1 || queue.num_running > 0;
+    parts.empty.hidden = model.engine.cached_tokens >= NEXT_TO_NOTHING || queue.num_running > 0;
   }
 
   #showRates() {
