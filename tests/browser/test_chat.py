@@ -49,6 +49,7 @@ def test_an_edit_and_a_second_answer_are_branches_that_reuse_their_prefix(
     chat.again(2)
     assert chat.branch("assistant", 2) == "2/2" and chat.branch("user", 1) == "2/2"
     assert chat.tokens("computed") == 1, "all of the prompt but its last token was there"
+    assert "the same words as branch 1" in chat.message("assistant", 2).inner_text()
     chat.send("I work as a pilot.")
     assert "cat" in chat.edit(3, "My pet is a cat called Milo.")
     assert chat.send("What is my pet called?") == "You have a cat named Milo."
