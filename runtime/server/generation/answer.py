@@ -27,7 +27,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     connection, running = service.engine.connection, service.running
     carry_out_hints = partial(_carry_out_hints, connection, task, reply, caller)
     generation = running.begin(task, caller, reply.id, partial(note_outcome, request, n=task.n))
-    request.state.outcomes = generation.outcomes  # for the log
+    request.state.outcomes = generation.outcomes.values()  # for the log, as they come
     is_streaming = False
     try:
         generation.watch(request.receive)
