@@ -37,7 +37,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
-        self.running = Running(self.settings)
+        self.running = Running(self.settings, self.metrics)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..caller import Caller
+from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
 from .generation import Generation
 from .mailbox import Mailbox
@@ -28,8 +28,9 @@ MAX_SWEEP_S = 1.0
 class Running:
     """The registry of one application's generations and streams."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, metrics: HttpMetrics) -> None:
         self._settings = settings
+        self._metrics = metrics
         shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
         self._sweep_s = min(MAX_SWEEP_S, shortest_s / SWEEPS_A_LIMIT)
         self._mailbox: Mailbox | None = None
@@ -37,8 +38,6 @@ class Running:
         self._by_id: dict[str, dict[Generation, None]] = {}
         self._streams: dict[EventStream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.num_cut: Counter[str] = Counter()  # streams that were cut off, by reason
-        self.num_disconnects = 0  # clients that went away before their answer's end
 
     @property
     def num_requests(self) -> int:
@@ -75,7 +74,6 @@ class Running:
     def end(self, generation: Generation) -> None:
         """Close it and forget it."""
         generation.close()
-        self.num_disconnects += generation.is_abandoned
         self._generations.pop(generation, None)
         for id in _ids(generation):
             same = self._by_id.get(id, {})
@@ -104,7 +102,7 @@ class Running:
         for stream in list(self._streams):
             reason = stream.check(now, self._settings)
             if reason is not None:
-                self.num_cut[reason.name.lower()] += 1
+                self._metrics.cut_streams.labels(reason.name.lower()).inc()
                 log.warning("cut off stream %s: %s", stream.reply_id, reason.value)
                 stream.cut()
 
