@@ -565,8 +565,8 @@ def test_a_program_that_could_not_be_sent_is_no_longer_there(
 ) -> None:
     before = embedded.get_server_info()["num_programs"]
     for path, body in (
-        ("/v1/completions", {"prompt": ["x", "\ud800"]}),
-        ("/score", {"text": "\ud800", "choices": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [[1], [2**70]]}),
+        ("/score", {"input_ids": [2**70], "choices": ["a", "b"]}),
     ):
         reply = http.post(path, content=json.dumps(body), headers=JSON)
         error_of(reply, 400)

@@ -64,6 +64,31 @@ def test_what_is_no_json_is_refused_with_the_reason(body: bytes, reason: str) ->
     assert reason in str(caught.value.detail)
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (rb'{"a": "\ud800"}', "a"),
+        (rb'{"a": {"b": [1, "x\uDFFFy"]}}', "a.b.1"),
+        (rb'{"a": [{"\udc00": 1}]}', "a.0"),
+        (rb'{"\udc00": 1}', None),
+        (rb'{"a": "\udc00\ud800"}', "a"),
+    ],
+)
+def test_escapes_that_are_no_character_are_refused_by_their_field(
+    body: bytes, field: str | None
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_json(body)
+    assert (caught.value.status_code, caught.value.field) == (400, field)
+
+
+def test_pairs_of_surrogates_and_escapes_of_escapes_are_text() -> None:
+    assert parse_json(rb'{"a": "\ud83d\ude00", "b": "\\ud800"}') == {
+        "a": "\U0001f600",
+        "b": "\\ud800",
+    }
+
+
 def test_as_deep_as_allowed_and_as_broad_as_one_likes_is_read() -> None:
     assert parse_json(b"[" * MAX_NESTING + b"]" * MAX_NESTING)
     assert len(parse_json(b"[" + b"[]," * 10_000 + b"[]]")) == 10_001
