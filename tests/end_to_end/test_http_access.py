@@ -452,6 +452,12 @@ def test_what_shows_all_is_for_admins(isolated: str) -> None:
     assert httpx.get(f"{isolated}/tree/", headers=bearer(ROOT)).status_code != 403
 
 
+def test_an_admin_watches_every_namespace(isolated: str) -> None:
+    complete(isolated, ALICE, "A tale of pines and kites", cache_salt="sea")
+    with httpx.stream("GET", f"{isolated}/watch", headers=bearer(ROOT), timeout=30) as reply:
+        assert any("pines and kites" in line for line in reply.iter_lines())
+
+
 def test_a_namespace_sees_its_own_tree_alone(isolated: str, embedded: st.Engine) -> None:
     complete(isolated, ALICE, "alice was here")
     complete(isolated, BOB, "bob was here")

@@ -35,7 +35,7 @@ def router(service: Service) -> APIRouter:
         if len(feed) >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} clients are watching already")
         caller = caller_of(request)
-        stream = _stream(feed, "" if caller.is_admin else caller.namespace, events)
+        stream = _stream(feed, None if caller.is_admin else caller.namespace, events)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
