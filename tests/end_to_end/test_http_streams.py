@@ -23,7 +23,7 @@ from raw_http import WAYS_TO_GO, RawClient, events_of
 import stemma as st
 from stemma.runtime.server.app import create_app
 from stemma.runtime.server.connections import HttpProtocol
-from stemma.runtime.server.generation.stream import PING
+from stemma.runtime.server.generation.server_sent_events import PING
 from stemma.runtime.server.service import Service
 from stemma.runtime.server.settings import ServerSettings
 

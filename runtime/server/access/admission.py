@@ -12,16 +12,13 @@ from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
 from ..failures import Refusal
 from ..generation.pieces import Outcome
-from ..generation.task import UNBOUNDED, Message, Task
+from ..generation.task import UNBOUNDED, Task
 from ..service import Service
 from .gate import TICKET
 from .load import Ticket
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_SAMPLES_OF_TASK = 2048  # n times prompts (guess)
-MAX_MESSAGES = (
-    1024  # of a chat: its template is rendered for each of them, within the engine's loop
-)
 
 
 def admitted(service: Service, request: Request, task: Task) -> Task:
@@ -32,10 +29,6 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     if task.num_samples > most:
         allowed = f"at most {most} samples of all prompts together"
         raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
-    for prompt in task.prompts:
-        if len(prompt) > MAX_MESSAGES and isinstance(prompt[0], Message):
-            allowed = f"at most {MAX_MESSAGES} messages"
-            raise InvalidRequest.of("messages", f"{len(prompt)} messages", allowed)
     max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
     timeout = request.headers.get(TIMEOUT_HEADER)
 

@@ -23,6 +23,8 @@ class Message:
 UNBOUNDED = 2**31 - 1  # a max_tokens that nobody asked for: the engine cuts it to what fits
 
 Prompt = str | Sequence[int] | Sequence[Message]
+MAX_PROMPTS = 2048  # of a request: as many as OpenAI embeds at once
+MAX_MESSAGES = 1024  # of a chat: its template is rendered anew for each, in the engine's loop
 
 
 @dataclass(frozen=True, slots=True)

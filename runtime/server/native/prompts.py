@@ -5,9 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
-from ..generation.task import Prompt
-
-MAX_PROMPTS = 2048
+from ..generation.task import MAX_PROMPTS, Prompt
 
 
 class PromptFields(BaseModel):

@@ -4,21 +4,18 @@ vLLM's names are both known."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from ....errors import InvalidRequest, ModelLoadError
+from ....errors import InvalidRequest
 from ..access.json_route import json_routes
-from ..failures import error_response
+from ..generation.task import MAX_PROMPTS
 from ..model_text import ModelText
 from ..openai.chat_messages import ChatMessage
 from ..service import Service
-
-MAX_TEXTS = 2048  # of one request
-_T = TypeVar("_T")
 
 
 def router(service: Service) -> APIRouter:
@@ -31,14 +28,14 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Any:
         """Ids of a text, of several, or of a chat."""
         service.require_model(body.model)
-        return await _in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
+        return await asyncio.to_thread(body.answer, texts, service.info["max_model_len"])
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of ids, or the texts of several lists of them."""
         service.require_model(body.model)
-        return await _in_thread(lambda: body.answer(texts))
+        return await asyncio.to_thread(body.answer, texts)
 
     return routes
 
@@ -115,12 +112,5 @@ class DetokenizeRequest(BaseModel):
 
 
 def _require_count(field: str, items: Sequence[object]) -> None:
-    if not 1 <= len(items) <= MAX_TEXTS:
-        raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_TEXTS}")
-
-
-async def _in_thread(work: Callable[[], _T]) -> Any:
-    try:
-        return await asyncio.to_thread(work)
-    except ModelLoadError as error:
-        return error_response(503, str(error), "server_error")
+    if not 1 <= len(items) <= MAX_PROMPTS:
+        raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_PROMPTS}")

@@ -18,7 +18,7 @@ from ....frontend.ir import GenParams
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import UNBOUNDED, Message, Task
+from ..generation.task import MAX_MESSAGES, UNBOUNDED, Message, Task
 from ..service import Service
 from ..tool_calls.chat_format import ChatFormat
 from ..tool_calls.output_reader import OutputReader
@@ -89,7 +89,7 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
 class ChatRequest(ReasoningFields, SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
