@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..caller import Caller, caller_of
 from ..service import Service
 from .disconnect import refuse_the_gone
 from .generation import Generation
+from .pieces import Outcome
 from .stream import EventStream
 from .task import Reply, Task
 
@@ -26,8 +28,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     task = admitted(service, request, task)
     connection, running = service.engine.connection, service.running
     carry_out_hints = partial(_carry_out_hints, connection, task, reply, caller)
-    generation = running.begin(task, caller, reply.id, partial(note_outcome, request, n=task.n))
-    request.state.outcomes = generation.outcomes  # for the log
+    generation = running.begin(task, caller, reply.id, _observer(request, task))
     is_streaming = False
     try:
         generation.watch(request.receive)
@@ -46,6 +47,18 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     finally:
         if not is_streaming:
             running.end(generation)
+
+
+def _observer(request: Request, task: Task) -> Callable[[Outcome], None]:
+    """Notes what ends, for the caller's limits and for the log."""
+    ended: list[Outcome] = []
+    request.state.outcomes = ended
+
+    def note(outcome: Outcome) -> None:
+        ended.append(outcome)
+        note_outcome(request, outcome, task.n)
+
+    return note
 
 
 def _require_reader(generation: Generation) -> None:
