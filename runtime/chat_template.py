@@ -44,6 +44,11 @@ _FORMAT_MARKS = (
     "reasoning_content",
 )
 
+# How messages with fields are shown: arguments as objects or as text, and what no content is.
+_VARIANTS = ((True, None), (False, None), (True, ""), (False, ""))
+
+_CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (
     "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
@@ -129,6 +134,7 @@ class ChatTemplate:
         self._seam = f"\ue002{secret}\ue001"
         self._guard = _Guard(tokenizer.special_texts, self._seam)
         self._cache: dict[tuple[object, ...], list[str]] = {}
+        self._variants: Sequence[tuple[bool, str | None]] = _VARIANTS
         self._guarded_turns: dict[tuple[Turn, bool], dict[str, Any]] = {}
         self._guarded_told: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
@@ -178,27 +184,40 @@ class ChatTemplate:
     def describe(self) -> dict[str, Any]:
         """What an HTTP side needs to know to read what the model writes: the marks that the
         template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
-        the template reads, and its generation prompts by what switches reasoning on or off."""
+        the template reads, and its generation prompts (behind a user's message, behind a tool's
+        result) by what switches reasoning on or off."""
         ids = self._tokenizer.structure_marks
         marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
         return {
             "marks": {mark: ids.get(mark) for mark in marks},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
             "generation_prompts": [
-                [variables, self.around_answer(Told.of((), variables))[0]]
+                [variables, *self._generation_prompts(Told.of((), variables))]
                 for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
                 if self._reads.issuperset(variables)
             ],
         }
+
+    def _generation_prompts(self, told: Told) -> tuple[str, str]:
+        prompt = self.shown(self.around_answer(told)[0])
+        calls = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [_CALL]}))
+        result = Turn.of("tool", json.dumps({"tool_call_id": _CALL["id"], "name": "f"}))
+        try:
+            closed = self.marks(["user", calls, result], told=told)[-1]
+            opened = self.marks(["user", calls, result], open_turn=True, told=told)[-1]
+        except InvalidProgram:
+            return prompt, prompt
+        return prompt, self.shown(opened.removeprefix(closed))
 
     def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:
         """Calls' arguments are objects, and a content that there is not is None; a template that
         fails over these gets JSON text, or ""."""
         slots = [self._placeholder.format(index=i) for i in range(len(turns))]
         has_fields = any(turn.fields for turn in turns)
-        variants = [(True, None), (False, None), (True, ""), (False, "")] if has_fields else None
+        variants = self._variants if has_fields else _VARIANTS[:1]
         failure: Exception | None = None
-        for as_objects, nothing in variants or [(True, None)]:
+        for variant in tuple(variants):
+            as_objects, nothing = variant
             try:
                 messages = [
                     self._message(turn, slot if turn.has_content else nothing, as_objects)
@@ -208,6 +227,8 @@ class ChatTemplate:
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
                 continue
+            if has_fields:  # the first to be tried from now on
+                self._variants = sorted(self._variants, key=lambda other: other != variant)
             kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
             return _split(text, kept)
         shown = ", ".join(turn.role for turn in turns)

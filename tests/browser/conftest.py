@@ -90,9 +90,10 @@ def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def browser() -> Iterator[Browser]:
     """One a module: while it runs, its driver's event loop is the main thread's, and other tests
     start loops of their own."""
-    api = pytest.importorskip("playwright.sync_api", reason="pip install 'stemma-lm[browser]'")
     path = _browser_path()
-    with api.sync_playwright() as playwright:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
         yield browser
         browser.close()
@@ -166,6 +167,8 @@ def _is_healthy(url: str) -> bool:
 
 
 def _browser_path() -> str:
+    """Skips the test where there is no browser, or nothing to drive it with."""
+    pytest.importorskip("playwright.sync_api", reason="needs pip install 'stemma-lm[browser]'")
     names = (os.environ.get("STEMMA_BROWSER"), *BROWSERS)
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:

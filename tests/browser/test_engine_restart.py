@@ -7,10 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from chat_page import Chat, begin_long_answer, wait_until
-
-pytest.importorskip("playwright.sync_api", reason="pip install 'stemma-lm[browser]'")
 
 
 def test_an_engine_that_dies_is_told_of_and_a_retry_finds_the_next_one(

@@ -312,3 +312,26 @@ def test_fields_travel_only_where_there_are_some() -> None:
         ir.op_from_wire(["role_begin", 0, 0, None, "tool", "x" * (ir.MAX_FIELDS_CHARS + 1)])
     with pytest.raises(InvalidProgram, match="fields"):
         ir.op_from_wire(["role_begin", 0, 0, None, "tool", {"a": 1}])
+
+
+def test_what_opens_an_answer_may_be_another_behind_a_result(load: Load) -> None:
+    ((none, after_user, after_tool),) = load(R1_TOOLS).describe()["generation_prompts"]
+    assert not none and after_user == after_tool == "<|Assistant|><think>\n"
+    source = R1_TOOLS.replace("{% if add_", "{% if messages[-1].role != 'tool' and add_")
+    assert load(source).describe()["generation_prompts"] == [[{}, after_user, ""]]
+    switched = load(HERMES_TOOLS).describe()["generation_prompts"]
+    assert [given for given, *_ in switched] == [
+        {}, {"enable_thinking": False}, {"enable_thinking": True},
+    ]  # fmt: skip
+    assert switched[1][1].endswith("</think>\n\n") and switched[1][1] == switched[1][2]
+
+
+def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
+    load: Load,
+) -> None:
+    searching = "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}{% endfor %}"
+    template = load(searching + HERMES_TOOLS)
+    turn = Turn.of("assistant", fields(content=None))
+    marks = template.marks(["user", turn])
+    assert marks == load(HERMES_TOOLS).marks(["user", turn])
+    assert template.marks(["user"]) == load(HERMES_TOOLS).marks(["user"])

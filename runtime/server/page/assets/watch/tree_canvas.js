@@ -1,6 +1,7 @@
 // The radix tree on a canvas: laid out from the left or around the root, moved and zoomed, alive.
 // Edges of one colour and width are one path, so a frame of 2,000 nodes is a few dozen strokes.
 
+import { paintLabels } from "./labels.js";
 import { layOut } from "./layout.js";
 import { heatOf, readPalette } from "./palette.js";
 
@@ -9,9 +10,6 @@ const ARRIVE_MS = 700;
 const SETTLE = 0.2; // of the way to its place, a frame
 const LEFT = 34;
 const RIGHT = 190; // for the texts of leaves
-const CHAR = 6.62; // pixels of a character of a label
-const MIN_CHARS = 8; // of a label, unless the text is shorter or many go through the node
-const HEAVY = 8;
 const MAX_LABELS = 600; // that are tried
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -223,7 +221,7 @@ export class TreeCanvas {
     this.#paintFlow(focus, now);
     this.#paintGhosts(now);
     this.#paintDots(focus, pitch, now);
-    if (this.shape === "rows") this.#paintLabels(focus);
+    if (this.shape === "rows") paintLabels(this, focus);
     const marked = this.hovered ?? this.pinned;
     if (marked) this.#ring(marked, palette.ink, 7, []);
     if (this.pinned && this.pinned !== marked) this.#ring(this.pinned, palette.ink, 7, []);
@@ -384,34 +382,6 @@ export class TreeCanvas {
     c.setLineDash([]);
   }
 
-  /** Texts where there is room for them: of the nodes that most go through first. */
-  #paintLabels(focus) {
-    const { context: c, palette, model } = this;
-    c.font = `11px ${palette.mono}`;
-    c.textBaseline = "alphabetic";
-    c.strokeStyle = palette.paper; // around each, so that it is read over lines
-    c.lineWidth = 3.5;
-    const taken = new Room(this.width, this.height);
-    for (const node of this.layout.byWeight) {
-      const parent = model.nodes.get(node.parent);
-      if (!parent || (focus && !focus.has(node.id))) continue;
-      const a = this.at(parent);
-      const b = this.at(node);
-      if (b.y < this.insets.top - 20 || b.y > this.height - this.insets.bottom + 12 || a.x > this.width || b.x < 0) continue;
-      const isLeaf = !node.children.length;
-      const from = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
-      const numChars = Math.min(34, Math.floor(((isLeaf ? this.width - 10 : b.x - 5) - from) / CHAR));
-      const whole = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
-      if (numChars < Math.min(whole.length, node.numLeaves > HEAVY ? 4 : MIN_CHARS)) continue;
-      const text = clip(whole, numChars) + (node.hidden ? `  +${node.hidden} more` : "");
-      const y = isLeaf ? b.y + 3.5 : b.y - 5;
-      if (!taken.take(from, y - 9, text.length * CHAR, 10)) continue;
-      c.strokeText(text, from, y);
-      c.fillStyle = node.locks ? palette.ink : palette.soft;
-      c.fillText(text, from, y);
-    }
-  }
-
   // --- the pointer --------------------------------------------------------------------------------
 
   #listen() {
@@ -476,33 +446,8 @@ export class TreeCanvas {
   }
 }
 
-/** Which parts of the canvas have a text already, in squares of 6 pixels. */
-class Room {
-  constructor(width, height) {
-    this.columns = Math.ceil(width / 6);
-    this.rows = Math.ceil(height / 6);
-    this.squares = new Uint8Array(this.columns * this.rows);
-  }
-
-  /** Whether a rectangle was free; it is not any more. */
-  take(x, y, width, height) {
-    const [left, right] = [Math.max(0, Math.floor(x / 6)), Math.min(this.columns, Math.ceil((x + width) / 6))];
-    const [top, bottom] = [Math.max(0, Math.floor(y / 6)), Math.min(this.rows, Math.floor((y + height) / 6) + 1)];
-    for (let row = top; row < bottom; row++)
-      for (let at = row * this.columns + left; at < row * this.columns + right; at++) if (this.squares[at]) return false;
-    for (let row = top; row < bottom; row++) this.squares.fill(1, row * this.columns + left, row * this.columns + right);
-    return true;
-  }
-}
-
 /** Thicker: more sequences go through it; those that run now count for more. */
 function edgeWidth(node) {
   const now = node.locks ? 1.2 + 1.1 * Math.log2(1 + node.locks) : 0;
   return Math.min(11, Math.max(now, 0.9 + 0.85 * Math.log2(node.numLeaves)));
-}
-
-const oneLine = (text) => text.replace(/\s+/g, " ").trim();
-
-function clip(text, numChars) {
-  return text.length <= numChars ? text : `${text.slice(0, numChars - 1)}…`;
 }
