@@ -39,6 +39,18 @@ def test_any_bytes_are_json_or_refused(body: bytes) -> None:
         assert refusal.status_code == 400 and refusal.code == "invalid_json"
 
 
+def test_whole_surrogate_pairs_are_text() -> None:
+    body = b'["\\ud83d\\ude00", "\\\\ud800"]'
+    assert parse_json(body) == ["\U0001f600", "\\ud800"]
+
+
+def test_a_name_that_is_there_twice_is_found_in_time() -> None:
+    """Comparing each of these with all others would take minutes."""
+    names = ",".join(f'"{number % 199_999}":0' for number in range(200_000))
+    with pytest.raises(Refusal, match="'0' is there twice"):
+        parse_json(f"{{{names}}}".encode())
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -56,6 +68,8 @@ def test_any_bytes_are_json_or_refused(body: bytes) -> None:
         (b'{"a":' * 900 + b"1" + b"}" * 900, "levels deep"),
         (b"[" * (MAX_NESTING + 1) + b"]" * (MAX_NESTING + 1), "levels deep"),
         (b"{} {}", "Extra data"),
+        (b'{"a": ["\\ud800"]}', "half of a surrogate pair"),
+        (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
     ],
 )
 def test_what_is_no_json_is_refused_with_the_reason(body: bytes, reason: str) -> None:
