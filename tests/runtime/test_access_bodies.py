@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, cast
 
 import pytest
+from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as some
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stemma.runtime.server.access.json_route import MAX_NESTING, parse_json
 from stemma.runtime.server.access.known_fields import MAX_REPORTED, KnownFields, warning_of
+from stemma.runtime.server.app import ROOMS
 from stemma.runtime.server.failures import Refusal
+from stemma.runtime.server.openai.completions import CompletionRequest
+from stemma.runtime.server.service import EngineLink, Service
+from stemma.runtime.server.settings import ServerSettings
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text(),
@@ -153,3 +159,41 @@ def test_a_warning_fits_a_header_whatever_the_fields_are_called(names: list[str]
     text = warning_of(unknown)
     assert text.isascii() and text.isprintable() and len(text) < 16_000
     assert ("and more" in text) == (len(unknown) > MAX_REPORTED)
+
+
+def _body_models() -> list[type[BaseModel]]:
+    service = Service(cast(EngineLink, None), ServerSettings())
+    routes = [route for room in ROOMS for route in room.router(service).routes]
+    fields = [route.body_field for route in routes if isinstance(route, APIRoute)]
+    return [field.field_info.annotation for field in fields if field is not None]
+
+
+def _schemas_in(schema: object) -> Iterator[dict[str, Any]]:
+    """All parts of a core schema that say what a value must be."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("type"), str):
+            yield schema
+        for name, part in schema.items():
+            if name not in ("metadata", "serialization"):
+                yield from _schemas_in(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            yield from _schemas_in(part)
+
+
+def test_a_list_of_a_body_is_refused_at_its_first_wrong_item() -> None:
+    models = _body_models()
+    assert len(models) > 10
+    for model in models:
+        schema = model.__pydantic_core_schema__
+        lists = [part for part in _schemas_in(schema) if part["type"] == "list"]
+        slow = [part for part in lists if not part.get("fail_fast") and "items_schema" in part]
+        assert [part for part in slow if part["items_schema"]["type"] != "any"] == []
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop_token_ids", "logit_bias"])
+def test_a_body_that_is_wrong_all_through_has_few_errors(field: str) -> None:
+    wrong: Any = {str(i): "" for i in range(2000)} if field == "logit_bias" else [{}] * 2000
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "", field: wrong})
+    assert caught.value.error_count() < 10

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest, ModelLoadError
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..failures import error_response
 from ..model_text import ModelText
@@ -50,10 +51,10 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    text: str | list[str] | None = None
-    prompt: str | list[str] | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    text: str | Items[str] | None = None
+    prompt: str | Items[str] | None = None
+    messages: Items[ChatMessage] | None = None
+    tools: Items[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -95,8 +96,8 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    tokens: list[int] | list[list[int]] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    tokens: Items[int] | Items[Items[int]] | None = None
+    input_ids: Items[int] | Items[Items[int]] | None = None
     skip_special_tokens: bool = True
 
     def answer(self, texts: ModelText) -> dict[str, Any]:

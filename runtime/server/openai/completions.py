@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
@@ -84,7 +85,7 @@ async def _echoes(service: Service, body: CompletionRequest) -> list[str]:
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions: one or several prompts, as text or token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
