@@ -140,15 +140,16 @@ class Connection:
         if self._sleep == _ASLEEP:  # it looks again when the op is due
             self._wake()
 
-    def flush(self, program: int, *, end: bool = False) -> None:
-        """Send what is queued; `end` says that no op of this program follows."""
+    def flush(self, program: int, *, end: bool = False, is_awaited: bool = False) -> None:
+        """Send what is queued; `end` says that no op of this program follows. Somebody waits for
+        what comes of it where it is not the end, or `is_awaited`: it leaves at once."""
         with self._lock:
             if self._error and not self._closing:
                 return
             self._outbox.flush(program, end=end)
             if not self._outbox.has_queued:
                 return
-            self._is_urgent = self._is_urgent or not end
+            self._is_urgent = self._is_urgent or is_awaited or not end
         if self._sleep >= (_NAPPING if self._is_urgent else _DOZING):
             self._wake()
 

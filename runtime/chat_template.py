@@ -44,6 +44,11 @@ _FORMAT_MARKS = (
     "reasoning_content",
 )
 
+# How messages with fields are shown: arguments as objects or as text, and what no content is.
+_VARIANTS = ((True, None), (False, None), (True, ""), (False, ""))
+
+_CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (
     "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
@@ -89,12 +94,14 @@ class Told:
     tools: tuple[Any, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     key: bytes = b""  # equal for equal ones
+    num_chars: int = 0  # of it all as JSON
 
     @classmethod
     def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Told:
         """From JSON values."""
         whole = json.dumps([list(tools), variables or {}], sort_keys=True).encode()
-        return cls(tuple(tools), variables or {}, hashlib.blake2b(whole, digest_size=16).digest())
+        key = hashlib.blake2b(whole, digest_size=16).digest()
+        return cls(tuple(tools), variables or {}, key, len(whole))
 
 
 NOTHING_TOLD = Told()
@@ -127,6 +134,9 @@ class ChatTemplate:
         self._seam = f"\ue002{secret}\ue001"
         self._guard = _Guard(tokenizer.special_texts, self._seam)
         self._cache: dict[tuple[object, ...], list[str]] = {}
+        self._variants: Sequence[tuple[bool, str | None]] = _VARIANTS
+        self._guarded_turns: dict[tuple[Turn, bool], dict[str, Any]] = {}
+        self._guarded_told: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
 
     def marks(
@@ -148,11 +158,7 @@ class ChatTemplate:
         key = (turns, open_turn, told.key)
         if key not in self._cache:
             marks = self._render(turns, open_turn, told)
-            self._num_cached_chars += 1024 + sum(len(turn.fields or "") for turn in turns)
-            self._num_cached_chars += sum(map(len, marks))
-            if self._num_cached_chars > _MAX_CACHED_CHARS:
-                self._cache.clear()
-                self._num_cached_chars = 0
+            self._make_room(1024 + sum(map(len, marks)))
             self._cache[key] = marks
         return self._cache[key]
 
@@ -165,40 +171,53 @@ class ChatTemplate:
         """A mark as text."""
         return mark.replace(self._seam, "")
 
-    def generation_prompt(self, variables: Mapping[str, Any] | None = None) -> str:
-        """What opens an assistant's turn; "" where the template refuses a lone user's message."""
-        told = Told.of((), variables)
+    def around_answer(self, told: Told = NOTHING_TOLD) -> tuple[str, str]:
+        """The generation prompt, and what follows an answer, as they are in a short conversation;
+        "" where the template refuses that."""
         try:
             closed = self.marks(["user"], told=told)[-1]
             opened = self.marks(["user"], open_turn=True, told=told)[-1]
+            return opened.removeprefix(closed), self.marks(["user", "assistant"], told=told)[-1]
         except InvalidProgram:
-            return ""
-        return self.shown(opened.removeprefix(closed))
+            return "", ""
 
     def describe(self) -> dict[str, Any]:
         """What an HTTP side needs to know to read what the model writes: the marks that the
         template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
-        the template reads, and its generation prompts by what switches reasoning on or off."""
+        the template reads, and its generation prompts (behind a user's message, behind a tool's
+        result) by what switches reasoning on or off."""
         ids = self._tokenizer.structure_marks
         marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
         return {
             "marks": {mark: ids.get(mark) for mark in marks},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
             "generation_prompts": [
-                [variables, self.generation_prompt(variables)]
+                [variables, *self._generation_prompts(Told.of((), variables))]
                 for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
                 if self._reads.issuperset(variables)
             ],
         }
+
+    def _generation_prompts(self, told: Told) -> tuple[str, str]:
+        prompt = self.shown(self.around_answer(told)[0])
+        calls = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [_CALL]}))
+        result = Turn.of("tool", json.dumps({"tool_call_id": _CALL["id"], "name": "f"}))
+        try:
+            closed = self.marks(["user", calls, result], told=told)[-1]
+            opened = self.marks(["user", calls, result], open_turn=True, told=told)[-1]
+        except InvalidProgram:
+            return prompt, prompt
+        return prompt, self.shown(opened.removeprefix(closed))
 
     def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:
         """Calls' arguments are objects, and a content that there is not is None; a template that
         fails over these gets JSON text, or ""."""
         slots = [self._placeholder.format(index=i) for i in range(len(turns))]
         has_fields = any(turn.fields for turn in turns)
-        variants = [(True, None), (False, None), (True, ""), (False, "")] if has_fields else None
+        variants = self._variants if has_fields else _VARIANTS[:1]
         failure: Exception | None = None
-        for as_objects, nothing in variants or [(True, None)]:
+        for variant in tuple(variants):
+            as_objects, nothing = variant
             try:
                 messages = [
                     self._message(turn, slot if turn.has_content else nothing, as_objects)
@@ -208,6 +227,8 @@ class ChatTemplate:
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
                 continue
+            if has_fields:  # the first to be tried from now on
+                self._variants = sorted(self._variants, key=lambda other: other != variant)
             kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
             return _split(text, kept)
         shown = ", ".join(turn.role for turn in turns)
@@ -215,23 +236,41 @@ class ChatTemplate:
         raise InvalidProgram(self.shown(message)) from failure
 
     def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
-        """As the template sees it."""
-        values = dict(turn.values)
-        if as_objects and isinstance(calls := values.get("tool_calls"), list):
-            values["tool_calls"] = [_with_object(call) for call in calls]
-        return {**self._guard.guarded(values), "role": turn.role, "content": content}
+        """As the template sees it; it cannot change it."""
+        key = turn, as_objects
+        if turn.fields is not None and key not in self._guarded_turns:
+            values = dict(turn.values)
+            if as_objects and isinstance(calls := values.get("tool_calls"), list):
+                values["tool_calls"] = [_with_object(call) for call in calls]
+            values = self._guard.guarded(values)
+            self._make_room(4 * len(turn.fields))  # guess: what values take beside their text
+            self._guarded_turns[key] = values
+        return {**self._guarded_turns.get(key, {}), "role": turn.role, "content": content}
 
     def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
+        if told.key not in self._guarded_told:
+            tools = self._guard.guarded(list(told.tools)) or None
+            values = {**self._guard.guarded(dict(told.variables)), "tools": tools}
+            self._make_room(4 * told.num_chars)
+            self._guarded_told[told.key] = values
         pieces = self._template.generate(
             **{
-                **self._guard.guarded(dict(told.variables)),
+                **self._guarded_told[told.key],
                 **self._variables,
                 "messages": messages,
                 "add_generation_prompt": open_turn,
-                "tools": self._guard.guarded(list(told.tools)) or None,
             }
         )
         return _joined(pieces)
+
+    def _make_room(self, num_chars: int) -> None:
+        """What is kept stays below a bound, by all being dropped when it is reached."""
+        self._num_cached_chars += num_chars
+        if self._num_cached_chars > _MAX_CACHED_CHARS:
+            self._cache.clear()
+            self._guarded_turns.clear()
+            self._guarded_told.clear()
+            self._num_cached_chars = num_chars
 
 
 class _Guard:

@@ -26,7 +26,8 @@ class MeasuredServer:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-P", "-m", "stemma", "serve", "--port", str(self.port)]
         command += ["--endpoint", f"ipc://{self._folder.name}/serve.ipc", *flags]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with open(f"{self._folder.name}/log", "wb") as log:  # a line a request, as in earnest
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait_until_healthy(HttpClient(self.url), self._process)
         except BaseException:

@@ -43,7 +43,8 @@ class Observer:
         self._decode = decode
         self._tree = TreeView(self._kv, decode, self._uses)
         self._pool: dict[str, Any] = {}
-        self._num_refreshes = 0
+        self._num_looks = 0
+        self._is_pool_stale = True
         self._told_state: tuple[float, ...] = ()
         self._run = secrets.token_hex(8)  # names this engine: a reader sees that it was restarted
         self._asked_s = self._refreshed_s = float("-inf")
@@ -58,6 +59,7 @@ class Observer:
             self._tree = TreeView(self._kv, self._decode, self._uses)
             self._run = secrets.token_hex(8)  # versions begin anew
             self._refreshed_s, self._told_state = float("-inf"), ()
+            self._pool, self._num_looks = {}, 0
 
     def watch(
         self, run: str | None = None, step: int = 0, tree: int | None = None, pool: int = 0
@@ -92,16 +94,21 @@ class Observer:
         self._uses.note(self._kv.tree.clock, now_s)
         self._refreshed_s = now_s
         state = self._state()
-        if state == self._told_state and not self._tree.has_unread:
-            return
+        has_changed = state != self._told_state
         self._told_state = state
-        self._tree.refresh(self._held(), now_s)
-        self._num_refreshes += 1
-        if self._num_refreshes % 2:  # at half the rate: it changes little
-            shown = self._tree.shown.values()
-            pool = pool_map(self._kv, shown, self._engine.scheduler.running)
-            if pool["cells"] != self._pool.get("cells"):
-                self._pool = {"version": self._num_refreshes, **pool}
+        if has_changed or self._tree.has_unread:
+            self._tree.refresh(self._held(), now_s)
+            self._is_pool_stale = True
+        self._num_looks += 1
+        # The pool at half the rate, unless nothing changes any more.
+        if self._is_pool_stale and (self._num_looks % 2 or not has_changed):
+            self._look_at_pool()
+
+    def _look_at_pool(self) -> None:
+        self._is_pool_stale = False
+        pool = pool_map(self._kv, self._tree.shown.values(), self._engine.scheduler.running)
+        if pool["cells"] != self._pool.get("cells"):
+            self._pool = {"version": self._num_looks, **pool}
 
     def _state(self) -> tuple[float, ...]:
         """Equal before and after, nothing that is drawn of tree and pool has changed."""

@@ -128,11 +128,10 @@ class Transcript:
         turn = self._fitting(Turn.of(role, fields))
         self._prompt = None
         marks = None
-        if role == "assistant":
+        if turn.fields is not None and role == "assistant":
+            self._prompt = self._prompt_here()
+        elif role == "assistant":
             marks = self._rendered(self._turns, open_turn=True)
-            if turn.fields is not None:
-                self._prompt = self._prompt_of(marks)
-                marks = None
         if marks is None and turn.has_content:
             marks = self._rendered([*self._turns, turn])[:-1]
         marked = Marked("") if marks is None else self._lay(marks)
@@ -173,23 +172,20 @@ class Transcript:
             return turn.without_content()
         return turn
 
-    def _prompt_of(self, marks: list[str]) -> tuple[array[int], str] | None:
-        """The ids of a generation prompt as they would be here, and the mark that it ends; None
-        where the template then lays other marks before."""
-        old = self._marks or [""]
-        if marks[:-1] != old[:-1] or not marks[-1].startswith(old[-1]):
-            return None
-        fresh = self._template.encode(marks[-1][len(old[-1]) :])
-        return self.ids + array("i", fresh), marks[-1]
+    def _prompt_here(self) -> tuple[array[int], str]:
+        """The ids up to a generation prompt's end as they would be here, and the mark that it
+        ends."""
+        prompt, _ = self._template.around_answer(self._told)
+        mark = (self._marks or [""])[-1]
+        return self.ids + array("i", self._template.encode(prompt)), mark + prompt
 
     def _reuse(self, find_replay: FindReplay, prompt: array[int], prompt_mark: str) -> None:
         """Put the ids of which the turn that has just ended was generated in place of its own, if
         it reads as it did. `prompt`: the ids that it was generated from."""
-        turn, marks = self._turns[-1], self._marks
-        end = self._rendered([*self._turns[:-1], Turn(turn.role)])[-1]  # behind any answer
-        whole = marks[-1]
-        if turn.has_content:
-            whole = marks[-2] + "".join(self._contents[-1].text) + marks[-1]
+        _, end = self._template.around_answer(self._told)
+        whole = self._marks[-1]
+        if self._turns[-1].has_content:
+            whole = self._marks[-2] + "".join(self._contents[-1].text) + whole
         if not whole.startswith(prompt_mark) or not whole.endswith(end):
             return
         written = whole[len(prompt_mark) :].removesuffix(end)

@@ -31,7 +31,6 @@ ROOMS = (
     score,
     kv_hints,
     cache,
-    abort,
     tokens,
     watch,
     models,
@@ -57,7 +56,6 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     app.state.service = service
     app.state.strict_fields = settings.strict_fields
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
-    app.state.service = service
     app.add_middleware(IntakeMiddleware, intake=service.intake)
     app.add_middleware(Gate, settings=settings, keys=keys)
     if settings.cors_origins:  # outside the gate: its refusals can be read too

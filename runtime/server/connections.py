@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -34,7 +35,8 @@ class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     _num_head_bytes: int | None = None  # None: none has begun that is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        self.app_state = {**self.app_state, _TRANSPORT: transport}
+        state: dict[str, Any] = self.app_state
+        self.app_state = {**state, _TRANSPORT: transport}
         super().connection_made(transport)
 
     def on_message_begin(self) -> None:

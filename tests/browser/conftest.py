@@ -7,7 +7,6 @@ Screenshots of what was tested stay in build/browser/.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -60,12 +59,9 @@ class Served:
         (pid,) = [int(pid) for pid, _, args in mine if "stemma.runtime" in args]
         return pid
 
-    def num_running(self) -> float:
+    def num_running(self) -> int:
         """Requests that the engine is working on."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
-        found = re.search(r"^stemma_requests_running\{[^}]*\} (\S+)$", text, re.MULTILINE)
-        assert found, text
-        return float(found[1])
+        return int(httpx.get(f"{self.url}/server_info", timeout=10).json()["num_running"])
 
 
 @pytest.fixture(scope="session")
@@ -94,9 +90,10 @@ def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def browser() -> Iterator[Browser]:
     """One a module: while it runs, its driver's event loop is the main thread's, and other tests
     start loops of their own."""
-    api = pytest.importorskip("playwright.sync_api", reason="pip install 'stemma-lm[browser]'")
     path = _browser_path()
-    with api.sync_playwright() as playwright:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
         yield browser
         browser.close()
@@ -170,6 +167,8 @@ def _is_healthy(url: str) -> bool:
 
 
 def _browser_path() -> str:
+    """Skips the test where there is no browser, or nothing to drive it with."""
+    pytest.importorskip("playwright.sync_api", reason="needs pip install 'stemma-lm[browser]'")
     names = (os.environ.get("STEMMA_BROWSER"), *BROWSERS)
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:

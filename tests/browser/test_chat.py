@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from chat_page import COMPLETIONS, Chat, answer_with, begin_long_answer, wait_until
 
-pytest.importorskip("playwright.sync_api", reason="pip install 'stemma-lm[browser]'")
-
 NORA = "Hi, my name is Nora. I live in Bergen."
 EXTRACT = "Text: Anna Berg is 34 years old. She lives in Lisbon.\nExtract name, age, city as JSON."
 
@@ -51,6 +49,7 @@ def test_an_edit_and_a_second_answer_are_branches_that_reuse_their_prefix(
     chat.again(2)
     assert chat.branch("assistant", 2) == "2/2" and chat.branch("user", 1) == "2/2"
     assert chat.tokens("computed") == 1, "all of the prompt but its last token was there"
+    assert "the same words as branch 1" in chat.message("assistant", 2).inner_text()
     chat.send("I work as a pilot.")
     assert "cat" in chat.edit(3, "My pet is a cat called Milo.")
     assert chat.send("What is my pet called?") == "You have a cat named Milo."
@@ -105,8 +104,7 @@ def test_stop_ends_the_answer_here_and_on_the_server(
     chat.answer()
     assert chat.message("assistant", 0).get_attribute("data-state") == "stopped"
     assert "stopped" in visit.page.locator(".message-foot").inner_text()
-    visit.page.wait_for_timeout(400)
-    assert page_server.num_running() == 0, "the server has stopped too"
+    wait_until(lambda: page_server.num_running() == 0, 1.5)  # far from the answer's own end
     visit.page.click(".send >> nth=0")  # the field is empty: nothing happens
     assert len(chat.answers) == 1
 
@@ -158,7 +156,8 @@ def test_all_is_reached_with_the_keyboard(open_page: Callable[..., Any]) -> None
     page.keyboard.type("My name is Ada.")
     page.keyboard.press("Enter")
     assert "Ada" in chat.answer()
-    chat.message("user", 0).focus()
+    assert page.evaluate("document.activeElement.className") == "message assistant"
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
     assert "Nora" in chat.answers[-1] and chat.branch("user", 0) == "1/2"
     page.keyboard.press("ArrowRight")
@@ -268,6 +267,10 @@ def test_thoughts_calls_and_warnings_of_an_answer_are_shown(
     assert page.locator(".reasoning").inner_text().endswith("First this, then that.")
     assert page.locator(".calls").inner_text().split("\n")[-1] == '{"city": "Rome"}'
     assert page.locator(".prose td").all_inner_texts() == ["1", "2"]
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    chat.message("assistant", 0).get_by_label("Copy the text").click()
+    page.wait_for_selector('[title="Copied"]')
+    assert page.evaluate("navigator.clipboard.readText()").startswith("# A title\n\n| a | b |")
     assert (chat.tokens("reused"), chat.tokens("computed"), chat.tokens("made")) == (1200, 34, 56)
     visit.shot("forms")
 

@@ -11,8 +11,6 @@ import jsonschema
 import pytest
 from chat_page import Chat, answer_with
 
-pytest.importorskip("playwright.sync_api", reason="pip install 'stemma-lm[browser]'")
-
 HOSTILE = [
     "<script>window.broken = 1</script>",
     "<img src=x onerror='window.broken = 1'>",

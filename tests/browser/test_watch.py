@@ -104,11 +104,14 @@ def test_the_engine_is_shown_at_work(
     wait_for(page, "view.model.steps.length > 100 && view.model.history.decode.length > 8")
     page.wait_for_selector(".requests li .progress")
     visit.shot(f"watch-{scheme}")
-    node = "view.model.nodes.get([...view.model.users.keys()][1])"
-    page.mouse.move(*place_of(page, node))
     tip = page.locator(".tip:not(.is-pinned)")
-    tip.wait_for()
-    assert "token" in tip.inner_text()
+    trunk = "[...view.model.nodes.values()].find((node) => node.parent !== null && node.x)"
+
+    def is_explained() -> bool:  # the tree moves while it grows
+        page.mouse.move(*place_of(page, trunk))
+        return tip.is_visible() and "tokens" in tip.inner_text()
+
+    wait_until(is_explained)
     page.mouse.move(5, 5)
     for _ in range(20):  # one may end just then
         page.evaluate("document.querySelector('.requests li[tabindex]')?.focus()")
@@ -117,6 +120,12 @@ def test_the_engine_is_shown_at_work(
         ):
             break
     assert "Request" in tip.inner_text()
+    page.locator(".timeline-canvas").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert tip.inner_text().startswith("Step ")
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
 
 
 def test_numbers_are_those_of_server_info(open_page: Callable[..., Any], page_server: Any) -> None:
@@ -148,10 +157,16 @@ def test_numbers_are_those_of_server_info(open_page: Callable[..., Any], page_se
     pinned = page.locator(".tip.is-pinned")
     pinned.wait_for()
     assert "maps" in pinned.inner_text() and "Cached" in pinned.inner_text()
+    page.locator(".pool-cells canvas").hover(position={"x": 3, "y": 3})  # beside it, not instead
+    page.wait_for_timeout(600)
+    assert page.locator(".tip:not(.is-pinned)").is_visible() and pinned.is_visible()
     page.locator(".tree-canvas").focus()
     page.keyboard.press("ArrowLeft")
     assert value(page, "view.tree.pinned.id") == value(page, f"{leaf}.parent")
     page.keyboard.press("Escape")
+    assert not pinned.is_visible()
+    page.mouse.click(*place_of(page, leaf))
+    pinned.locator(".close").click()
     assert not pinned.is_visible()
 
 

@@ -45,10 +45,9 @@ class Serving:
     url: str
     service: Service
 
-    def num_cut(self, reason: str) -> float:
-        labels = {"reason": reason}
-        found = self.service.metrics.registry.get_sample_value(CUT_STREAMS, labels)
-        return found or 0.0
+    @property
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics").text
 
 
 @contextmanager
@@ -228,7 +227,8 @@ def test_a_reader_that_does_not_read_is_cut_off(
         client = RawClient(server.url, receive_bytes=4096)
         client.post("/v1/completions", {**STREAMED, "n": 16})
         running = server.service.running
-        wait_for(lambda: server.num_cut(reason) == 1, within_s=30)
+        wait_for(lambda: running.num_cut[reason] == 1, within_s=30)
+        assert f'{CUT_STREAMS}{{reason="{reason}"}} 1.0' in server.metrics
         assert_nothing_is_left(embedded, within_s=2.0)
         wait_for(lambda: (running.num_requests, running.num_streams) == (0, 0))
         with pytest.raises(ConnectionError):  # the connection is gone, not just silent
@@ -371,4 +371,4 @@ def test_a_request_is_aborted_by_the_id_that_it_brought(
 @pytest.mark.parametrize("body", [{}, {"rid": "x", "abort_all": True}, {"rid": ""}])
 def test_an_abort_says_what_it_means(body: dict[str, Any], wide_url: Serving) -> None:
     answer = httpx.post(f"{wide_url.url}/abort", json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "rid"
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "id"

@@ -30,6 +30,7 @@ WEATHER: Any = {
         },
     },
 }
+LARGE: Any = {"type": "function", "function": {"name": "f", "description": "x" * 600_000}}
 CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
 MARKS = ("<tool_call>", "<think>", "</think>")
 TOOL_CALL_ID, END_THINK_ID = 6, 8  # the embedded model's reserved tokens come behind 5
@@ -229,6 +230,7 @@ def test_an_answer_comes_behind_its_reasoning(
          "messages.1.tool_calls.0.type"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [LARGE]}, "tools"),
         ({"extra_body": {"functions": [{"name": "f"}]}}, "functions"),
         ({"extra_body": {"function_call": "auto"}}, "function_call"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),

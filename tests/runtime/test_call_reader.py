@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.runtime.server.generation.pieces import Outcome
@@ -166,6 +166,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(JSON, st.sampled_from(["", "}", ", 1", "] "]), st.data())
 def test_a_values_end_is_found_wherever_it_is_cut(
     value: Any, behind: str, data: st.DataObject
@@ -233,6 +234,7 @@ def test_reasoning_is_split_off_by_its_tags(
     assert hidden == {"content": content}
 
 
+@settings(max_examples=60)
 @given(TEXTS, st.booleans(), st.booleans(), st.data())
 def test_reasoning_does_not_depend_on_how_the_text_was_cut(
     text: str, inside: bool, is_streamed: bool, data: st.DataObject
@@ -267,6 +269,7 @@ def test_tokens_of_reasoning_are_counted_by_the_closing_tag(
     assert reader.num_reasoning_tokens(outcome) == tokens
 
 
+@settings(max_examples=60)
 @given(TEXTS, st.booleans(), st.data())
 def test_a_streamed_message_is_the_whole_one(text: str, inside: bool, data: st.DataObject) -> None:
     """Reasoning, content and calls together; ids are drawn."""
@@ -345,10 +348,11 @@ def test_tags_are_found_by_the_marks() -> None:
     [("<a>", False), ("<a><think>\n", True), ("<think>\n\n</think>\n\n", False)],
 )
 def test_a_prompt_may_open_the_reasoning(prompt: str, is_open: bool) -> None:
-    prompts = (({}, "<a>"), ({"enable_thinking": True}, prompt))
+    prompts = (({}, "<a>", "<b>"), ({"enable_thinking": True}, prompt, "<b><think>"))
     chat_format = ChatFormat(reasoning=THINK, generation_prompts=prompts)
     assert chat_format.opens_reasoning({"enable_thinking": True, "x": 1}) == is_open
-    assert not chat_format.opens_reasoning({})
+    assert not chat_format.opens_reasoning({}) and not chat_format.will_reason({})
+    assert chat_format.opens_reasoning({"enable_thinking": True}, after_tool=True)
     assert not ChatFormat(generation_prompts=prompts).opens_reasoning({"enable_thinking": True})
 
 
@@ -364,10 +368,11 @@ def test_a_prompt_may_open_the_reasoning(prompt: str, is_open: bool) -> None:
 def test_whether_an_answer_begins_with_reasoning_is_told_by_the_prompts(
     by_default: str, off: str, on: str, reasons: tuple[bool, bool, bool]
 ) -> None:
-    prompts = (({}, by_default), ({"thinking": False}, off), ({"thinking": True}, on))
+    switched = (({}, by_default), ({"thinking": False}, off), ({"thinking": True}, on))
+    prompts = tuple((given, prompt, "<b>") for given, prompt in switched)
     chat_format = ChatFormat(reasoning=THINK, generation_prompts=prompts)
     asked: list[dict[str, Any]] = [{}, {"thinking": False}, {"thinking": True}]
     assert tuple(map(chat_format.will_reason, asked)) == reasons
     assert not ChatFormat(generation_prompts=prompts).will_reason({"thinking": True})
-    always = ChatFormat(reasoning=THINK, generation_prompts=(({}, "<think>\n"),))
-    assert always.will_reason({})
+    always = ChatFormat(reasoning=THINK, generation_prompts=(({}, "<think>\n", ""),))
+    assert always.will_reason({}) and not always.will_reason({}, after_tool=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import make_byte_tokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_stage import Stage, gen, role, role_end, text
 from templates import CHATML, HERMES_TOOLS, LLAMA3_TOOLS, MISTRAL_TOOLS, R1_TOOLS
@@ -148,8 +148,8 @@ def test_variables_reach_the_template_but_not_in_place_of_what_is_not_the_client
     load: Load,
 ) -> None:
     template = load(HERMES_TOOLS)
-    assert template.generation_prompt() == "<|im_start|>assistant\n"
-    off = template.generation_prompt({"enable_thinking": False})
+    assert template.around_answer() == ("<|im_start|>assistant\n", "<|im_end|>\n")
+    off, _ = template.around_answer(Told.of((), {"enable_thinking": False}))
     assert off == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     stolen = Told.of((), {"messages": [], "bos_token": "x", "add_generation_prompt": True})
     assert template.marks(["user"], told=stolen) == template.marks(["user"])
@@ -163,24 +163,31 @@ HOSTILE = st.lists(
 ).map("".join)
 
 
+@pytest.fixture(scope="module")
+def writing_all(
+    byte_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> ChatTemplate:
+    """Writes clients' texts next to each other, and in other letters."""
+    source = HERMES_TOOLS + "{{ a | lower }}{{ b }}{{ a }}{{ messages[0].tool_call_id }}{{ b }}"
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "chat_template.jinja").write_text(source)
+    return ChatTemplate(folder, byte_tokenizer)
+
+
+@settings(max_examples=60)
 @given(name=HOSTILE, value=HOSTILE, described=HOSTILE, variable=HOSTILE)
 def test_no_text_of_a_client_becomes_a_special_token(
     byte_tokenizer: Tokenizer,
-    tmp_path_factory: pytest.TempPathFactory,
+    writing_all: ChatTemplate,
     name: str,
     value: str,
     described: str,
     variable: str,
 ) -> None:
     """Not even put together from pieces, or in other letters."""
-    source = HERMES_TOOLS + "{{ a | lower }}{{ b }}{{ a }}{{ messages[0].tool_call_id }}{{ b }}"
-    folder = tmp_path_factory.getbasetemp() / "hostile"
-    folder.mkdir(exist_ok=True)
-    (folder / "chat_template.jinja").write_text(source)
-    template = ChatTemplate(folder, byte_tokenizer)
     tools = [{"type": "function", "function": {"name": "f", "description": described}}]
     told = Told.of(tools, {"a": variable, "b": value})
-    transcript = Transcript(byte_tokenizer, template, told)
+    transcript = Transcript(byte_tokenizer, writing_all, told)
     transcript.begin_role("tool", json.dumps({"tool_call_id": name}))
     transcript.append_text(value)
     transcript.end_role()
@@ -209,9 +216,9 @@ def test_escapes_in_arguments_make_no_special_tokens(
 @pytest.mark.parametrize("depth", [400, 900, 5000])
 def test_what_is_nested_too_deeply_is_refused_or_rendered(load: Load, depth: int) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
-    for said in (f'{{"x": {nested}}}', fields(nested, content=None)):
+    for shown in (f'{{"x": {nested}}}', fields(nested, content=None)):
         try:
-            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", said)])
+            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", shown)])
         except InvalidProgram:
             assert depth > 300
 
@@ -287,3 +294,44 @@ def test_a_turn_that_nobody_generated_here_is_tokenized(world: World, tmp_path: 
     stage.on(0, role("user"), text("a"), role_end(), begin("tool", "x"), text("b"), role_end())
     stage.on(0, role("assistant"), gen())
     assert "<|im_start|>tool\nb<|im_end|>" in stage.prompts[0]
+
+
+def test_nothing_is_generated_in_a_message_without_content(world: World, tmp_path: Path) -> None:
+    stage = Stage(make_world(world, tmp_path, HERMES_TOOLS))
+    stage.on(0, role("user"), text("a"), role_end(), begin("assistant", ""), gen(), end=True)
+    assert "without content" in stage.failures[0] and stage.is_done
+
+
+def test_fields_travel_only_where_there_are_some() -> None:
+    plain = ir.RoleBegin(0, 0, None, "user")
+    assert plain.to_wire() == ["role_begin", 0, 0, None, "user"]
+    op = ir.RoleBegin(0, 0, None, "tool", answer())
+    for each in (plain, op):
+        assert ir.op_from_wire(each.to_wire()) == each
+    with pytest.raises(InvalidProgram, match="fields"):
+        ir.op_from_wire(["role_begin", 0, 0, None, "tool", "x" * (ir.MAX_FIELDS_CHARS + 1)])
+    with pytest.raises(InvalidProgram, match="fields"):
+        ir.op_from_wire(["role_begin", 0, 0, None, "tool", {"a": 1}])
+
+
+def test_what_opens_an_answer_may_be_another_behind_a_result(load: Load) -> None:
+    ((none, after_user, after_tool),) = load(R1_TOOLS).describe()["generation_prompts"]
+    assert not none and after_user == after_tool == "<|Assistant|><think>\n"
+    source = R1_TOOLS.replace("{% if add_", "{% if messages[-1].role != 'tool' and add_")
+    assert load(source).describe()["generation_prompts"] == [[{}, after_user, ""]]
+    switched = load(HERMES_TOOLS).describe()["generation_prompts"]
+    assert [given for given, *_ in switched] == [
+        {}, {"enable_thinking": False}, {"enable_thinking": True},
+    ]  # fmt: skip
+    assert switched[1][1].endswith("</think>\n\n") and switched[1][1] == switched[1][2]
+
+
+def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
+    load: Load,
+) -> None:
+    searching = "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}{% endfor %}"
+    template = load(searching + HERMES_TOOLS)
+    turn = Turn.of("assistant", fields(content=None))
+    marks = template.marks(["user", turn])
+    assert marks == load(HERMES_TOOLS).marks(["user", turn])
+    assert template.marks(["user"]) == load(HERMES_TOOLS).marks(["user"])

@@ -16,7 +16,7 @@ from stemma.errors import EngineError
 from stemma.runtime.observe.observer import Observer
 from stemma.runtime.server.native import watch_feed
 from stemma.runtime.server.native.watch_feed import Watcher, WatchFeed
-from stemma.runtime.server.native.watch_picture import OWNER, Picture
+from stemma.runtime.server.native.watch_picture import OWNER, Picture, is_within
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -60,7 +60,7 @@ def run_some(house: House, namespace: str = "") -> None:
 def test_who_is_late_is_given_the_whole_picture_and_then_changes() -> None:
     house, picture = House(num_pages=90), Picture()
     watched = watching(house)
-    quick, slow = Watcher(picture, ""), Watcher(picture, "")
+    quick, slow = Watcher(picture, None), Watcher(picture, None)
     quick_client, slow_client = Client(), Client()
 
     async def play() -> None:
@@ -88,7 +88,7 @@ def test_who_is_late_is_given_the_whole_picture_and_then_changes() -> None:
 
 def test_another_engine_is_another_picture() -> None:
     picture, client = Picture(), Client()
-    watcher = Watcher(picture, "")
+    watcher = Watcher(picture, None)
 
     async def play() -> None:
         for _ in range(2):
@@ -124,6 +124,20 @@ def test_of_another_namespace_only_numbers_are_seen() -> None:
         assert all(row[OWNER] is None for row in nodes.values() if not roots[row[2]])
         assert b"theirs" not in orjson.dumps(seen) and b"somebody" not in orjson.dumps(seen)
         assert seen["queue"]["running"][0]["prompt"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "is_seen"),
+    [
+        ("", "", True),
+        ("#salt", "", False),
+        ("a", "a", True),
+        ("a#s", "a", True),
+        ("ab", "a", False),
+    ],
+)
+def test_a_namespace_is_seen_with_its_salted_parts(name: str, own: str, is_seen: bool) -> None:
+    assert is_within(name, own) is is_seen
 
 
 def test_rates_are_of_the_last_second() -> None:
@@ -162,7 +176,7 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
 
     async def play() -> None:
         feed = WatchFeed(SimpleNamespace(connection=connection))  # type: ignore[arg-type]
-        with feed.watcher("") as first, feed.watcher("") as second:
+        with feed.watcher(None) as first, feed.watcher(None) as second:
             for _ in range(3):
                 await first.take()
                 await second.take()

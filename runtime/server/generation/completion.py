@@ -65,7 +65,7 @@ class Completion:
         ops = prompt_ops(task.prompts[number])
         for op in (*ops, *_gen_ops(len(ops), task.params_of(number), task.n)):
             self._connection.send_op(self._program, op)
-        self._connection.flush(self._program, end=True)
+        self._connection.flush(self._program, end=True, is_awaited=True)
 
     def end_now(self) -> None:
         """Have the samples end with what they have; their values still come."""

@@ -58,7 +58,7 @@ class _Asked:
         try:
             for op in ops:
                 connection.send_op(self._program, op)
-            connection.flush(self._program, end=True)
+            connection.flush(self._program, end=True, is_awaited=True)
         except BaseException:
             connection.close_program(self._program)
             raise

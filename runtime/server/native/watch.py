@@ -42,7 +42,9 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def _stream(feed: WatchFeed, namespace: str, num_events: int | None) -> AsyncIterator[bytes]:
+async def _stream(
+    feed: WatchFeed, namespace: str | None, num_events: int | None
+) -> AsyncIterator[bytes]:
     num_sent = 0
     with feed.watcher(namespace) as watcher:
         while num_events is None or num_sent < num_events:

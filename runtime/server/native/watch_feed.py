@@ -24,7 +24,8 @@ class Watcher:
     Who takes its events too slowly is given the whole picture next, not what it has missed.
     """
 
-    def __init__(self, picture: Picture, namespace: str) -> None:
+    def __init__(self, picture: Picture, namespace: str | None) -> None:
+        """`namespace`: all that it may read; None: everything."""
         self._picture = picture
         self._namespace = namespace
         self._waiting: bytes | None = None
@@ -55,7 +56,9 @@ class Watcher:
         self._is_news.set()
 
     def _seen(self, event: dict[str, Any]) -> dict[str, Any]:
-        return self._picture.seen_from(event, self._namespace) if self._namespace else event
+        if self._namespace is None:
+            return event
+        return self._picture.seen_from(event, self._namespace)
 
 
 class WatchFeed:
@@ -71,8 +74,8 @@ class WatchFeed:
         return len(self._watchers)
 
     @contextmanager
-    def watcher(self, namespace: str) -> Iterator[Watcher]:
-        """A new one, for as long as the block lasts; `namespace`: all that it may read, "": all."""
+    def watcher(self, namespace: str | None) -> Iterator[Watcher]:
+        """A new one, for as long as the block lasts."""
         watcher = Watcher(self._picture, namespace)
         self._watchers.add(watcher)
         if self._task is None or self._task.done():

@@ -146,8 +146,9 @@ class Picture:
 
 
 def is_within(name: str, namespace: str) -> bool:
-    """Whether a namespace is a caller's own, or a part of it."""
-    return not namespace or name == namespace or name.startswith(f"{namespace}#")
+    """Whether a namespace is a caller's own, or a salted part of it; who has none of his own knows
+    of no salt whose it is."""
+    return name == namespace or (bool(namespace) and name.startswith(f"{namespace}#"))
 
 
 def _seen_request(told: dict[str, Any], namespace: str) -> dict[str, Any]:

@@ -181,8 +181,10 @@ class ChatRequest(ReasoningFields, SamplingFields):
             text = self.messages[-1].plain(len(self.messages) - 1).content
             is_open = tags.is_open_after(text)
             return (tags if is_open else None), is_open
-        will_reason = chat_format.will_reason(variables)
-        return (tags if will_reason else None), chat_format.opens_reasoning(variables)
+        after_tool = self.messages[-1].role == "tool" and chat_format.knows_calls
+        will_reason = chat_format.will_reason(variables, after_tool=after_tool)
+        opens = chat_format.opens_reasoning(variables, after_tool=after_tool)
+        return (tags if will_reason else None), opens
 
     def _refuse_what_chats_lack(self) -> None:
         if self.best_of not in (None, self.n):

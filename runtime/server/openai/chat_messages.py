@@ -93,7 +93,8 @@ def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Messag
         if is_open and message is not None and _calls_of(message):
             allowed = "calls that are followed by their results"
             raise InvalidRequest.of("messages", "tool_calls without results", allowed)
-    fitted = [_without_unread(message, chat_format) for message in messages]
+    names = {c["id"]: c["function"]["name"] for m in messages for c in _calls_of(m)}
+    fitted = [_named(_without_unread(message, chat_format), names) for message in messages]
     return fitted if chat_format.knows_calls else _without_calls(fitted)
 
 
@@ -111,37 +112,42 @@ def _without_unread(message: Message, chat_format: ChatFormat) -> Message:
     return _with_fields(message, fields)
 
 
+def _named(message: Message, names: Mapping[str, str]) -> Message:
+    """A result with its function's name, which some templates need and clients leave out."""
+    if message.role != "tool":
+        return message
+    fields = json.loads(message.fields or "{}")
+    name = fields.get("name") or names.get(fields.get("tool_call_id", ""))
+    return message if name is None else _with_fields(message, {**fields, "name": name})
+
+
 def _with_fields(message: Message, fields: Mapping[str, Any]) -> Message:
     text = json.dumps(fields, ensure_ascii=False) if fields else None
     return Message(message.role, message.content, text)
 
 
 def _without_calls(messages: Sequence[Message]) -> list[Message]:
-    names: dict[str, str] = {}
     fitted: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "tool":
-            results = [_result(message, names) for message in group]
-            fitted.append(Message("user", "\n".join(results)))
+            fitted.append(Message("user", "\n".join(map(_result, group))))
         else:
-            fitted += [_called(message, names) for message in group]
+            fitted += map(_called, group)
     return fitted
 
 
-def _result(message: Message, names: Mapping[str, str]) -> str:
-    fields = json.loads(message.fields or "{}")
-    name = fields.get("name") or names.get(fields.get("tool_call_id", ""))
+def _result(message: Message) -> str:
+    name = json.loads(message.fields or "{}").get("name")
     return f"{name}: {message.content}" if name else message.content
 
 
-def _called(message: Message, names: dict[str, str]) -> Message:
-    """The message with its calls as text; whose results are whose is put into `names`."""
+def _called(message: Message) -> Message:
+    """The message with its calls as text."""
     fields = json.loads(message.fields or "{}")
     calls = fields.pop("tool_calls", ())
     if not calls:
         return message
     fields.pop("content", None)
-    names.update({call["id"]: call["function"]["name"] for call in calls})
     texts = [message.content] if message.content else []
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]

@@ -23,7 +23,7 @@ class ChatFormat:
     knows_calls: bool = False  # and can write a message that is calls
     knows_reasoning: bool = False  # and an earlier message's reasoning
     variables: frozenset[str] = frozenset()
-    generation_prompts: tuple[tuple[Mapping[str, Any], str], ...] = (({}, ""),)
+    generation_prompts: tuple[tuple[Mapping[str, Any], str, str], ...] = (({}, "", ""),)
 
     @classmethod
     def of(cls, info: Mapping[str, Any], settings: ServerSettings) -> ChatFormat:
@@ -37,24 +37,26 @@ class ChatFormat:
             "tool_calls" in marks,
             "reasoning_content" in marks,
             frozenset(described["variables"]),
-            tuple((variables, prompt) for variables, prompt in described["generation_prompts"]),
+            tuple((given, *prompts) for given, *prompts in described["generation_prompts"]),
         )
 
-    def will_reason(self, variables: Mapping[str, Any]) -> bool:
+    def will_reason(self, variables: Mapping[str, Any], *, after_tool: bool = False) -> bool:
         """Whether an answer surely begins with reasoning: the generation prompt opens it, or is
         another one than where reasoning is switched off."""
-        if self.reasoning is None or self.opens_reasoning(variables):
+        if self.reasoning is None or self.opens_reasoning(variables, after_tool=after_tool):
             return self.reasoning is not None
-        off = [prompt for given, prompt in self.generation_prompts if False in given.values()]
-        return bool(off) and self._generation_prompt(variables) not in off
+        off = [prompts[after_tool] for given, *prompts in self.generation_prompts
+               if False in given.values()]  # fmt: skip
+        return bool(off) and self._generation_prompt(variables, after_tool) not in off
 
-    def opens_reasoning(self, variables: Mapping[str, Any]) -> bool:
-        """Whether an output begins within reasoning, where the template is told `variables`."""
+    def opens_reasoning(self, variables: Mapping[str, Any], *, after_tool: bool = False) -> bool:
+        """Whether an output begins within reasoning, where the template is told `variables`, and a
+        tool's result was the last message or not."""
         if self.reasoning is None:
             return False
-        return self.reasoning.is_open_after(self._generation_prompt(variables))
+        return self.reasoning.is_open_after(self._generation_prompt(variables, after_tool))
 
-    def _generation_prompt(self, variables: Mapping[str, Any]) -> str:
+    def _generation_prompt(self, variables: Mapping[str, Any], after_tool: bool) -> str:
         """What opens an answer under these variables, as far as it is known."""
-        prompts = self.generation_prompts
-        return [p for given, p in prompts if given.items() <= variables.items()][-1]
+        known = self.generation_prompts
+        return [p[after_tool] for given, *p in known if given.items() <= variables.items()][-1]

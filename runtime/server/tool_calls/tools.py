@@ -25,6 +25,7 @@ from .hermes import Hermes
 from .reasoning import ReasoningTags
 
 MAX_TOOLS = 256  # guess: OpenAI allows 128
+MAX_TOOLS_CHARS = 512 * 1024  # of JSON that a template is told; guess
 
 
 class ToolFunction(BaseModel):
@@ -115,10 +116,14 @@ class ToolUse:
 
     @property
     def for_template(self) -> str | None:
-        """The tools as JSON, for a chat template that knows them."""
+        """The tools as JSON, for a chat template that knows them. Raises InvalidRequest."""
         if not self._is_told or self.choice == "none":
             return None
-        return json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
+        whole = json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
+        if len(whole) > MAX_TOOLS_CHARS:
+            allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
+            raise InvalidRequest.of("tools", f"{len(whole)} characters", allowed)
+        return whole
 
     @property
     def warnings(self) -> tuple[str, ...]:

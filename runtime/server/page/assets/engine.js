@@ -16,9 +16,9 @@ export const engine = {
     listeners.add(listener);
     return () => listeners.delete(listener);
   },
-  /** A request failed for want of an engine: say so, and look until it is back. */
-  lost() {
-    tell("down");
+  /** Something failed: look now, and once more when the server must have noticed. */
+  async doubt() {
+    await engine.check();
     timer ??= setTimeout(engine.check, RETRY_MS);
   },
   /** Ask now. */
@@ -32,7 +32,8 @@ export const engine = {
       tell("ready");
     } catch (error) {
       if (error.status === 401 || error.status === 403) return tell("down");
-      engine.lost();
+      tell("down");
+      timer ??= setTimeout(engine.check, RETRY_MS);
     }
   },
 };

@@ -20,11 +20,12 @@ export class MessageView {
     this.foot = h("footer", { class: "message-foot" });
     this.problem = h("div", { class: "failure", role: "alert", hidden: true });
     this.branches = h("div", { class: "branches", role: "group", "aria-label": "Branches" });
+    this.same = h("span", { class: "same", title: "A higher temperature may part them" });
     this.json = null;
     this.element = h("article", { class: `message ${node.role}`, tabindex: "-1", "data-id": node.id,
       "aria-label": node.role === "user" ? "You" : "Answer" },
       h("span", { class: "knot", "aria-hidden": "true" }),
-      h("header", { class: "message-head" }, h("span", { class: "who", text: node.role === "user" ? "You" : node.model ?? "Answer" }), this.branches, this.tools()),
+      h("header", { class: "message-head" }, h("span", { class: "who", text: node.role === "user" ? "You" : node.model ?? "Answer" }), this.branches, this.same, this.tools()),
       ...(node.role === "user" ? [this.body] : [this.reasoning, this.body, this.calls, this.problem, this.foot]));
   }
 
@@ -42,7 +43,7 @@ export class MessageView {
     this.element.setAttribute("aria-busy", String(this.node.state === "writing"));
     this.showText();
     this.showBranches(siblings);
-    if (this.node.role === "assistant") this.showEnd();
+    if (this.node.role === "assistant") this.showEnd(siblings);
   }
 
   /** Only what changes while the answer is written. */
@@ -88,14 +89,16 @@ export class MessageView {
       iconButton("right", "Next branch", to(at + 1), { disabled: at === siblings.length - 1 }));
   }
 
-  showEnd() {
+  showEnd(siblings) {
     const { node } = this;
+    const twin = siblings.slice(0, siblings.indexOf(node)).findIndex((other) => other.text === node.text);
     this.problem.hidden = node.state !== "failed";
     if (node.state === "failed") {
       put(this.problem, h("p", {}, h("strong", { text: FAILURES[node.failure] ?? FAILURES.broken }), h("span", { text: node.error })),
         h("button", { type: "button", text: "Retry", on: { click: () => this.actions.retry(node) } }));
     }
     put(this.foot, ...costOf(node));
+    this.same.textContent = twin >= 0 && node.state === "done" ? `the same words as branch ${twin + 1}` : "";
   }
 
   /** The text becomes a field; sending it begins a branch. */

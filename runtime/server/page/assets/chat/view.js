@@ -173,10 +173,11 @@ class ChatView {
     const onChange = () => { this.library.save(conversation); this.showSoon(node); };
     const written = writeAnswer({ api: this.api, conversation, node, sampling: this.sampling.request, signal: controller.signal, onChange });
     this.showAll();
+    if (document.activeElement === document.body) this.thread.focus(node.id); // what had the focus has gone
     this.thread.toEnd();
     await written;
     this.running.delete(conversation.id);
-    if (node.state === "failed" || this.engine.state !== "ready") this.engine.check();
+    if (node.state === "failed" || this.engine.state !== "ready") this.engine.doubt();
     this.library.touch(conversation);
     if (conversation === this.conversation) this.announce(node);
     this.showAll();

@@ -1,10 +1,10 @@
-// Where the nodes of the tree stand: depth by tokens (logarithmic), breadth by leaves. O(nodes), and
+// Where the nodes of the tree stand: depth by tokens (their square root), breadth by leaves. O(nodes), and
 // stable: children keep the order in which their first descendants were seen, whatever is split or
 // evicted beside them.
 
 export const LEAF = 20; // world units between two leaves
-const BASE = 22;
-const PER_DOUBLING = 18;
+const SHORTEST = 12;
+const PER_ROOT = 14;
 
 /** Sets `depth`, `breadth`, `children`, `numLeaves` of each node; returns {depth, breadth} of all. */
 export function layOut(nodes) {
@@ -34,7 +34,7 @@ export function layOut(nodes) {
 }
 
 /** How long an edge is drawn. */
-export const lengthOf = (tokens) => (tokens ? BASE + PER_DOUBLING * Math.log2(1 + tokens) : 0);
+export const lengthOf = (tokens) => (tokens ? SHORTEST + PER_ROOT * Math.sqrt(tokens) : 0);
 
 function parentsFirst(roots) {
   const order = [...roots];

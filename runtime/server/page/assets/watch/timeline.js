@@ -9,12 +9,14 @@ const COLOURS = { prefill: "computed", score: "disk", decode: "made", forced: "f
 
 export class Timeline {
   constructor(canvas, model, onHover) {
-    Object.assign(this, { canvas, model, onHover, context: canvas.getContext("2d"), hovered: -1, request: null });
+    Object.assign(this, { canvas, model, onHover, context: canvas.getContext("2d"), hovered: -1 });
     this.palette = readPalette();
     this.listeners = new AbortController();
     const options = { signal: this.listeners.signal };
     canvas.addEventListener("pointermove", (event) => this.#hover(event), options);
     canvas.addEventListener("pointerleave", () => this.#hover(null), options);
+    canvas.addEventListener("keydown", (event) => this.#key(event), options);
+    canvas.addEventListener("blur", () => this.#hover(null), options);
     this.observer = new ResizeObserver(() => this.update());
     this.observer.observe(canvas);
   }
@@ -103,10 +105,23 @@ export class Timeline {
   }
 
   #hover(event) {
+    this.#show(event ? Math.floor((event.offsetX - this.#left(this.shown)) / COLUMN) : -1);
+  }
+
+  /** From step to step; `Escape` and leaving end it. */
+  #key(event) {
+    const moves = { ArrowLeft: -1, ArrowRight: 1 };
+    if (event.key === "Escape") this.#show(-1);
+    else if (event.key in moves) this.#show(this.hovered < 0 ? this.shown.length - 1 : this.hovered + moves[event.key]);
+    else return;
+    event.preventDefault();
+  }
+
+  #show(at) {
     const steps = this.shown;
-    const at = event ? Math.floor((event.offsetX - this.#left(steps)) / COLUMN) : -1;
     this.hovered = at >= 0 && at < steps.length ? at : -1;
-    this.onHover(this.hovered < 0 ? null : steps[this.hovered], event);
+    const place = { x: this.#left(steps) + (this.hovered + 0.5) * COLUMN, y: this.height / 3 };
+    this.onHover(this.hovered < 0 ? null : steps[this.hovered], place);
     this.update();
   }
 }

@@ -1,6 +1,7 @@
 // The radix tree on a canvas: laid out from the left or around the root, moved and zoomed, alive.
 // Edges of one colour and width are one path, so a frame of 2,000 nodes is a few dozen strokes.
 
+import { paintLabels } from "./labels.js";
 import { layOut } from "./layout.js";
 import { heatOf, readPalette } from "./palette.js";
 
@@ -9,7 +10,7 @@ const ARRIVE_MS = 700;
 const SETTLE = 0.2; // of the way to its place, a frame
 const LEFT = 34;
 const RIGHT = 190; // for the texts of leaves
-const LABEL_PITCH = 11; // pixels between leaves from which labels are drawn
+const MAX_LABELS = 600; // that are tried
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class TreeCanvas {
@@ -20,7 +21,7 @@ export class TreeCanvas {
     this.insets = { top: 70, bottom: 50 }; // pixels that others cover
     this.camera = { x: 0, y: 0, sx: 1, sy: 1 };
     this.isFitted = true;
-    this.layout = { roots: [], order: [], depth: 1, breadth: 1 };
+    this.layout = { roots: [], order: [], byWeight: [], depth: 1, breadth: 1 };
     this.ghosts = [];
     this.lit = null; // ids that stand out
     this.found = null; // ids that a search has found
@@ -46,6 +47,7 @@ export class TreeCanvas {
     if (this.version !== this.model.treeVersion) {
       this.version = this.model.treeVersion;
       this.layout = layOut(this.model.nodes);
+      this.layout.byWeight = [...this.layout.order].sort((a, b) => b.numLeaves - a.numLeaves || b.locks - a.locks).slice(0, MAX_LABELS);
       for (const node of this.model.changes.added) node.bornMs = now;
       for (const node of this.model.changes.removed)
         if (node.x !== undefined && this.ghosts.length < 400) this.ghosts.push({ node, goneMs: now, from: this.model.nodes.get(node.parent) });
@@ -219,7 +221,7 @@ export class TreeCanvas {
     this.#paintFlow(focus, now);
     this.#paintGhosts(now);
     this.#paintDots(focus, pitch, now);
-    if (this.shape === "rows" && pitch >= LABEL_PITCH) this.#paintLabels(focus);
+    if (this.shape === "rows") paintLabels(this, focus);
     const marked = this.hovered ?? this.pinned;
     if (marked) this.#ring(marked, palette.ink, 7, []);
     if (this.pinned && this.pinned !== marked) this.#ring(this.pinned, palette.ink, 7, []);
@@ -380,30 +382,6 @@ export class TreeCanvas {
     c.setLineDash([]);
   }
 
-  #paintLabels(focus) {
-    const { context: c, palette, model } = this;
-    c.font = `11px ${palette.mono}`;
-    c.textBaseline = "alphabetic";
-    const charWidth = 6.62;
-    for (const node of this.layout.order) {
-      const parent = model.nodes.get(node.parent);
-      if (!parent) continue;
-      const a = this.at(parent);
-      const b = this.at(node);
-      if (b.y < -10 || b.y > this.height + 10 || a.x > this.width || (focus && !focus.has(node.id))) continue;
-      const isLeaf = !node.children.length;
-      const from = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
-      const numChars = Math.min(34, Math.floor(((isLeaf ? this.width - 10 : b.x - 5) - from) / charWidth));
-      if (numChars < 3) continue;
-      const more = node.hidden ? `  +${node.hidden} more` : "";
-      const shown = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
-      c.fillStyle = node.locks ? palette.ink : palette.soft;
-      c.globalAlpha = node.locks || !focus ? 1 : 0.8;
-      c.fillText(clip(shown, numChars) + more, from, isLeaf ? b.y + 3.5 : b.y - 5);
-    }
-    c.globalAlpha = 1;
-  }
-
   // --- the pointer --------------------------------------------------------------------------------
 
   #listen() {
@@ -472,10 +450,4 @@ export class TreeCanvas {
 function edgeWidth(node) {
   const now = node.locks ? 1.2 + 1.1 * Math.log2(1 + node.locks) : 0;
   return Math.min(11, Math.max(now, 0.9 + 0.85 * Math.log2(node.numLeaves)));
-}
-
-const oneLine = (text) => text.replace(/\s+/g, " ").trim();
-
-function clip(text, numChars) {
-  return text.length <= numChars ? text : `${text.slice(0, numChars - 1)}…`;
 }

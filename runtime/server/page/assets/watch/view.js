@@ -11,6 +11,7 @@ import { Timeline } from "./timeline.js";
 import { TreeCanvas } from "./tree_canvas.js";
 
 const MAX_LISTED = 40;
+const NEXT_TO_NOTHING = 8; // tokens: a probe of the engine's health leaves a few
 
 /** Draws into `root`; returns what ends it. */
 export async function mount(root, { api, theme }) {
@@ -42,8 +43,7 @@ class WatchView {
       this.#tip(cell && explainCell(cell, model), parts.pool, event && { x: event.offsetX, y: event.offsetY });
       this.tree.light(cell && model.nodes.has(cell.owner) ? new Set(model.path(cell.owner)) : null);
     });
-    this.timeline = new Timeline(parts.timeline, model, (step, event) =>
-      this.#tip(step && explainStep(step, model), parts.timeline, event && { x: event.offsetX, y: event.offsetY }));
+    this.timeline = new Timeline(parts.timeline, model, (step, place) => this.#tip(step && explainStep(step, model), parts.timeline, place));
   }
 
   start() {
@@ -78,7 +78,7 @@ class WatchView {
     this.#showRates();
     this.#showPool();
     this.#showQueue();
-    if (this.tree.pinned) this.#pin(this.tree.pinned, this.tree.at(this.tree.pinned));
+    if (this.tree.pinned) this.#showPinned(this.tree.pinned, this.tree.at(this.tree.pinned));
   }
 
   // --- parts --------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class WatchView {
     put(parts.headline,
       fact(count(model.numNodes), model.numHidden ? `nodes, the ${count(model.numHidden)} oldest not shown` : "nodes"), fact(count(model.engine.cached_tokens), "tokens cached"),
       fact(count(queue.num_running), "running"), fact(count(queue.num_waiting), "waiting"));
-    parts.empty.hidden = model.nodes.size > 1 || queue.num_running > 0;
+    parts.empty.hidden = model.engine.cached_tokens >= NEXT_TO_NOTHING || queue.num_running > 0;
   }
 
   #showRates() {
@@ -177,12 +177,14 @@ class WatchView {
   }
 
   #pin(node, place) {
-    const { pinned } = this.parts;
-    pinned.hidden = !node;
-    if (!node) return;
-    put(pinned, h("button", { type: "button", class: "quiet close", "aria-label": "Close", text: "×", on: { click: () => this.tree.pin(null) } }),
-      ...explainNode(node, this.model));
+    this.parts.pinned.hidden = !node;
     this.parts.tip.hidden = true;
+    if (node) this.#showPinned(node, place);
+  }
+
+  #showPinned(node, place) {
+    const { pinned, pinnedBody } = this.parts;
+    put(pinnedBody, ...explainNode(node, this.model));
     this.#put(pinned, this.parts.tree, place);
   }
 
@@ -304,12 +306,13 @@ function build(view) {
   const parts = {
     tree: h("canvas", { class: "tree-canvas", tabindex: "0", role: "img", "aria-label": "The radix tree. Arrow keys go from node to node, plus and minus zoom, 0 shows all of it.", on: { keydown: (event) => view.key(event) } }),
     pool: h("canvas", { role: "img", "aria-label": "The KV pool: what each part of it holds" }),
-    timeline: h("canvas", { class: "timeline-canvas", role: "img", "aria-label": "The last steps: what each computed and how long it took" }),
+    timeline: h("canvas", { class: "timeline-canvas", tabindex: "0", role: "img", "aria-label": "The last steps: what each computed and how long it took. Left and right go from step to step." }),
     headline: h("p", { class: "headline" }), outage: h("p", { class: "outage", role: "alert", hidden: true }),
     steps: h("span", { class: "num soft" }), policy: h("span", { class: "soft" }), found: h("span", { class: "found", role: "status" }),
     spoken: h("p", { class: "unseen", role: "status" }), poolBar: h("div", { class: "pool-bar", "aria-hidden": "true" }), poolFacts: h("ul", { class: "pool-facts" }),
     poolNote: h("p", { class: "note" }), running: h("ul", { class: "requests" }), waiting: h("ul", { class: "requests" }),
-    tip: h("div", { class: "tip", role: "tooltip", hidden: true }), pinned: h("div", { class: "tip is-pinned", role: "dialog", "aria-label": "A node of the tree", hidden: true }),
+    tip: h("div", { class: "tip", role: "tooltip", hidden: true }),
+    pinnedBody: h("div", { class: "tip-body" }),
     tiles: {
       decode: tile("decode", "Tokens that requests were given in the last second"),
       prefill: tile("prefill", "Prompt tokens that had to be computed in the last second"),
@@ -317,6 +320,8 @@ function build(view) {
       kv: tile("kv", "The part of the pool that is not free; what is only cached gives way when it is needed"),
     },
   };
+  parts.pinned = h("div", { class: "tip is-pinned", role: "dialog", "aria-label": "A node of the tree", hidden: true },
+    h("button", { type: "button", class: "quiet close", "aria-label": "Close", text: "×", on: { click: () => view.tree.pin(null) } }), parts.pinnedBody);
   const demoButton = () => h("button", { type: "button", class: "demo", text: "Run a demo load", on: { click: (event) => view.demo(event.currentTarget) } });
   const shapes = ["rows", "round"].map((shape) => h("button", {
     type: "button", class: "quiet", text: shape === "rows" ? "Rows" : "Round", "aria-pressed": String(shape === "rows"), data: { shape },
