@@ -191,9 +191,10 @@ def test_a_list_of_a_body_is_refused_at_its_first_wrong_item() -> None:
         assert [part for part in slow if part["items_schema"]["type"] != "any"] == []
 
 
-@pytest.mark.parametrize("field", ["prompt", "stop_token_ids", "logit_bias"])
+@pytest.mark.parametrize("field", ["prompt", "stop_token_ids", "logit_bias", "structured_outputs"])
 def test_a_body_that_is_wrong_all_through_has_few_errors(field: str) -> None:
-    wrong: Any = {str(i): "" for i in range(2000)} if field == "logit_bias" else [{}] * 2000
+    is_list = field in ("prompt", "stop_token_ids")
+    wrong: Any = [{}] * 2000 if is_list else {str(i): "" for i in range(2000)}
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({"prompt": "", field: wrong})
     assert caught.value.error_count() < 10

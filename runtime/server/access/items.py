@@ -11,16 +11,15 @@ from pydantic import BeforeValidator, Field
 
 MAX_ENTRIES = 1024  # of a mapping: logit biases at a time
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
-
-def _few(value: object) -> object:
-    """Raises ValueError."""
+def few(value: object) -> object:
+    """An object with no more entries than anybody needs. Raises ValueError."""
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
         raise ValueError(f"at most {MAX_ENTRIES} entries")
     return value
 
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 Items = Annotated[list[_V], Field(fail_fast=True)]
-Entries = Annotated[dict[_K, _V], BeforeValidator(_few)]
+Entries = Annotated[dict[_K, _V], BeforeValidator(few)]

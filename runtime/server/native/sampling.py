@@ -56,6 +56,10 @@ class SamplingObject(BaseModel):
     @classmethod
     def read(cls, given: dict[str, Any], name: str) -> SamplingObject:
         """`name`: what the client calls it. Raises InvalidRequest that names the field."""
+        unknown = next((field for field in given if field not in cls.model_fields), None)
+        if unknown is not None:  # pydantic would word an error for each
+            field = f"{name}.{unknown[:64]}"
+            raise InvalidRequest(f"{field}: there is no such field", field)
         try:
             params = cls.model_validate(given)
         except ValidationError as error:

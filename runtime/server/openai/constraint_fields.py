@@ -6,9 +6,9 @@ OpenAI's `response_format`; SGLang's `regex`, `ebnf`, `json_schema`, `structural
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ....errors import InvalidProgram, InvalidRequest
 from ....frontend.constraint import (
@@ -18,7 +18,7 @@ from ....frontend.constraint import (
     Whitespace,
     constraint_of,
 )
-from ..access.items import Items
+from ..access.items import Items, few
 
 
 class JsonSchemaFormat(BaseModel):
@@ -106,7 +106,7 @@ class ConstraintFields(BaseModel):
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs, BeforeValidator(few)] | None = None
     whitespace: Whitespace | None = None
     property_order: PropertyOrder | None = None
     formats: Formats | None = None
