@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidRequest, ModelLoadError
-from .generation.task import Message
+from .generation.task import MAX_MESSAGES, Message
 
 if TYPE_CHECKING:
     from ..chat_template import ChatTemplate
     from ..tokenizer import Tokenizer
 
 MAX_TOKEN_IDS = 1 << 22  # of one request
-MAX_MESSAGES = 1024  # the template is rendered anew for each
 
 
 class ModelText:

@@ -12,16 +12,13 @@ from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
 from ..failures import Refusal
 from ..generation.pieces import Outcome
-from ..generation.task import UNBOUNDED, Message, Task
+from ..generation.task import MAX_MESSAGES, UNBOUNDED, Message, Task
 from ..service import Service
 from .gate import TICKET
 from .load import Ticket
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_SAMPLES_OF_TASK = 2048  # n times prompts (guess)
-MAX_MESSAGES = (
-    1024  # of a chat: its template is rendered for each of them, within the engine's loop
-)
 
 
 def admitted(service: Service, request: Request, task: Task) -> Task:

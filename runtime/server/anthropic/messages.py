@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from ..access.json_route import json_routes
 from ..generation.answer import answer
+from ..generation.task import Message
 from ..openai.chat import chat_task
 from ..service import Service
 from .reply import MessagesReply
@@ -34,10 +35,9 @@ def router(service: Service) -> APIRouter:
         """How long the prompt of such a message would be."""
         service.require_model(body.model)
         task, _ = chat_task(service, body.prompt_chat())
-        (messages,) = task.prompts
         ids = await asyncio.to_thread(
             service.text.encode_chat,
-            messages,
+            [message for message in task.prompts[0] if isinstance(message, Message)],
             tools=orjson.loads(task.tools or "[]"),
             variables=orjson.loads(task.template_kwargs or "{}"),
         )

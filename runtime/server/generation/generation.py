@@ -45,7 +45,6 @@ class Generation:
         self.outcomes: dict[int, Outcome] = {}
         self.failure: GenerationFailed | None = None
         self.is_closed = False
-        self.is_abandoned = False  # closed because its client went away
         self.num_waiting_bytes = 0  # about, of what `take` would give
         self._mailbox = mailbox
         self._on_outcome = on_outcome
@@ -69,7 +68,6 @@ class Generation:
 
     async def _await_disconnect(self, receive: Receive) -> None:
         await disconnected(receive)
-        self.is_abandoned = not self.is_over
         self.close()
 
     async def start(self, connection: Connection) -> None:

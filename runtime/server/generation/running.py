@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -28,8 +27,10 @@ MAX_SWEEP_S = 1.0
 class Running:
     """The registry of one application's generations and streams."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, on_cut: Callable[[str], None]) -> None:
+        """`on_cut`: told of each stream that was cut off, with the reason's name."""
         self._settings = settings
+        self._on_cut = on_cut
         shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
         self._sweep_s = min(MAX_SWEEP_S, shortest_s / SWEEPS_A_LIMIT)
         self._mailbox: Mailbox | None = None
@@ -37,8 +38,6 @@ class Running:
         self._by_id: dict[str, dict[Generation, None]] = {}
         self._streams: dict[EventStream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.num_cut: Counter[str] = Counter()  # streams that were cut off, by reason
-        self.num_disconnects = 0  # clients that went away before their answer's end
 
     @property
     def num_requests(self) -> int:
@@ -75,7 +74,6 @@ class Running:
     def end(self, generation: Generation) -> None:
         """Close it and forget it."""
         generation.close()
-        self.num_disconnects += generation.is_abandoned
         self._generations.pop(generation, None)
         for id in _ids(generation):
             same = self._by_id.get(id, {})
@@ -104,7 +102,7 @@ class Running:
         for stream in list(self._streams):
             reason = stream.check(now, self._settings)
             if reason is not None:
-                self.num_cut[reason.name.lower()] += 1
+                self._on_cut(reason.name.lower())
                 log.warning("cut off stream %s: %s", stream.reply_id, reason.value)
                 stream.cut()
 
