@@ -3,9 +3,8 @@ vLLM's names are both known."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
@@ -19,7 +18,6 @@ from ..openai.chat_messages import ChatMessage
 from ..service import Service
 
 MAX_TEXTS = 2048  # of one request
-_T = TypeVar("_T")
 
 
 def router(service: Service) -> APIRouter:
@@ -32,14 +30,14 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Any:
         """Ids of a text, of several, or of a chat."""
         service.require_model(body.model)
-        return await _in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
+        return await _answer(texts, lambda: body.answer(texts, service.info["max_model_len"]))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of ids, or the texts of several lists of them."""
         service.require_model(body.model)
-        return await _in_thread(lambda: body.answer(texts))
+        return await _answer(texts, lambda: body.answer(texts))
 
     return routes
 
@@ -120,8 +118,8 @@ def _require_count(field: str, items: Sequence[object]) -> None:
         raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_TEXTS}")
 
 
-async def _in_thread(work: Callable[[], _T]) -> Any:
+async def _answer(texts: ModelText, work: Callable[[], dict[str, Any]]) -> Any:
     try:
-        return await asyncio.to_thread(work)
+        return await texts.in_thread(work)
     except ModelLoadError as error:
         return error_response(503, str(error), "server_error")
