@@ -69,11 +69,15 @@ def router(service: Service) -> APIRouter:
 
 
 async def _echoes(service: Service, body: CompletionRequest) -> list[str]:
-    """The text of each prompt. Raises EngineError."""
+    """The text of each prompt. Raises InvalidRequest and EngineError."""
+    vocab_size = service.info["vocab_size"]
 
     def text_of(prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
             return prompt
+        wrong = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest.of("prompt", wrong, f"ids in [0, {vocab_size - 1}]")
         return str(service.engine.connection.call("detokenize", ids=prompt))
 
     prompts = body.prompts()
