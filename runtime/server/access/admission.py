@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +79,17 @@ def note_value(request: Request, meta: dict[str, Any]) -> None:
 def _require_integers(params: GenParams) -> None:
     """Those that cannot travel are refused by their names."""
     for name, value in params.given().items():
-        if type(value) is int and not -(2**63) <= value < 2**63:
-            raise InvalidRequest.of(name, value, "an integer of 64 bits")
+        for number in _integers_in(value):
+            if not -(2**63) <= number < 2**63:
+                raise InvalidRequest.of(name, number, "integers of 64 bits")
+
+
+def _integers_in(value: object) -> Iterator[int]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _integers_in(item)
+    elif type(value) is int:
+        yield value
 
 
 def _max_tokens(asked: int | None, limit: int | None) -> int | None:

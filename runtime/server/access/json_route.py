@@ -1,13 +1,16 @@
 """Routes whose bodies are JSON: read strictly, and looked through for fields that nobody reads.
 
 JSON (RFC 8259) has no NaN and no Infinity, text in UTF-8, and names that are unique in an object;
-Python's reader takes more than that. What is none is refused with 400 before any model sees it.
+half of a surrogate pair is no text. Python's reader takes more than that. What is none is refused
+with 400 before any model sees it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from itertools import islice
 from typing import Any
@@ -23,6 +26,7 @@ from .known_fields import MAX_REPORTED, KnownFields, warning_of
 WARNINGS = "x-stemma-warnings"
 MAX_NESTING = 512  # of lists and objects; half of what the reader itself can do
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
 
 
 def json_routes() -> APIRouter:
@@ -95,6 +99,8 @@ def parse_json(body: bytes) -> Any:
         raise _no_json(str(error)) from None
     if _is_deep(text, value):
         raise _no_json(f"more than {MAX_NESTING} levels deep")
+    if _SURROGATE.search(text):
+        _require_text(value)
     return value
 
 
@@ -117,11 +123,20 @@ def _is_deep(text: str, value: Any) -> bool:
     return False
 
 
+def _require_text(value: Any) -> None:
+    """Nothing that is made of half a surrogate pair could be sent on, or answered."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise _no_json(f"{half!r} is half of a surrogate pair, and no text") from None
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, num in counts.items() if num > 1)
         raise _no_json(f"the name {twice[:80]!r} is there twice in an object")
     return found
 

@@ -3,14 +3,14 @@ vLLM's names are both known."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest, ModelLoadError
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..failures import error_response
 from ..model_text import ModelText
@@ -18,7 +18,6 @@ from ..openai.chat_messages import ChatMessage
 from ..service import Service
 
 MAX_TEXTS = 2048  # of one request
-_T = TypeVar("_T")
 
 
 def router(service: Service) -> APIRouter:
@@ -31,14 +30,14 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Any:
         """Ids of a text, of several, or of a chat."""
         service.require_model(body.model)
-        return await _in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
+        return await _answer(texts, lambda: body.answer(texts, service.info["max_model_len"]))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of ids, or the texts of several lists of them."""
         service.require_model(body.model)
-        return await _in_thread(lambda: body.answer(texts))
+        return await _answer(texts, lambda: body.answer(texts))
 
     return routes
 
@@ -50,10 +49,10 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    text: str | list[str] | None = None
-    prompt: str | list[str] | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    text: str | Items[str] | None = None
+    prompt: str | Items[str] | None = None
+    messages: Items[ChatMessage] | None = None
+    tools: Items[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -95,8 +94,8 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    tokens: list[int] | list[list[int]] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    tokens: Items[int] | Items[Items[int]] | None = None
+    input_ids: Items[int] | Items[Items[int]] | None = None
     skip_special_tokens: bool = True
 
     def answer(self, texts: ModelText) -> dict[str, Any]:
@@ -119,8 +118,8 @@ def _require_count(field: str, items: Sequence[object]) -> None:
         raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_TEXTS}")
 
 
-async def _in_thread(work: Callable[[], _T]) -> Any:
+async def _answer(texts: ModelText, work: Callable[[], dict[str, Any]]) -> Any:
     try:
-        return await asyncio.to_thread(work)
+        return await texts.in_thread(work)
     except ModelLoadError as error:
         return error_response(503, str(error), "server_error")
