@@ -52,7 +52,7 @@ bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
 	$(BIN)/stemma bench threads
 
 soak: $(TEST_ENV)  ## the long random runs
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow --timeout=0
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build *.egg-info

@@ -131,6 +131,7 @@ class ChatTemplate:
         self.knows_tools = "tools" in self._reads
         secret = secrets.randbits(64)  # private-use characters and a number: nobody else writes it
         self._placeholder = f"\ue000{secret}-{{index}}\ue001"
+        self._any_placeholder = re.compile(f"\ue000{secret}-([0-9]+)\ue001")
         self._seam = f"\ue002{secret}\ue001"
         self._guard = _Guard(tokenizer.special_texts, self._seam)
         self._cache: dict[tuple[object, ...], list[str]] = {}
@@ -230,6 +231,9 @@ class ChatTemplate:
             if has_fields:  # the first to be tried from now on
                 self._variants = sorted(self._variants, key=lambda other: other != variant)
             kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
+            parts = self._any_placeholder.split(text)
+            if list(map(int, parts[1::2])) == list(kept):
+                return parts[::2]
             return _split(text, kept)
         shown = ", ".join(turn.role for turn in turns)
         message = f"the chat template refuses the roles [{shown}]: {failure}"
@@ -335,7 +339,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _split(text: str, slots: Mapping[int, str]) -> list[str]:
-    """`slots`: by the message's index."""
+    """`slots`: by the message's index, of which not each is there once and in its place."""
     marks = []
     for index, slot in slots.items():
         before, found, text = text.partition(slot)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...frontend import ir
 from .calls import Call
 from .hints import AskedHint
-from .transcript import Transcript
+from .transcript import Marked, Transcript
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +34,7 @@ class Branch:
     pending_text: list[ir.Text] = field(default_factory=list)
     asked: list[AskedHint] = field(default_factory=list)
     call: Call | None = None
+    retold: Marked | None = None  # how the text before the call turned out to read
     is_waiting: bool = False
     end_number: int | None = None  # it is ended: as the how manieth of its program
     error: str | None = None

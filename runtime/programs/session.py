@@ -238,16 +238,19 @@ class ProgramSession:
             case ir.Tokens():
                 self._mark(branch, op, self._append_tokens(branch, op))
             case ir.Gen():
+                self._settle(branch)
                 branch.call = self._factory.gen(branch, op, _BranchReport(self, branch))
                 self._num_calls += 1
                 if self._gens_end:
                     self._end_gen(branch)
                 return False
             case ir.Select():
+                self._settle(branch)
                 branch.call = self._factory.select(branch, op, _BranchReport(self, branch))
                 self._num_calls += 1
                 return False
             case ir.Embed():
+                self._settle(branch)
                 branch.call = self._factory.embed(branch, op, _BranchReport(self, branch))
                 self._num_calls += 1
                 return False
@@ -327,6 +330,10 @@ class ProgramSession:
             action, token_ids, namespace=self._namespace, account=self.record.tenant
         )
 
+    def _settle(self, branch: Branch) -> None:
+        """Something is generated now: the text before it is final."""
+        branch.retold = branch.begun.settle()
+
     def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
         payload = {"text": marked.text, "replace": marked.replace}
         self._emit(branch.number, op.seq, wire.MARK, payload)
@@ -355,6 +362,8 @@ class ProgramSession:
             name = (self._namespace, self._response_id)
             self._world.responses.remember(name, transcript.ids[:])
             self._response_id = None
+        if (retold := branch.retold) is not None:
+            payload |= {"text": retold.text + text, "replace": retold.replace}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
         self._carry_out_asked(branch)
         if self._keeper is not None:

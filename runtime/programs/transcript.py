@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ...errors import InvalidProgram
+from ..chat_growth import MIN_TURNS, grown_marks
 from ..chat_template import NOTHING_TOLD, ChatTemplate, Told, Turn
 from ..tokenizer import Tokenizer
 
@@ -77,6 +78,9 @@ class Transcript:
         self._loose: dict[tuple[int, int], _Run] = {}  # by mark, and characters of it before
         self._is_open = False
         self._prompt: tuple[array[int], str] | None = None  # of the open turn, if it may be known
+        self._closed: tuple[int, list[str]] = 0, []  # marks of the first so many turns, all closed
+        self._is_guessed = False  # `_marks` were not rendered as a whole
+        self._can_guess = True
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
@@ -90,6 +94,9 @@ class Transcript:
         twin._loose = {place: run.copy() for place, run in self._loose.items()}
         twin._is_open = self._is_open
         twin._prompt = self._prompt
+        twin._closed = self._closed
+        twin._is_guessed = self._is_guessed
+        twin._can_guess = self._can_guess
         return twin
 
     @property
@@ -148,6 +155,7 @@ class Transcript:
             raise InvalidProgram("no message is open")
         marks = self._rendered(self._turns)
         self._is_open = False
+        self._closed = len(self._turns), marks
         if self._turns[-1].has_content:
             self._marks = [*self._marks, ""]
         marked = self._lay(marks)
@@ -159,6 +167,29 @@ class Transcript:
         """Raises InvalidProgram within a message that has none: nothing can be generated there."""
         if self._is_open and not self._turns[-1].has_content:
             raise InvalidProgram("nothing can be generated in a message without content")
+
+    def settle(self) -> Marked | None:
+        """Before anything is generated: have the marks as the template renders them as a whole.
+        What the text is then, where it was another. Raises InvalidProgram."""
+        if not self._is_guessed:
+            return None
+        self._is_guessed = False
+        self._can_guess, could_guess = False, self._can_guess
+        turns = self._turns
+        if not self._is_open:
+            marks = self._rendered(turns)
+            self._closed = len(turns), marks
+        elif turns[-1].role == "assistant" and turns[-1].fields is None:
+            marks = self._rendered(turns[:-1], open_turn=True)
+        else:
+            marks = self._rendered(turns)[:-1]
+        if marks == self._marks:
+            self._can_guess = could_guess
+            return None
+        marked = self._lay(marks)
+        if self._is_open and turns[-1].has_content:
+            self.content_start = len(self.ids) - len(self._contents[-1].ids)
+        return marked
 
     def _fitting(self, turn: Turn) -> Turn:
         """The turn, without a content if it is an assistant's that the template writes so."""
@@ -195,6 +226,13 @@ class Transcript:
 
     def _rendered(self, turns: list[Turn], *, open_turn: bool = False) -> list[str]:
         """The template's marks, without its BOS where raw text has brought one."""
+        before = turns if open_turn else turns[:-1]
+        if self._can_guess and len(before) > MIN_TURNS and len(before) == self._closed[0]:
+            turn = None if open_turn else turns[-1]
+            guess = grown_marks(self._template, before, self._closed[1], turn, self._told)
+            if guess is not None:
+                self._is_guessed = True
+                return guess
         marks = self._template.marks(turns, open_turn=open_turn, told=self._told)
         if not self._raw.ids:
             return marks

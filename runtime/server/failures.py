@@ -54,6 +54,8 @@ _BY_STATUS: dict[int, tuple[str, str | None]] = {
     499: (INVALID, "client_closed_request"),
 }
 _NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of words it
+_FIELD = re.compile(r"[a-z_][a-z0-9_-]*")
+_PLAIN_TYPES = frozenset({"bool", "dict", "float", "int", "none", "str"})
 _BY_VALIDATION = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
@@ -155,10 +157,15 @@ def _of_generation(error: GenerationFailed) -> Failure:
 
 
 def _of_validation(error: RequestValidationError) -> Failure:
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union: what fits best
+    field = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_type(part))
     message = f"{field}: {first['msg']}" if field else str(first["msg"])
     return Failure(400, message, INVALID, field or None, _BY_VALIDATION.get(first["type"]))
+
+
+def _is_type(part: str | int) -> bool:
+    """Whether a part of a place names a member of a union, not a field."""
+    return isinstance(part, str) and (part in _PLAIN_TYPES or not _FIELD.fullmatch(part))
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:

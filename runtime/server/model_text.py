@@ -3,23 +3,29 @@ cost the engine nothing. Loaded when they are first needed."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import InvalidRequest, ModelLoadError
 from .generation.task import MAX_MESSAGES, Message
 
 if TYPE_CHECKING:
     from ..chat_template import ChatTemplate
+    from ..programs.transcript import Transcript
     from ..tokenizer import Tokenizer
 
 MAX_TOKEN_IDS = 1 << 22  # of one request
+NUM_THREADS = 2  # more would only wait for the interpreter's lock
+
+_T = TypeVar("_T")
 
 
 class ModelText:
-    """Thread-safe; its methods may take long, and belong in a thread. Lifetime: the application's.
+    """Thread-safe; its methods may take long, and belong `in_thread`. Lifetime: the application's.
 
     Raises InvalidRequest for texts and ids out of bounds, ModelLoadError where the model's folder
     is not on this host.
@@ -29,7 +35,14 @@ class ModelText:
         """`info`: what the engine says of itself."""
         self._info = info
         self._lock = threading.Lock()
+        self._template_lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "model-text")
         self._loaded: tuple[str, Tokenizer, ChatTemplate] | None = None
+
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """What `work` comes to, on a thread that nothing else waits for: a server whose health
+        cannot be asked while it reads long texts would be taken for dead."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def encode(self, text: str, *, has_bos: bool = True) -> list[int]:
         """Ids of a prompt, led by BOS where the model has one."""
@@ -54,16 +67,8 @@ class ModelText:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
         transcript = Transcript(*self._load(), Told.of(tools, variables))
-        is_open = opens_turn and messages[-1].role == "assistant"
-        for index, message in enumerate(messages):
-            transcript.begin_role(message.role, message.fields)
-            if message.content:
-                transcript.append_text(message.content)
-            if not (is_open and index == len(messages) - 1):
-                transcript.end_role()
-        if opens_turn and not is_open:
-            transcript.begin_role("assistant")
-        return transcript.ids.tolist()
+        with self._template_lock:  # what a template keeps is one thread's
+            return _chat_ids(transcript, messages, opens_turn)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids."""
@@ -98,3 +103,16 @@ class ModelText:
                 tokenizer = Tokenizer(Path(path), info["vocab_size"])
                 self._loaded = (path, tokenizer, ChatTemplate(Path(path), tokenizer))
             return self._loaded[1:]
+
+
+def _chat_ids(transcript: Transcript, messages: Sequence[Message], opens_turn: bool) -> list[int]:
+    is_open = opens_turn and messages[-1].role == "assistant"
+    for index, message in enumerate(messages):
+        transcript.begin_role(message.role, message.fields)
+        if message.content:
+            transcript.append_text(message.content)
+        if not (is_open and index == len(messages) - 1):
+            transcript.end_role()
+    if opens_turn and not is_open:
+        transcript.begin_role("assistant")
+    return transcript.ids.tolist()

@@ -608,3 +608,32 @@ def test_the_document_tells_of_errors_and_keys(http: httpx.Client, isolated: str
             assert "422" not in operation["responses"] and "4XX" in operation["responses"], path
     body = document["components"]["schemas"]["CompletionRequest"]["properties"]
     assert {"prompt", "cache_salt", "n", "kv_hints"} <= set(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": [10**30], "echo": True}, "prompt"),
+        ("/v1/completions", {"prompt": [-1], "echo": True}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 30: 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [10**30]}, "stop_token_ids"),
+        ("/v1/completions", {"prompt": [[1], ["a"]]}, "prompt.1.0"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages.0.content.0.text",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_wherever_it_is(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = error_of(http.post(path, json={"max_tokens": 1, **fields}), 400)
+    assert error["param"] == param
+
+
+def test_a_part_that_is_no_text_is_refused_by_its_type(http: httpx.Client) -> None:
+    content = [{"type": "image", "source": {"type": "url", "url": "http://example.com"}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    message = error_of(http.post("/v1/messages", json=body), 400)["message"]
+    assert message.startswith("messages.0.content.0: ") and "'image'" in message

@@ -34,6 +34,11 @@ def test_any_text_round_trips(byte_tokenizer: Tokenizer, text: str) -> None:
     assert byte_tokenizer.decode(byte_tokenizer.encode(text)) == text
 
 
+def test_long_texts_have_the_ids_of_their_parts(byte_tokenizer: Tokenizer) -> None:
+    text = "a<eos>é\n" * tokenizer_module.UNLOCKED_CHARS
+    assert byte_tokenizer.encode(text) == byte_tokenizer.encode("a<eos>é\n") * (len(text) // 8)
+
+
 def test_special_tokens_show_only_where_asked(byte_tokenizer: Tokenizer) -> None:
     ids = [ord("a"), EOS_ID]
     assert byte_tokenizer.decode(ids) == "a"

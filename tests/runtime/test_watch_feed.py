@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 from house import FAMILIES, House
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from stemma.errors import EngineError
 from stemma.runtime.observe.observer import Observer
 from stemma.runtime.server.native import watch_feed
+from stemma.runtime.server.native.watch import FeedResponse
 from stemma.runtime.server.native.watch_feed import Watcher, WatchFeed
 from stemma.runtime.server.native.watch_picture import OWNER, Picture, is_within
 
@@ -195,3 +198,30 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
         assert num_asked == before and not len(feed)
 
     asyncio.run(play())
+
+
+def test_a_reader_that_takes_nothing_is_hung_up_on() -> None:
+    ended: list[bool] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"event: state\ndata: {}\n\n"
+        finally:
+            ended.append(True)
+
+    async def nothing_comes() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()  # the connection takes no more
+
+    async def run() -> None:
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        with pytest.raises((OSError, ClientDisconnect)):
+            await FeedResponse(events(), 0.05)(scope, nothing_comes, send)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
 from ..failures import Refusal
 from ..generation.pieces import Outcome
-from ..generation.task import UNBOUNDED, Task
+from ..generation.task import MAX_MESSAGES, UNBOUNDED, Message, Task
 from ..service import Service
 from .gate import TICKET
 from .load import Ticket
@@ -29,6 +30,10 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     if task.num_samples > most:
         allowed = f"at most {most} samples of all prompts together"
         raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
+    for prompt in task.prompts:
+        if len(prompt) > MAX_MESSAGES and isinstance(prompt[0], Message):
+            allowed = f"at most {MAX_MESSAGES} messages"
+            raise InvalidRequest.of("messages", f"{len(prompt)} messages", allowed)
     max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
     timeout = request.headers.get(TIMEOUT_HEADER)
 
@@ -74,8 +79,17 @@ def note_value(request: Request, meta: dict[str, Any]) -> None:
 def _require_integers(params: GenParams) -> None:
     """Those that cannot travel are refused by their names."""
     for name, value in params.given().items():
-        if type(value) is int and not -(2**63) <= value < 2**63:
-            raise InvalidRequest.of(name, value, "an integer of 64 bits")
+        for number in _integers_in(value):
+            if not -(2**63) <= number < 2**63:
+                raise InvalidRequest.of(name, number, "integers of 64 bits")
+
+
+def _integers_in(value: object) -> Iterator[int]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _integers_in(item)
+    elif type(value) is int:
+        yield value
 
 
 def _max_tokens(asked: int | None, limit: int | None) -> int | None:

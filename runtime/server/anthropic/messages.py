@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
 import orjson
 from fastapi import APIRouter, Request
@@ -35,12 +35,12 @@ def router(service: Service) -> APIRouter:
         """How long the prompt of such a message would be."""
         service.require_model(body.model)
         task, _ = chat_task(service, body.prompt_chat())
-        ids = await asyncio.to_thread(
+        encode = partial(
             service.text.encode_chat,
             [message for message in task.prompts[0] if isinstance(message, Message)],
             tools=orjson.loads(task.tools or "[]"),
             variables=orjson.loads(task.template_kwargs or "{}"),
         )
-        return {"input_tokens": len(ids)}
+        return {"input_tokens": len(await service.text.in_thread(encode))}
 
     return routes

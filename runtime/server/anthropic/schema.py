@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
+from ..access.items import Items
 from ..generation.hint_envelope import HintEnvelope
 from ..openai.chat import ChatRequest, chat_request
 
@@ -53,7 +54,7 @@ class ToolResultBlock(BaseModel):
     model_config = _LENIENT
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | Items[TextBlock] = ""
     is_error: bool = False
 
 
@@ -67,7 +68,7 @@ class InputMessage(BaseModel):
 
     model_config = _LENIENT
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Items[Block]
 
 
 class CustomTool(BaseModel):
@@ -120,9 +121,9 @@ class PromptFields(BaseModel):
     model_config = _LENIENT
 
     model: str | None = None
-    messages: list[InputMessage] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
-    tools: list[CustomTool] | None = None
+    messages: Items[InputMessage] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = None
+    tools: Items[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -136,7 +137,7 @@ class MessagesRequest(PromptFields):
     """Body of /v1/messages; `seed`, `min_p`, `kv_hints` and the like are extras of this server."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     stream: bool = False
     temperature: float | None = None
     top_k: int | None = None

@@ -15,6 +15,7 @@ from ....errors import InvalidRequest, StemmaError
 from ....frontend.client import Connection
 from ...programs.hints import outcome_payload
 from ...schedule.hints import Outcome
+from ..access.items import Items
 from ..caller import Caller
 
 PROTOCOL_VERSION = 1
@@ -39,7 +40,7 @@ class HintEnvelope(BaseModel):
 
     protocol_version: int = PROTOCOL_VERSION
     message_id: str = Field(default="", max_length=256)
-    actions: list[HintAction] = Field(min_length=1, max_length=64)
+    actions: Items[HintAction] = Field(min_length=1, max_length=64)
 
     def check(self, *, needs_targets: bool) -> None:
         """Raises InvalidRequest naming the field at fault."""

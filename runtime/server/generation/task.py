@@ -20,11 +20,11 @@ class Message:
     fields: str | None = None  # what the template sees beside these, as JSON; see ir.RoleBegin
 
 
+MAX_MESSAGES = 1024  # of a chat: marks are laid for each within the engine's loop, in 0.3 s
 UNBOUNDED = 2**31 - 1  # a max_tokens that nobody asked for: the engine cuts it to what fits
 
 Prompt = str | Sequence[int] | Sequence[Message]
 MAX_PROMPTS = 2048  # of a request: as many as OpenAI embeds at once
-MAX_MESSAGES = 1024  # of a chat: its template is rendered anew for each, in the engine's loop
 
 
 @dataclass(frozen=True, slots=True)

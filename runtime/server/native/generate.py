@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ....errors import InvalidRequest
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.hint_envelope import HintEnvelope
@@ -53,15 +54,15 @@ class GenerateRequest(PromptFields):
     """Body of /generate. What goes with a prompt may be a list, one item for each. A stream's
     events have all the text so far, as SGLang's, or with `incremental` what is new."""
 
-    sampling_params: dict[str, Any] | list[dict[str, Any]] = Field(default_factory=dict)
+    sampling_params: dict[str, Any] | Items[dict[str, Any]] = Field(default_factory=dict)
     stream: bool = False
     incremental: bool = False
     rid: str | None = Field(default=None, min_length=1, max_length=256)
     priority: int | None = None
     kv_hints: HintEnvelope | None = None
-    return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = -1
-    top_logprobs_num: int | list[int] = 0
+    return_logprob: bool | Items[bool] = False
+    logprob_start_len: int | Items[int] = -1
+    top_logprobs_num: int | Items[int] = 0
     return_text_in_logprobs: bool = False
     image_data: Any = None
     audio_data: Any = None

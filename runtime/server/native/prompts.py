@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
+from ..access.items import Items
 from ..generation.task import MAX_PROMPTS, Prompt
 
 
@@ -14,8 +15,8 @@ class PromptFields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    text: str | Items[str] | None = None
+    input_ids: Items[int] | Items[Items[int]] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
 
     @property

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ....errors import InvalidRequest
 from ....frontend.constraint import Constraint
 from ....frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
+from ..access.items import Entries, Items
 from ..openai.constraint_fields import ConstraintFields
 
 _FIXED = {  # what these may be: the only thing they are here
@@ -34,13 +35,13 @@ class SamplingObject(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Entries[str, float] | None = None
     seed: int | None = None
     sampling_seed: int | None = None
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
+    stop_regex: str | Items[str] | None = None
     ignore_eos: bool | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -55,6 +56,10 @@ class SamplingObject(BaseModel):
     @classmethod
     def read(cls, given: dict[str, Any], name: str) -> SamplingObject:
         """`name`: what the client calls it. Raises InvalidRequest that names the field."""
+        unknown = next((field for field in given if field not in cls.model_fields), None)
+        if unknown is not None:  # pydantic would word an error for each
+            field = f"{name}.{unknown[:64]}"
+            raise InvalidRequest(f"{field}: there is no such field", field)
         try:
             params = cls.model_validate(given)
         except ValidationError as error:

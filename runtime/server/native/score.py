@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ....frontend import ir
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
@@ -53,8 +54,8 @@ def router(service: Service) -> APIRouter:
 class ScoreRequest(PromptFields):
     """Body of /score: `text`, `input_ids` or `messages`, and `choices` as texts or token ids."""
 
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
-    choices: list[str] | list[list[int]] = Field(min_length=1, max_length=ir.MAX_CHOICES)
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    choices: Items[str] | Items[Items[int]] = Field(min_length=1, max_length=ir.MAX_CHOICES)
     method: Literal[
         "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
     ] = "token_length_normalized"
@@ -105,9 +106,9 @@ class LabelScoreRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    query: str | list[int]
-    items: str | list[str] | list[list[int]]
-    label_token_ids: list[int] = Field(min_length=1, max_length=ir.MAX_CHOICES)
+    query: str | Items[int]
+    items: str | Items[str] | Items[Items[int]]
+    label_token_ids: Items[int] = Field(min_length=1, max_length=ir.MAX_CHOICES)
     apply_softmax: bool = False
     item_first: bool = False
 

@@ -3,7 +3,6 @@ vLLM's names are both known."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.task import MAX_PROMPTS
 from ..model_text import ModelText
@@ -28,14 +28,14 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Any:
         """Ids of a text, of several, or of a chat."""
         service.require_model(body.model)
-        return await asyncio.to_thread(body.answer, texts, service.info["max_model_len"])
+        return await texts.in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of ids, or the texts of several lists of them."""
         service.require_model(body.model)
-        return await asyncio.to_thread(body.answer, texts)
+        return await texts.in_thread(lambda: body.answer(texts))
 
     return routes
 
@@ -47,10 +47,10 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    text: str | list[str] | None = None
-    prompt: str | list[str] | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    text: str | Items[str] | None = None
+    prompt: str | Items[str] | None = None
+    messages: Items[ChatMessage] | None = None
+    tools: Items[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -92,8 +92,8 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    tokens: list[int] | list[list[int]] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    tokens: Items[int] | Items[Items[int]] | None = None
+    input_ids: Items[int] | Items[Items[int]] | None = None
     skip_special_tokens: bool = True
 
     def answer(self, texts: ModelText) -> dict[str, Any]:

@@ -8,14 +8,18 @@ docs/watch.md says what is in them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from ..caller import caller_of
+from ..connections import hang_up, transport_of
 from ..service import Service
 from .watch_feed import WatchFeed
 
@@ -36,10 +40,33 @@ def router(service: Service) -> APIRouter:
             raise HTTPException(503, f"{MAX_WATCHERS} clients are watching already")
         caller = caller_of(request)
         stream = _stream(feed, None if caller.is_admin else caller.namespace, events)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        return FeedResponse(stream, service.settings.stream_stall_s)
 
     return routes
+
+
+class FeedResponse(StreamingResponse):
+    """Events for a reader that takes them; one that does not is hung up on."""
+
+    def __init__(self, stream: AsyncIterator[bytes], stall_s: float) -> None:
+        """`stall_s`: how long a write may wait for the reader."""
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(stream, media_type="text/event-stream", headers=headers)
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await send(message)
+            except TimeoutError as error:
+                transport = transport_of(scope)
+                if transport is not None:
+                    hang_up(transport)
+                raise OSError("its reader took nothing for too long") from error
+
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send_in_time)
 
 
 async def _stream(

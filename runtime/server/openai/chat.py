@@ -15,10 +15,11 @@ from pydantic import Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.ir import GenParams
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import MAX_MESSAGES, UNBOUNDED, Message, Task
+from ..generation.task import UNBOUNDED, Message, Task
 from ..service import Service
 from ..tool_calls.chat_format import ChatFormat
 from ..tool_calls.output_reader import OutputReader
@@ -89,12 +90,12 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
 class ChatRequest(ReasoningFields, SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: Items[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None

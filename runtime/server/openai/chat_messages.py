@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import MAX_FIELDS_CHARS
+from ..access.items import Items
 from ..generation.task import Message
 from ..tool_calls.chat_format import ChatFormat
 from .content_parts import ContentPart, text_of
@@ -37,9 +38,9 @@ class ChatMessage(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
     name: str | None = Field(default=None, max_length=256)
-    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_CALLS)
+    tool_calls: Items[ToolCall] | None = Field(default=None, max_length=MAX_CALLS)
     tool_call_id: str | None = Field(default=None, max_length=256)
     reasoning_content: str | None = None
     function_call: Any = None

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
@@ -66,11 +67,15 @@ def router(service: Service) -> APIRouter:
 
 
 async def _echoes(service: Service, body: CompletionRequest) -> list[str]:
-    """The text of each prompt. Raises EngineError."""
+    """The text of each prompt. Raises InvalidRequest and EngineError."""
+    vocab_size = service.info["vocab_size"]
 
     def text_of(prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
             return prompt
+        wrong = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest.of("prompt", wrong, f"ids in [0, {vocab_size - 1}]")
         return str(service.engine.connection.call("detokenize", ids=prompt))
 
     prompts = body.prompts()
@@ -82,7 +87,7 @@ async def _echoes(service: Service, body: CompletionRequest) -> list[str]:
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions: one or several prompts, as text or token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False

@@ -6,9 +6,9 @@ OpenAI's `response_format`; SGLang's `regex`, `ebnf`, `json_schema`, `structural
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ....errors import InvalidProgram, InvalidRequest
 from ....frontend.constraint import (
@@ -18,6 +18,7 @@ from ....frontend.constraint import (
     Whitespace,
     constraint_of,
 )
+from ..access.items import Items, few
 
 
 class JsonSchemaFormat(BaseModel):
@@ -58,7 +59,7 @@ class StructuredOutputs(BaseModel):
 
     json_: str | dict[str, Any] | bool | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
@@ -102,10 +103,10 @@ class ConstraintFields(BaseModel):
     structural_tag: str | dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs, BeforeValidator(few)] | None = None
     whitespace: Whitespace | None = None
     property_order: PropertyOrder | None = None
     formats: Formats | None = None

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ....errors import InvalidRequest
 from ....frontend import ir
+from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.task import MAX_PROMPTS
@@ -48,7 +49,7 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | Items[str] | Items[int] | Items[Items[int]]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     pooling: ir.Pooling | None = None

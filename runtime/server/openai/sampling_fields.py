@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ....errors import InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
+from ..access.items import Entries, Items
 from ..generation.hint_envelope import HintEnvelope
 from .constraint_fields import ConstraintFields
 from .other_fields import OtherFields
@@ -51,12 +52,12 @@ class SamplingFields(ConstraintFields, OtherFields):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Entries[str, float] | None = None
     min_tokens: int | None = None
     seed: int | None = Field(default=None, ge=-_SEEDS, lt=_SEEDS)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
+    stop_regex: str | Items[str] | None = None
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False
     ignore_eos: bool | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
+from ..access.items import Entries, Items
 from ..generation.hint_envelope import HintEnvelope
 from ..openai.chat import ChatRequest, chat_request
 
@@ -35,12 +36,12 @@ class InputItem(BaseModel):
     model_config = _LENIENT
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[ContentPart] | None = None
-    summary: list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
+    summary: Items[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: str | Items[ContentPart] | None = None
 
 
 class FunctionTool(BaseModel):
@@ -93,7 +94,7 @@ class ResponsesRequest(BaseModel):
     model_config = _LENIENT
 
     model: str | None = None
-    input: str | list[InputItem]
+    input: str | Items[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
@@ -102,14 +103,14 @@ class ResponsesRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
-    tools: list[FunctionTool] | None = None
+    include: Items[str] | None = None
+    tools: Items[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool = True
     text: TextConfig = Field(default_factory=TextConfig)
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Entries[str, str] | None = None
     user: str | None = None
     conversation: Any = None
     prompt: Any = None

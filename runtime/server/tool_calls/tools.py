@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from ....errors import InvalidProgram, InvalidRequest
 from ....frontend.constraint import Constraint, constraint_of
+from ..access.items import Items
 from .call_reader import CallReader, ContentReader, NamedReader, Reader
 from .chat_format import ChatFormat
 from .forced import Forced
@@ -66,7 +67,7 @@ class AllowedTools(BaseModel):
     """`tool_choice.allowed_tools`."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: Items[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 class AllowedChoice(BaseModel):
