@@ -170,8 +170,9 @@ class Connection:
 
     @property
     def has_credit(self) -> bool:
-        """Whether `send_op` would take an op without waiting for the runtime."""
-        return self._outbox.held_bytes <= self._credit_bytes
+        """Whether half of it is free: ops of so many bytes would be taken without waiting for the
+        runtime."""
+        return self._outbox.held_bytes <= self._credit_bytes // 2
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """Have the I/O thread run `work`; takes no lock."""

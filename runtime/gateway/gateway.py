@@ -220,10 +220,12 @@ class Gateway:
         if program is None:
             if "create" not in item:
                 return  # it was cancelled, or has failed as a whole, while these were under way
-            program = ClientProgram(self._open(client, number, item["create"]))
+            create = item["create"] if isinstance(item["create"], dict) else {}
+            program = ClientProgram(self._open(client, number, create))
             try:
                 self._require_open()
                 client.require_room()
+                program.session.tell(_told(create))
             except (EngineError, InvalidProgram) as error:
                 self._reject(program.session, error)
                 return
@@ -240,9 +242,8 @@ class Gateway:
         if self._is_draining:
             raise EngineError("the runtime is being stopped: it takes no new programs")
 
-    def _open(self, client: Client, program: int, create: object) -> ProgramSession:
-        values = create if isinstance(create, dict) else {}
-        session = ProgramSession(
+    def _open(self, client: Client, program: int, values: dict[str, Any]) -> ProgramSession:
+        return ProgramSession(
             self._world,
             partial(self._emit, client, program),
             self._mark_ready,
@@ -251,13 +252,11 @@ class Gateway:
             is_streaming=bool(values.get("stream")),
             tenant=tenant_from(values) or client.tenant,
             label=f"{client.number}/{program}",
-            told=_told(values),
             stated=client.stated,
             response_id=_optional_str(values, "response_id"),
             has_token_ids=bool(values.get("token_ids")),
             namespace=_optional_str(values, "namespace") or "",
         )
-        return session
 
     def _reject(self, session: ProgramSession, error: StemmaError) -> None:
         """Ops that cannot be read at all: the program ends here."""
@@ -360,7 +359,7 @@ def _optional_str(values: dict[str, Any], name: str) -> str | None:
 
 
 def _told(values: dict[str, Any]) -> Told:
-    """What the chat template is told, from JSON texts. Raises ProtocolError."""
+    """What the chat template is told, from JSON texts. Raises InvalidProgram."""
     tools = _json(values, "tools", list)
     variables = _json(values, "template_kwargs", dict)
     if not tools and not variables:
@@ -368,18 +367,18 @@ def _told(values: dict[str, Any]) -> Told:
     try:
         return Told.of(tools or (), variables or {})
     except RecursionError as error:
-        raise ProtocolError("tools, or template_kwargs, too deep in each other") from error
+        raise InvalidProgram("tools, or template_kwargs, too deep in each other") from error
 
 
 def _json(values: dict[str, Any], name: str, kind: type) -> Any:
-    """None where it was not given. Raises ProtocolError."""
+    """None where it was not given. Raises InvalidProgram."""
     text = values.get(name)
     if text is None:
         return None
     try:
         value = orjson.loads(text if isinstance(text, str) else b"")
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"{name} is not JSON: {error}") from error
+        raise InvalidProgram(f"{name}: not JSON: {error}", name) from error
     if not isinstance(value, kind):
-        raise ProtocolError(f"{name} is no {kind.__name__}")
+        raise InvalidProgram(f"{name}: no {kind.__name__}", name)
     return value

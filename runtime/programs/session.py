@@ -54,18 +54,17 @@ class ProgramSession:
         is_streaming: bool,
         tenant: Hashable = "",
         label: str = "",
-        told: Told = NOTHING_TOLD,
         stated: StatedLeases | None = None,
         response_id: str | None = None,
         has_token_ids: bool = False,
         namespace: str = "",
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
-        whose share of the engine it uses; `label`: how reports call it; `told`: what the chat
-        template is told beside messages; `stated`: what the client's hints keep (None: hints are
-        rejected); `response_id`: under this name hints may mean its first gen with its prompt;
-        `has_token_ids`: what it streams has the ids, too; `namespace`: only within it is KV
-        shared, and anything else by which one could tell what others ask."""
+        whose share of the engine it uses; `label`: how reports call it; `stated`: what the
+        client's hints keep (None: hints are rejected); `response_id`: under this name hints may
+        mean its first gen with its prompt; `has_token_ids`: what it streams has the ids, too;
+        `namespace`: only within it is KV shared, and anything else by which one could tell what
+        others ask."""
         self._world = world
         self._emit = emit
         self._on_ready = on_ready
@@ -93,10 +92,14 @@ class ProgramSession:
         self._has_ended = False
         self._gens_end = False  # with what they have
         self.is_done = False
-        root = self._branch(0)
-        root.transcript = Transcript(world.tokenizer, world.template, told)
+        self.tell(NOTHING_TOLD)
 
     # --- input ------------------------------------------------------------------------------------
+
+    def tell(self, told: Told) -> None:
+        """What the chat template is told beside messages; before any op."""
+        root = self._branch(0)
+        root.transcript = Transcript(self._world.tokenizer, self._world.template, told)
 
     def receive(self, ops: list[ir.Op], *, end: bool) -> None:
         """Append ops to their branches' logs. Raises InvalidProgram when they are out of order."""

@@ -452,6 +452,12 @@ def test_what_shows_all_is_for_admins(isolated: str) -> None:
     assert httpx.get(f"{isolated}/tree/", headers=bearer(ROOT)).status_code != 403
 
 
+def test_an_admin_watches_every_namespace(isolated: str) -> None:
+    complete(isolated, ALICE, "A tale of pines and kites", cache_salt="sea")
+    with httpx.stream("GET", f"{isolated}/watch", headers=bearer(ROOT), timeout=30) as reply:
+        assert any("pines and kites" in line for line in reply.iter_lines())
+
+
 def test_a_namespace_sees_its_own_tree_alone(isolated: str, embedded: st.Engine) -> None:
     complete(isolated, ALICE, "alice was here")
     complete(isolated, BOB, "bob was here")
@@ -565,8 +571,8 @@ def test_a_program_that_could_not_be_sent_is_no_longer_there(
 ) -> None:
     before = embedded.get_server_info()["num_programs"]
     for path, body in (
-        ("/v1/completions", {"prompt": ["x", "\ud800"]}),
-        ("/score", {"text": "\ud800", "choices": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [[1], [2**70]]}),
+        ("/score", {"input_ids": [2**70], "choices": ["a", "b"]}),
     ):
         reply = http.post(path, content=json.dumps(body), headers=JSON)
         error_of(reply, 400)

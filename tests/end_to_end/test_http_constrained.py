@@ -281,7 +281,7 @@ def test_what_a_tools_schema_has_beyond_grammars_is_refused_or_a_warning(
         ({"guided_json": {"enum": []}}, "guided_json"),
         ({"regex": "a\ud800"}, "regex"),
         ({"guided_choice": []}, "guided_choice"),
-        ({"guided_choice": ["a\udfff"]}, "guided_choice"),
+        ({"guided_choice": ["a\udfff"]}, "guided_choice.0"),
         ({"structured_outputs": {"json": {"type": "nonsense"}}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"magic": 1}}, "structured_outputs.magic"),

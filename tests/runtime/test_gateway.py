@@ -288,6 +288,23 @@ def test_a_fault_in_one_program_ends_that_program_only(
     assert program.run(backend=healthy)["x"]
 
 
+@pytest.mark.parametrize(
+    "create",
+    [{"tools": '["\\ud800"]'}, {"tools": "{}"}, {"template_kwargs": "{"}, {"template_kwargs": 7}],
+)
+def test_tools_that_cannot_be_read_end_their_program_and_not_their_client(
+    stranger: Stranger, create: dict[str, Any]
+) -> None:
+    stranger.hello()
+    ops = [["text", 0, 0, None, "q"], ["gen", 0, 1, None, "x", {"max_tokens": 1}]]
+    stranger.say_ops(1, ops, create=create, end=True)
+    failed, done = stranger.events()
+    assert failed[3] == wire.FAILED and done[3] == wire.DONE
+    assert failed[4]["kind"] == "InvalidProgram" and next(iter(create)) in failed[4]["message"]
+    stranger.say_ops(2, ops, create={}, end=True)
+    assert [event[3] for event in stranger.events()] == [wire.VALUE, wire.DONE]
+
+
 def test_an_address_that_cannot_be_bound_is_an_error(served: Served, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/no/such/folder/x.ipc"
     with pytest.raises(ProtocolError, match="cannot listen at"):

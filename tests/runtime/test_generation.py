@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from stemma.runtime.server.generation.generation import Generation
 from stemma.runtime.server.generation.mailbox import Mailbox
 from stemma.runtime.server.generation.pieces import Outcome, Piece
 from stemma.runtime.server.generation.task import Task
+from stemma.runtime.server.generation.values import _all_of, _Asked
 
 META = {"finish_reason": "stop"}
 
@@ -105,6 +108,59 @@ def test_a_mailbox_delivers_everything_in_order_from_many_threads() -> None:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         assert all(values == list(range(2000)) for values in got.values())
+
+    asyncio.run(run())
+
+
+def test_a_delivery_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        got: list[object] = []
+        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox.post(lambda index, kind, payload: got[index].missing, 5, "value", None)
+        mailbox.post(lambda index, kind, payload: got.append(payload), 0, "value", "mine")
+        await asyncio.sleep(0.01)
+        assert got == ["mine"] and "could not be delivered" in caplog.text
+
+    asyncio.run(run())
+
+
+class SlowConnection:
+    """Takes ops on other threads than the loop's only, as one without credit."""
+
+    has_credit = False
+
+    def __init__(self) -> None:
+        self.loop_thread = threading.get_ident()
+        self.open: set[int] = set()
+        self.may_send = threading.Event()
+
+    def open_program(self, sink: Any, create: dict[str, object]) -> int:
+        assert threading.get_ident() != self.loop_thread, "all requests wait for this one"
+        self.open.add(len(self.open) + 1)
+        return len(self.open)
+
+    def send_op(self, program: int, op: object) -> None:
+        assert self.may_send.wait(10)
+
+    def flush(self, program: int, *, end: bool, is_awaited: bool) -> None:
+        pass
+
+    def close_program(self, program: int) -> None:
+        self.open.discard(program)
+
+
+def test_values_wait_for_credit_off_the_loop_and_leave_nothing_if_their_client_goes() -> None:
+    async def run() -> None:
+        connection = SlowConnection()
+        with ExitStack() as stack:
+            asked = [stack.enter_context(_Asked(connection, Caller())) for _ in range(2)]
+            work = asyncio.create_task(_all_of(connection, asked, [["op"], ["op"]]))
+            while not connection.open:
+                await asyncio.sleep(0.001)
+            work.cancel()
+        connection.may_send.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert not connection.open
 
     asyncio.run(run())
 

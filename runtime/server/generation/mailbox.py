@@ -7,8 +7,11 @@ events wait in a queue and the loop is woken once for all that come before it lo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 Delivery = tuple[Callable[[int, str, object], None], int, str, object]
 
@@ -35,4 +38,7 @@ class Mailbox:
         self._is_woken = False  # first: what comes from here on wakes the loop again
         while self._deliveries:
             take, index, kind, payload = self._deliveries.popleft()
-            take(index, kind, payload)
+            try:
+                take(index, kind, payload)
+            except Exception:  # a fault of ours must not keep from others what is theirs
+                log.exception("a %s could not be delivered", kind)

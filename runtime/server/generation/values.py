@@ -32,36 +32,46 @@ async def values_of(
     Raises InvalidRequest, Refusal, EngineError, GenerationFailed, and HTTPException for a client
     that is gone.
     """
-    admit_values(service, request, len(programs))
+    admit_values(service, request, sum(map(_num_requests, programs)))
     caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
     with ExitStack() as stack:
-        asked = [stack.enter_context(_Asked(connection, caller, ops)) for ops in programs]
-        found = await while_connected(request.receive, _all_of(asked))
+        asked = [stack.enter_context(_Asked(connection, caller)) for _ in programs]
+        found = await while_connected(request.receive, _all_of(connection, asked, programs))
     for answer in found:
         note_value(request, answer["meta"])
     return found
 
 
-class _Asked:
-    """A program under way; leaving its context cancels what is left of it."""
+def _num_requests(ops: Sequence[ir.Op]) -> int:
+    """That the engine makes of a program: a select scores each of its choices."""
+    last = ops[-1]
+    return max(len(last.choices), len(last.choice_ids)) if isinstance(last, ir.Select) else 1
 
-    def __init__(self, connection: Connection, caller: Caller, ops: Sequence[ir.Op]) -> None:
+
+class _Asked:
+    """A program, under way once it is sent; leaving its context cancels what is left of it."""
+
+    def __init__(self, connection: Connection, caller: Caller) -> None:
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._connection = connection
+        self._caller = caller
+        self._program: int | None = None
+        self.is_closed = False
+
+    def send(self, ops: Sequence[ir.Op]) -> None:
+        """On any thread. Raises EngineError and InvalidProgram."""
         create: dict[str, object] = {"seed": 0, "instance": 0, "stream": False}
-        if caller.tenant is not None:
-            create["tenant"] = caller.tenant
-        if caller.namespace:
-            create["namespace"] = caller.namespace
-        self._program = connection.open_program(self, create)
-        try:
-            for op in ops:
-                connection.send_op(self._program, op)
-            connection.flush(self._program, end=True, is_awaited=True)
-        except BaseException:
-            connection.close_program(self._program)
-            raise
+        if self._caller.tenant is not None:
+            create["tenant"] = self._caller.tenant
+        if self._caller.namespace:
+            create["namespace"] = self._caller.namespace
+        self._program = self._connection.open_program(self, create)
+        for op in ops:
+            self._connection.send_op(self._program, op)
+        self._connection.flush(self._program, end=True, is_awaited=True)
+        if self.is_closed:  # while another thread was sending
+            self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +82,12 @@ class _Asked:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._connection.close_program(self._program)
+        self.is_closed = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._program is not None:
+            self._connection.close_program(self._program)
 
     # --- on the connection's I/O thread -----------------------------------------------------------
 
@@ -98,5 +113,16 @@ class _Asked:
             self.answer.set_exception(GenerationFailed(payload["message"], payload["kind"]))
 
 
-async def _all_of(asked: Sequence[_Asked]) -> list[dict[str, Any]]:
+async def _all_of(
+    connection: Connection, asked: Sequence[_Asked], programs: Sequence[Sequence[ir.Op]]
+) -> list[dict[str, Any]]:
+    def send() -> None:
+        for each, ops in zip(asked, programs, strict=True):
+            if not each.is_closed:
+                each.send(ops)
+
+    if connection.has_credit:
+        send()
+    else:  # the engine is behind with what was sent: others must not wait for it
+        await asyncio.to_thread(send)
     return await asyncio.gather(*(each.answer for each in asked))

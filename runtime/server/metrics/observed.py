@@ -10,10 +10,10 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..caller import CALLER, Caller
+from ..generation.disconnect import CLIENT_CLOSED_REQUEST
 from ..generation.pieces import Outcome
 from .http_metrics import OTHER_ROUTE, HttpMetrics
 
-CLIENT_CLOSED = 499  # nginx's status for a client that went away
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "other"  # a client may call it anything: each name would be a series of its own
 
@@ -61,7 +61,7 @@ class Observed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status, is_complete = CLIENT_CLOSED, False
+        status, is_complete = CLIENT_CLOSED_REQUEST, False
 
         async def send_noting(message: Message) -> None:
             nonlocal status, is_complete

@@ -39,7 +39,7 @@ def router(service: Service) -> APIRouter:
         if len(feed) >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} clients are watching already")
         caller = caller_of(request)
-        stream = _stream(feed, "" if caller.is_admin else caller.namespace, events)
+        stream = _stream(feed, None if caller.is_admin else caller.namespace, events)
         return FeedResponse(stream, service.settings.stream_stall_s)
 
     return routes

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .matching import FAILED, NEEDS_MORE, Undecided, ValueScanner
+from .matching import FAILED, NEEDS_MORE, Undecided, ValueScanner, overlap
 from .tool_format import Head, ToolFormat
 
 
@@ -96,7 +96,7 @@ class CallReader:
 
     def _num_undecided(self) -> int:
         """Characters at the end that may be the beginning of a trigger."""
-        return max((_overlap(self._held, trigger) for trigger in self._format.triggers), default=0)
+        return max((overlap(self._held, trigger) for trigger in self._format.triggers), default=0)
 
     def _read_head(self, is_last: bool) -> bool:
         return self._read_head_at(self._trigger_chars, is_last)
@@ -174,9 +174,3 @@ class ContentReader:
 
     def finish(self) -> Sequence[Event]:
         return ()
-
-
-def _overlap(text: str, trigger: str) -> int:
-    """Length of the longest end of `text` with which `trigger` begins, but for all of it."""
-    sizes = range(min(len(trigger) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if trigger.startswith(text[-size:])), 0)

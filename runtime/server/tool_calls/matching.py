@@ -59,6 +59,12 @@ def match_name(text: str, at: int, *, end: str) -> tuple[str, int] | Undecided:
     return NEEDS_MORE if end.startswith(text[found.end() :]) else FAILED
 
 
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of `text` with which `mark` begins, but for all of it."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if mark.startswith(text[-size:])), 0)
+
+
 def _match_part(text: str, at: int, part: Part) -> int | Undecided:
     if at == len(text):
         return NEEDS_MORE

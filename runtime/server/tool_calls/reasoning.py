@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from .matching import overlap
+
 ReasoningParser = Literal["auto", "think", "mistral", "none"]
 REASONING_PARSERS: tuple[str, ...] = get_args(ReasoningParser)
 
@@ -108,7 +110,7 @@ class ReasoningSplitter:
         if found:
             self._part, self._has_said, self._held = "content", False, behind
             return text.rstrip()
-        said = text[: len(text) - _overlap(text, self._tags.end)].rstrip()
+        said = text[: len(text) - overlap(text, self._tags.end)].rstrip()
         self._held = text[len(said) :]
         self._has_said = self._has_said or bool(said)
         return said
@@ -118,9 +120,3 @@ class ReasoningSplitter:
         text = text if self._has_said else text.lstrip()
         self._has_said = self._has_said or bool(text)
         return text
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` with which `tag` begins, but for all of it."""
-    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if tag.startswith(text[-size:])), 0)
