@@ -32,7 +32,7 @@ async def values_of(
     Raises InvalidRequest, Refusal, EngineError, GenerationFailed, and HTTPException for a client
     that is gone.
     """
-    admit_values(service, request, len(programs))
+    admit_values(service, request, sum(map(_num_requests, programs)))
     caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
     with ExitStack() as stack:
         asked = [stack.enter_context(_Asked(connection, caller)) for _ in programs]
@@ -40,6 +40,12 @@ async def values_of(
     for answer in found:
         note_value(request, answer["meta"])
     return found
+
+
+def _num_requests(ops: Sequence[ir.Op]) -> int:
+    """That the engine makes of a program: a select scores each of its choices."""
+    last = ops[-1]
+    return max(len(last.choices), len(last.choice_ids)) if isinstance(last, ir.Select) else 1
 
 
 class _Asked:

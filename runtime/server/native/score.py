@@ -21,7 +21,7 @@ from ..openai.chat_messages import ChatMessage
 from ..service import Service
 from .prompts import PromptFields
 
-MAX_SCORES = 65_536  # prompts times choices
+MAX_SCORES = 4096  # prompts times choices, each a request of the engine's (guess)
 
 
 def router(service: Service) -> APIRouter:
