@@ -70,10 +70,12 @@ class ModelText:
         with self._template_lock:  # what a template keeps is one thread's
             return _chat_ids(transcript, messages, opens_turn)
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids."""
+    def decode(
+        self, ids: Sequence[int], *, skip_special: bool = True, field: str = "tokens"
+    ) -> str:
+        """Text of ids; `field`: what a client calls them."""
         tokenizer, _ = self._load()
-        self._require_ids(ids)
+        self._require_ids(ids, field)
         return tokenizer.decode(ids, skip_special=skip_special)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
@@ -82,13 +84,13 @@ class ModelText:
         self._require_ids(ids)
         return [tokenizer.token_text(token_id) for token_id in ids]
 
-    def _require_ids(self, ids: Sequence[int]) -> None:
+    def _require_ids(self, ids: Sequence[int], field: str = "tokens") -> None:
         if len(ids) > MAX_TOKEN_IDS:
-            raise InvalidRequest.of("tokens", f"{len(ids)} ids", f"at most {MAX_TOKEN_IDS}")
+            raise InvalidRequest.of(field, f"{len(ids)} ids", f"at most {MAX_TOKEN_IDS}")
         vocab_size = self._info()["vocab_size"]
         wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
-            raise InvalidRequest.of("tokens", wrong, f"ids in [0, {vocab_size - 1}]")
+            raise InvalidRequest.of(field, wrong, f"ids in [0, {vocab_size - 1}]")
 
     def _load(self) -> tuple[Tokenizer, ChatTemplate]:
         from ..chat_template import ChatTemplate

@@ -615,6 +615,7 @@ def test_the_document_tells_of_errors_and_keys(http: httpx.Client, isolated: str
     [
         ("/v1/completions", {"prompt": [10**30], "echo": True}, "prompt"),
         ("/v1/completions", {"prompt": [-1], "echo": True}, "prompt"),
+        ("/v1/completions", {"prompt": [72] * 700_000, "echo": True}, "prompt"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 30: 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [10**30]}, "stop_token_ids"),
         ("/v1/completions", {"prompt": [[1], ["a"]]}, "prompt.1.0"),

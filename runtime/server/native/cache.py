@@ -35,7 +35,7 @@ def router(service: Service) -> APIRouter:
         """The radix tree, of a large one the part used last, and how full the pool is."""
         bounds = {"max_nodes": max_nodes, "max_token_ids": max_token_ids}
         answer: dict[str, Any] = await ask("tree", **bounds, has_text=False)
-        await asyncio.to_thread(_add_texts, service.text, answer["nodes"])
+        await service.text.in_thread(lambda: _add_texts(service.text, answer["nodes"]))
         return answer
 
     @routes.get("/server_info")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -67,21 +66,14 @@ def router(service: Service) -> APIRouter:
 
 
 async def _echoes(service: Service, body: CompletionRequest) -> list[str]:
-    """The text of each prompt. Raises InvalidRequest and EngineError."""
-    vocab_size = service.info["vocab_size"]
-
-    def text_of(prompt: str | list[int]) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        wrong = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequest.of("prompt", wrong, f"ids in [0, {vocab_size - 1}]")
-        return str(service.engine.connection.call("detokenize", ids=prompt))
-
-    prompts = body.prompts()
-    if all(isinstance(prompt, str) for prompt in prompts):
-        return [str(prompt) for prompt in prompts]
-    return [await asyncio.to_thread(text_of, prompt) for prompt in prompts]
+    """The text of each prompt. Raises InvalidRequest and ModelLoadError."""
+    prompts, decode = body.prompts(), service.text.decode
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) == len(prompts):
+        return texts
+    return await service.text.in_thread(
+        lambda: [p if isinstance(p, str) else decode(p, field="prompt") for p in prompts]
+    )
 
 
 class CompletionRequest(SamplingFields):
