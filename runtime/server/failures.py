@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ...errors import EngineError, InvalidRequest
+from ...errors import EngineError, InvalidRequest, ModelLoadError
 from .anthropic import errors as anthropic
 from .generation.pieces import GRAMMAR_KINDS, GenerationFailed
 
@@ -72,8 +72,9 @@ class Failure:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the answer says."""
-        return error_body(self.message, self.kind, self.field, self.code)
+        """OpenAI's error object."""
+        error = {"message": self.message, "type": self.kind, "param": self.field, "code": self.code}
+        return {"error": error}
 
     def response(self, path: str = "") -> JSONResponse:
         """The whole answer, in the words of the API that `path` belongs to."""
@@ -106,32 +107,17 @@ class Refusal(HTTPException):
 
 def add_error_handlers(app: FastAPI) -> None:
     """Every error that a route raises on purpose becomes an answer; others are the gate's."""
-    foreseen = (RequestValidationError, InvalidRequest, EngineError, GenerationFailed)
+    foreseen = (
+        RequestValidationError, InvalidRequest, EngineError, ModelLoadError, GenerationFailed
+    )  # fmt: skip
     for kind in (*foreseen, HTTPException):
         app.exception_handler(kind)(_on_error)
 
 
-def error_body(
-    message: str, kind: str, field: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
-
-
-def error_response(
-    status: int, message: str, kind: str, field: str | None = None, code: str | None = None
-) -> JSONResponse:
-    """An error as the whole answer."""
-    return Failure(status, message, kind, field, code).response()
-
-
-def failed_response(error: GenerationFailed) -> JSONResponse:
-    """400 where the request is at fault, 503 where the engine is gone or too slow, else 500."""
-    return failure_of(error).response()
-
-
 def failure_of(error: Exception) -> Failure:
-    """How a client is told of `error`; what nobody has foreseen is a 500 that says nothing."""
+    """How a client is told of `error`: 400 where its request is at fault, 503 where the engine, or
+    what a request needs beside it, is not there; what nobody has foreseen is a 500 that says
+    nothing."""
     match error:
         case RequestValidationError():
             return _of_validation(error)
@@ -151,6 +137,8 @@ def failure_of(error: Exception) -> Failure:
         case EngineError():
             status, kind, code = _BY_KIND["EngineError"]
             return Failure(status, str(error), kind, code=code)
+        case ModelLoadError():
+            return Failure(503, str(error), SERVER)
     return Failure(500, "an internal error; the server's log names this request", SERVER)
 
 

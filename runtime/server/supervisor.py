@@ -175,6 +175,9 @@ class EngineSupervisor:
             return process.death() or reason
         except EngineError as error:
             return str(error)
+        except Exception as error:  # no threads, sockets or files left: the next one may have some
+            log.exception("the engine could not be looked after")
+            return f"{type(error).__name__}: {error}"
         finally:
             if self._state in (EngineState.READY, EngineState.RESTARTING):
                 process.kill()  # it stands still, or has left processes of its own behind

@@ -198,6 +198,23 @@ def test_a_narrow_page_has_all_in_reach_and_nothing_beyond_its_edge(
         page.wait_for_selector(".chat:not(.with-sidebar)")
 
 
+def test_who_is_quicker_than_the_views_gets_the_last_one_asked_for(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page().page
+    Chat(page)
+    held: list[Any] = []
+    page.route("**/watch.css", lambda route: held.append(route))  # the other view waits for it
+    page.evaluate("location.hash = '#/watch'")
+    wait_until(lambda: page.evaluate("0") or held)
+    page.evaluate("location.hash = '#/chat'")
+    page.wait_for_timeout(100)
+    held[0].continue_()
+    page.wait_for_selector("#view > .chat")
+    page.wait_for_timeout(300)
+    assert page.locator("#view > *").count() == page.locator("#view > .chat").count() == 1
+
+
 def test_the_theme_is_the_systems_until_another_is_asked_for(
     open_page: Callable[..., Any],
 ) -> None:

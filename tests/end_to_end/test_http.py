@@ -12,8 +12,13 @@ import openai
 import pytest
 
 import stemma as st
-from stemma.runtime.server.failures import failed_response
+from stemma.errors import ModelLoadError
+from stemma.frontend.ir import GenParams
+from stemma.runtime.server.failures import failure_of
 from stemma.runtime.server.generation.pieces import GenerationFailed
+from stemma.runtime.server.generation.server_sent_events import DONE
+from stemma.runtime.server.generation.task import Task
+from stemma.runtime.server.native.generate_reply import GenerateReply, LogprobForm
 
 MODEL = "stemma-tiny"
 RECALL = [
@@ -253,7 +258,23 @@ def test_a_body_that_is_no_request_is_a_400(served: Any, body: bytes) -> None:
     ("kind", "status"), [("EngineError", 503), ("InvalidGrammar", 400), ("KeyError", 500)]
 )
 def test_what_may_be_tried_again_is_told_apart_by_its_status(kind: str, status: int) -> None:
-    assert failed_response(GenerationFailed("busy", kind)).status_code == status
+    assert failure_of(GenerationFailed("busy", kind)).status == status
+
+
+def test_a_model_that_is_not_on_this_host_is_a_503_in_each_api() -> None:
+    failure = failure_of(ModelLoadError("/models/x: not on this host"))
+    assert failure.status == 503 and "not on this host" in failure.body["error"]["message"]
+    assert json.loads(failure.response("/v1/messages/count_tokens").body)["type"] == "error"
+
+
+def test_a_stream_of_generate_says_whose_fault_its_end_is() -> None:
+    reply = GenerateReply(
+        "gen-1", Task(["x"], GenParams()), LogprobForm(False, False),
+        is_batch=False, is_incremental=False,
+    )  # fmt: skip
+    first, last = reply.failed(GenerationFailed("late", "DeadlineExceeded")).split(b"\n\n", 1)
+    error = json.loads(first.removeprefix(b"data: "))["error"]
+    assert (error["code"], last) == ("deadline_exceeded", DONE)
 
 
 def test_another_model_and_another_path_are_404(client: openai.OpenAI, served: Any) -> None:

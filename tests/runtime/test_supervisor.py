@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import zmq
 
 from stemma.errors import EngineError
 from stemma.runtime.server import supervisor as module
@@ -134,6 +135,26 @@ def test_an_engine_whose_connection_ends_is_killed_and_another_one_follows(stage
     stage.start().abandon(EngineError("it has been silent"))
     stage.wait(lambda: len(stage.engines) == 2 and stage.is_ready())
     assert stage.engines[0].death() is not None
+
+
+def test_an_engine_that_cannot_be_reached_for_want_of_sockets_is_not_the_last(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.start()
+    num_refused = 0
+
+    class Refusing(PlayedConnection):
+        def __init__(self, process: PlayedProcess, **options: Any) -> None:
+            nonlocal num_refused
+            num_refused += 1
+            if num_refused == 1:
+                raise zmq.ZMQError(zmq.EMFILE)
+            super().__init__(process, **options)
+
+    monkeypatch.setattr(module, "Connection", Refusing)
+    stage.engines[0].die()
+    stage.wait(lambda: len(stage.engines) == 3 and stage.is_ready())
+    assert num_refused == 2
 
 
 def test_deaths_in_a_row_make_it_wait_longer_and_never_give_up() -> None:

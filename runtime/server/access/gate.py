@@ -172,8 +172,8 @@ class _Body:
             async with asyncio.timeout_at(self._due_s):
                 message = await self._receive()
         except TimeoutError:
-            message = f"the body has not come within {BODY_TIMEOUT_S:g} s"
-            raise Refusal(408, message, headers={"connection": "close"}) from None
+            reason = f"the body has not come within {BODY_TIMEOUT_S:g} s"
+            raise Refusal(408, reason, headers={"connection": "close"}) from None
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))
             if self._num_bytes > self._max_bytes:

@@ -10,6 +10,7 @@ import orjson
 
 from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome, Piece
+from ..generation.server_sent_events import event
 from ..openai.message_reader import Delta, MessageReader
 from .errors import error_body
 
@@ -45,14 +46,14 @@ class MessagesReply:
         deltas, reason = self._reader.finish(outcome)
         said += b"".join([self._blocks.say(delta) for delta in deltas]) + self._blocks.close()
         last = {"type": "message_delta", "delta": self._ending(outcome, reason)}
-        return said + event({**last, "usage": self._usage(outcome)})
+        return said + _event({**last, "usage": self._usage(outcome)})
 
     def close(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> bytes:
         extra = {} if hints is None else {"kv_hints": hints}
-        return event({"type": "message_stop", **extra})
+        return _event({"type": "message_stop", **extra})
 
     def failed(self, error: GenerationFailed) -> bytes:
-        return event(error_body(failure_of(error).status, str(error)))
+        return _event(error_body(failure_of(error).status, str(error)))
 
     def _begin(self, prompt_tokens: int | None, cached_tokens: int) -> bytes:
         """`message_start`, once. Where the prompt's length is not known yet, the end tells it."""
@@ -61,7 +62,7 @@ class MessagesReply:
         self._has_begun = True
         used = _usage(prompt_tokens or 0, cached_tokens, 0)
         message = self._message([], used) | {"stop_reason": None, "stop_sequence": None}
-        return event({"type": "message_start", "message": message})
+        return _event({"type": "message_start", "message": message})
 
     def _message(self, blocks: list[dict[str, Any]], used: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -118,7 +119,7 @@ class _OpenBlocks:
         if self._open is None:
             return b""
         self._open = None
-        return event({"type": "content_block_stop", "index": self._index})
+        return _event({"type": "content_block_stop", "index": self._index})
 
     def _ensure(self, kind: str, block: dict[str, Any]) -> bytes:
         if self._open == kind:
@@ -127,16 +128,15 @@ class _OpenBlocks:
         self._open = kind
         self._index += 1
         start = {"type": "content_block_start", "index": self._index}
-        return said + event({**start, "content_block": {"type": kind, **block}})
+        return said + _event({**start, "content_block": {"type": kind, **block}})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return event({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
 
-def event(payload: dict[str, Any]) -> bytes:
-    """A server-sent event, named by its type."""
-    kind: str = payload["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+def _event(payload: dict[str, Any]) -> bytes:
+    """Named by its type."""
+    return event(payload, payload["type"])
 
 
 def _blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:

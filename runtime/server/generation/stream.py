@@ -20,9 +20,9 @@ from ..connections import hang_up, transport_of
 from ..settings import ServerSettings
 from .generation import Generation
 from .pieces import Outcome
+from .server_sent_events import PING
 from .task import Reply
 
-PING = b": ping\n\n"  # a comment, which every reader of server-sent events skips
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",

@@ -24,6 +24,7 @@ MAX_MESSAGES = 1024  # of a chat: marks are laid for each within the engine's lo
 UNBOUNDED = 2**31 - 1  # a max_tokens that nobody asked for: the engine cuts it to what fits
 
 Prompt = str | Sequence[int] | Sequence[Message]
+MAX_PROMPTS = 2048  # of a request: as many as OpenAI embeds at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..failures import error_body
+from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome, Piece
+from ..generation.server_sent_events import DONE, event
 from ..generation.task import Task
-from ..openai.reply import event
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class GenerateReply:
 
     def close(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> bytes:
         last = b"" if hints is None else event({"kv_hints": hints})
-        return last + b"data: [DONE]\n\n"
+        return last + DONE
 
     def failed(self, error: GenerationFailed) -> bytes:
-        return event(error_body(str(error), "server_error")) + b"data: [DONE]\n\n"
+        return event(failure_of(error).body) + DONE
 
     def _sample(self, index: int) -> _Sample:
         return self._samples.setdefault(index, _Sample())

@@ -6,9 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ..access.items import Items
-from ..generation.task import Prompt
-
-MAX_PROMPTS = 2048
+from ..generation.task import MAX_PROMPTS, Prompt
 
 
 class PromptFields(BaseModel):

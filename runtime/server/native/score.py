@@ -15,11 +15,11 @@ from ....frontend import ir
 from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
-from ..generation.task import Prompt
+from ..generation.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
 from ..generation.values import values_of
 from ..openai.chat_messages import ChatMessage
 from ..service import Service
-from .prompts import MAX_PROMPTS, PromptFields
+from .prompts import PromptFields
 
 MAX_SCORES = 4096  # prompts times choices, each a request of the engine's (guess)
 
@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
 class ScoreRequest(PromptFields):
     """Body of /score: `text`, `input_ids` or `messages`, and `choices` as texts or token ids."""
 
-    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     choices: Items[str] | Items[Items[int]] = Field(min_length=1, max_length=ir.MAX_CHOICES)
     method: Literal[
         "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"

@@ -3,21 +3,19 @@ vLLM's names are both known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from ....errors import InvalidRequest, ModelLoadError
+from ....errors import InvalidRequest
 from ..access.items import Items
 from ..access.json_route import json_routes
-from ..failures import error_response
+from ..generation.task import MAX_PROMPTS
 from ..model_text import ModelText
 from ..openai.chat_messages import ChatMessage
 from ..service import Service
-
-MAX_TEXTS = 2048  # of one request
 
 
 def router(service: Service) -> APIRouter:
@@ -30,14 +28,14 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Any:
         """Ids of a text, of several, or of a chat."""
         service.require_model(body.model)
-        return await _answer(texts, lambda: body.answer(texts, service.info["max_model_len"]))
+        return await texts.in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of ids, or the texts of several lists of them."""
         service.require_model(body.model)
-        return await _answer(texts, lambda: body.answer(texts))
+        return await texts.in_thread(lambda: body.answer(texts))
 
     return routes
 
@@ -114,12 +112,5 @@ class DetokenizeRequest(BaseModel):
 
 
 def _require_count(field: str, items: Sequence[object]) -> None:
-    if not 1 <= len(items) <= MAX_TEXTS:
-        raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_TEXTS}")
-
-
-async def _answer(texts: ModelText, work: Callable[[], dict[str, Any]]) -> Any:
-    try:
-        return await texts.in_thread(work)
-    except ModelLoadError as error:
-        return error_response(503, str(error), "server_error")
+    if not 1 <= len(items) <= MAX_PROMPTS:
+        raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_PROMPTS}")

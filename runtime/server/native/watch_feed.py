@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
-
 from ....errors import EngineError
+from ..generation.server_sent_events import event
 from ..service import EngineLink
 from .watch_picture import Picture
 
@@ -36,29 +35,29 @@ class Watcher:
         """The next event, encoded."""
         await self._is_news.wait()
         self._is_news.clear()
-        event, self._waiting = self._waiting, None
-        if event is None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
             self._is_behind = False
-            event = encoded("state", self._seen(self._picture.whole()))
-        return event
+            waiting = event(self._seen(self._picture.whole()), "state")
+        return waiting
 
     def put_state(self, change: dict[str, Any]) -> None:
         """The picture has changed."""
         if self._waiting is not None or change["is_whole"]:
             self._is_behind = True
-        self._waiting = None if self._is_behind else encoded("state", self._seen(change))
+        self._waiting = None if self._is_behind else event(self._seen(change), "state")
         self._is_news.set()
 
     def put_outage(self, reason: str) -> None:
         """The engine cannot be asked."""
         self._is_behind = True
-        self._waiting = encoded("engine", {"state": "down", "reason": reason})
+        self._waiting = event({"state": "down", "reason": reason}, "engine")
         self._is_news.set()
 
-    def _seen(self, event: dict[str, Any]) -> dict[str, Any]:
+    def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
         if self._namespace is None:
-            return event
-        return self._picture.seen_from(event, self._namespace)
+            return told
+        return self._picture.seen_from(told, self._namespace)
 
 
 class WatchFeed:
@@ -104,8 +103,3 @@ class WatchFeed:
         questions = self._picture.questions()
         answer = self._engine.connection.call("watch", CALL_TIMEOUT_S, **questions)
         return {**answer, "model": self._engine.connection.info["model"]}
-
-
-def encoded(event: str, data: dict[str, Any]) -> bytes:
-    """As a server-sent event."""
-    return b"event: %s\ndata: %s\n\n" % (event.encode(), orjson.dumps(data))

@@ -19,21 +19,19 @@ from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
-from ..generation.task import Task
+from ..generation.server_sent_events import event
+from ..generation.task import MAX_PROMPTS, Task
 from ..service import Service
 from .reply import (
     TEXT,
     CompletionReply,
     Sample,
     Wanted,
-    event,
     extras_of,
     fingerprint_of,
     prompt_logprobs_of,
 )
 from .sampling_fields import MAX_LOGPROBS, SamplingFields
-
-MAX_PROMPTS = 2048  # of a request (guess: as many as OpenAI embeds at once)
 
 
 def router(service: Service) -> APIRouter:

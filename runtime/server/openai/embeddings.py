@@ -21,10 +21,9 @@ from ....frontend import ir
 from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
+from ..generation.task import MAX_PROMPTS
 from ..generation.values import values_of
 from ..service import Service
-
-MAX_INPUTS = 2048  # as OpenAI's
 
 
 def router(service: Service) -> APIRouter:
@@ -73,8 +72,8 @@ class EmbeddingRequest(BaseModel):
         given = self.input
         if isinstance(given, str) or (given and isinstance(given[0], int)):
             given = [given]  # type: ignore[assignment]
-        if not 1 <= len(given) <= MAX_INPUTS or not all(given):
-            allowed = f"1 to {MAX_INPUTS} inputs, none of them empty"
+        if not 1 <= len(given) <= MAX_PROMPTS or not all(given):
+            allowed = f"1 to {MAX_PROMPTS} inputs, none of them empty"
             raise InvalidRequest.of("input", f"{len(given)} inputs", allowed)
         return given  # type: ignore[return-value]
 

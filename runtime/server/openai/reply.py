@@ -16,6 +16,7 @@ import orjson
 
 from ..failures import failure_of
 from ..generation.pieces import GenerationFailed, Outcome, Piece
+from ..generation.server_sent_events import DONE, event
 
 _TIMES = ("queue_s", "prefill_s", "decode_s", "latency_s")
 
@@ -132,7 +133,7 @@ class CompletionReply:
         last = b"" if hints is None else event({**head, **self._chunk_usage, "kv_hints": hints})
         if self.wanted.includes_usage:
             last += event({**head, "usage": self._usage(outcomes)})
-        return last + b"data: [DONE]\n\n"
+        return last + DONE
 
     def failed(self, error: GenerationFailed) -> bytes:
         return event(failure_of(error).body)
@@ -197,11 +198,6 @@ class CompletionReply:
 
 
 TEXT = "\0text\0"  # stands for the text in a chunk that is encoded beforehand
-
-
-def event(payload: object) -> bytes:
-    """A server-sent event."""
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
 def extras_of(outcome: Outcome) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import itertools
 import secrets
 from typing import Any
 
-import orjson
-
+from ..generation.server_sent_events import event
 from ..openai.message_reader import Delta
 
 
@@ -20,7 +19,7 @@ class Events:
     def say(self, kind: str, **payload: Any) -> bytes:
         """One event."""
         body = {"type": kind, "sequence_number": next(self._numbers), **payload}
-        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+        return event(body, kind)
 
 
 class OutputItems:

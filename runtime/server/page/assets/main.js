@@ -17,8 +17,14 @@ const SHORTCUTS = [
 
 const root = document.getElementById("view");
 let shown = { name: null, unmount: () => {} };
+let routing = Promise.resolve();
 
-async function route() {
+/** Shows what the address names, once the view asked for before is there: its end would be missed. */
+function route() {
+  routing = routing.then(show, show);
+}
+
+async function show() {
   const name = location.hash.slice(2).split("/")[0] || "chat";
   const view = VIEWS[name] ?? VIEWS.chat;
   const key = VIEWS[name] ? name : "chat";
@@ -33,7 +39,6 @@ async function route() {
   put(root);
   try {
     const module = await view.load();
-    if (shown.name !== key) return;
     shown.unmount = (await module.mount(root, { api, theme, engine })) ?? (() => {});
   } catch (error) {
     console.warn(error);
