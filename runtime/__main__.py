@@ -9,9 +9,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import zmq
+
 from ..errors import StemmaError
 from .config import add_engine_flags, engine_config
-from .gateway.listener import add_client_flags, server_keys
+from .gateway.listener import LINGER_MS, add_client_flags, server_keys
 from .threads import configure_threads, default_num_threads
 
 
@@ -61,6 +63,7 @@ def _serve(args: argparse.Namespace) -> None:
     gc.collect()
     gc.freeze()  # the model and the modules never become garbage; keep collections short
     gateway.run()
+    zmq.Context.instance().destroy(LINGER_MS)  # waits for what is on its way, the farewell at last
 
 
 if __name__ == "__main__":

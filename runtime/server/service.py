@@ -37,7 +37,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
-        self.running = Running(self.settings, self.metrics)
+        self.running = Running(self.settings, self._note_cut)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -64,3 +64,6 @@ class Service:
         if name and name not in ("default", self.model):
             message = f"model {name[:256]!r} does not exist; this is {self.model!r}"
             raise Refusal(404, message, kind=INVALID, code="model_not_found", field="model")
+
+    def _note_cut(self, reason: str) -> None:
+        self.metrics.cut_streams.labels(reason).inc()

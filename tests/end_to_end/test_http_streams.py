@@ -23,7 +23,7 @@ from raw_http import WAYS_TO_GO, RawClient, events_of
 import stemma as st
 from stemma.runtime.server.app import create_app
 from stemma.runtime.server.connections import HttpProtocol
-from stemma.runtime.server.generation.stream import PING
+from stemma.runtime.server.generation.server_sent_events import PING
 from stemma.runtime.server.service import Service
 from stemma.runtime.server.settings import ServerSettings
 
@@ -227,8 +227,8 @@ def test_a_reader_that_does_not_read_is_cut_off(
         client = RawClient(server.url, receive_bytes=4096)
         client.post("/v1/completions", {**STREAMED, "n": 16})
         running = server.service.running
-        cut = f'{CUT_STREAMS}{{reason="{reason}"}} 1.0'
-        wait_for(lambda: cut in server.metrics, within_s=30)
+        counted = f'{CUT_STREAMS}{{reason="{reason}"}} 1.0'
+        wait_for(lambda: counted in server.metrics, within_s=30)
         assert_nothing_is_left(embedded, within_s=2.0)
         wait_for(lambda: (running.num_requests, running.num_streams) == (0, 0))
         with pytest.raises(ConnectionError):  # the connection is gone, not just silent

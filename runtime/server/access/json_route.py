@@ -1,8 +1,8 @@
 """Routes whose bodies are JSON: read strictly, and looked through for fields that nobody reads.
 
 JSON (RFC 8259) has no NaN and no Infinity, text in UTF-8, and names that are unique in an object;
-Python's reader takes more than that, and escapes that stand for no character (section 8.2), which
-nothing behind could send on. All that is refused with 400 before any model sees it.
+half of a surrogate pair is no text. Python's reader takes more than that. What is none is refused
+with 400 before any model sees it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ WARNINGS = "x-stemma-warnings"
 MAX_NESTING = 512  # of lists and objects; half of what the reader itself can do
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
 MAX_PATH_CHARS = 200  # of a field that is named
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # a pair is read as one character
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
 
 
 def json_routes() -> APIRouter:
@@ -101,32 +100,9 @@ def parse_json(body: bytes) -> Any:
         raise _no_json(str(error)) from None
     if _is_deep(text, value):
         raise _no_json(f"more than {MAX_NESTING} levels deep")
-    if _ESCAPED_SURROGATE.search(text):
-        _require_characters(value)
+    if _SURROGATE.search(text):
+        _require_text(value)
     return value
-
-
-def _require_characters(value: Any) -> None:
-    """Raises Refusal that names the first text with a surrogate that is not one of a pair."""
-    for path, text in _texts_in(value):
-        if _SURROGATE.search(text):
-            field = path[1 : 1 + MAX_PATH_CHARS]
-            where = f"{field}: " if field else ""
-            message = f"{where}a lone surrogate (\\ud800 to \\udfff) is no character"
-            raise Refusal(400, message, code="invalid_json", field=field or None)
-
-
-def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """All texts, and names before what they name, each with the path to where it stands."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts_in(item, f"{path}.{index}")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield path, name
-            yield from _texts_in(item, f"{path}.{name}")
 
 
 def _is_deep(text: str, value: Any) -> bool:
@@ -146,6 +122,33 @@ def _is_deep(text: str, value: Any) -> bool:
             if isinstance(item, list | dict)
         ]
     return False
+
+
+def _require_text(value: Any) -> None:
+    """Nothing that is made of half a surrogate pair could be sent on, or answered. Raises Refusal
+    that names the field."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        field = next(path for path, text in _texts_in(value) if half in text)[
+            1 : 1 + MAX_PATH_CHARS
+        ]
+        message = f"{half!r} is half of a surrogate pair, and no text"
+        raise _no_json(message, field) from None
+
+
+def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """All texts, and names before what they name, each with the path to where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts_in(item, f"{path}.{index}")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield path, name
+            yield from _texts_in(item, f"{path}.{name}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -174,8 +177,9 @@ def _constant(name: str) -> Any:
     raise _no_json(f"{name} is no number of JSON's")
 
 
-def _no_json(reason: str) -> Refusal:
-    return Refusal(400, f"the body is no valid JSON: {reason}", code="invalid_json")
+def _no_json(reason: str, field: str = "") -> Refusal:
+    message = f"the body is no valid JSON: {field}{': ' if field else ''}{reason}"
+    return Refusal(400, message, code="invalid_json", field=field or None)
 
 
 _DECODER = json.JSONDecoder(

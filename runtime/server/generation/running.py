@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..caller import Caller
-from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
 from .generation import Generation
 from .mailbox import Mailbox
@@ -28,9 +27,10 @@ MAX_SWEEP_S = 1.0
 class Running:
     """The registry of one application's generations and streams."""
 
-    def __init__(self, settings: ServerSettings, metrics: HttpMetrics) -> None:
+    def __init__(self, settings: ServerSettings, on_cut: Callable[[str], None]) -> None:
+        """`on_cut`: told of each stream that was cut off, with the reason's name."""
         self._settings = settings
-        self._metrics = metrics
+        self._on_cut = on_cut
         shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
         self._sweep_s = min(MAX_SWEEP_S, shortest_s / SWEEPS_A_LIMIT)
         self._mailbox: Mailbox | None = None
@@ -102,7 +102,7 @@ class Running:
         for stream in list(self._streams):
             reason = stream.check(now, self._settings)
             if reason is not None:
-                self._metrics.cut_streams.labels(reason.name.lower()).inc()
+                self._on_cut(reason.name.lower())
                 log.warning("cut off stream %s: %s", stream.reply_id, reason.value)
                 stream.cut()
 
