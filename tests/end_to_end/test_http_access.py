@@ -633,6 +633,13 @@ def test_a_wrong_value_is_named_wherever_it_is(
     assert error["param"] == param
 
 
+def test_more_values_than_ever_fit_are_no_matter_of_trying_again(embedded: st.Engine) -> None:
+    with http_client(embedded, max_queued_requests=0) as http:
+        error = error_of(http.post("/v1/embeddings", json={"input": ["x"] * 2048}), 400)
+        assert "at most" in error["message"]
+        assert http.post("/v1/embeddings", json={"input": "x"}).status_code == 200
+
+
 def test_a_part_that_is_no_text_is_refused_by_its_type(http: httpx.Client) -> None:
     content = [{"type": "image", "source": {"type": "url", "url": "http://example.com"}}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}

@@ -53,8 +53,12 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
 
 
 def admit_values(service: Service, request: Request, num_values: int) -> None:
-    """Room for values that are not generated, each counted like a sample. Raises Refusal."""
-    ticket_of(request).take(num_values, service.max_running + service.settings.max_queued_requests)
+    """Room for values that are not generated, each counted like a sample. Raises InvalidRequest for
+    more than there ever is room for, else Refusal."""
+    capacity = service.max_running + service.settings.max_queued_requests
+    if num_values > capacity:
+        raise InvalidRequest(f"{num_values} values are asked for; at most {capacity} fit here")
+    ticket_of(request).take(num_values, capacity)
 
 
 def ticket_of(request: Request) -> Ticket:
