@@ -48,6 +48,18 @@ def _num_requests(ops: Sequence[ir.Op]) -> int:
     return max(len(last.choices), len(last.choice_ids)) if isinstance(last, ir.Select) else 1
 
 
+def usage_of_values(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tokens of all of them; of a select each choice is a prompt of its own, of which the first
+    part is cached."""
+    num_tokens = sum(answer["meta"]["prompt_tokens"] for answer in answers)
+    cached = sum(answer["meta"]["cached_tokens"] for answer in answers)
+    return {
+        "prompt_tokens": num_tokens,
+        "total_tokens": num_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
 class _Asked:
     """A program, under way once it is sent; leaving its context cancels what is left of it."""
 

@@ -16,7 +16,7 @@ from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
-from ..generation.values import values_of
+from ..generation.values import usage_of_values, values_of
 from ..openai.chat_messages import ChatMessage
 from ..service import Service
 from .prompts import PromptFields
@@ -45,7 +45,7 @@ def router(service: Service) -> APIRouter:
             "object": "scoring",
             "model": service.model,
             "scores": [body.scores(answer) for answer in answers],
-            "usage": _usage(answers),
+            "usage": usage_of_values(answers),
         }
 
     return routes
@@ -88,7 +88,7 @@ class ScoreRequest(PromptFields):
             "token_logprobs": token_logprobs,
             "best": best,
             "method": self.method,
-            "usage": _usage([answer]),
+            "usage": usage_of_values([answer]),
             "meta_info": {"e2e_latency": meta["latency_s"]},
         }
 
@@ -155,15 +155,3 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
     weights = [math.exp(logprob - largest) for logprob in logprobs]
     total = sum(weights)
     return [weight / total for weight in weights]
-
-
-def _usage(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over all choices: each is a prompt of its own, of which the first part is cached."""
-    num_tokens = sum(answer["meta"]["prompt_tokens"] for answer in answers)
-    cached = sum(answer["meta"]["cached_tokens"] for answer in answers)
-    details = {"cached_tokens": cached}
-    return {
-        "prompt_tokens": num_tokens,
-        "total_tokens": num_tokens,
-        "prompt_tokens_details": details,
-    }

@@ -22,7 +22,7 @@ from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
 from ..generation.task import MAX_PROMPTS
-from ..generation.values import values_of
+from ..generation.values import usage_of_values, values_of
 from ..service import Service
 
 
@@ -89,17 +89,11 @@ class EmbeddingRequest(BaseModel):
 
 
 def _answer(model: str, body: EmbeddingRequest, answers: Sequence[dict[str, Any]]) -> bytes:
-    num_tokens = sum(answer["meta"]["prompt_tokens"] for answer in answers)
-    cached = sum(answer["meta"]["cached_tokens"] for answer in answers)
     data = [
         {"object": "embedding", "index": index, "embedding": _vector(body, answer["value"])}
         for index, answer in enumerate(answers)
     ]
-    usage = {
-        "prompt_tokens": num_tokens,
-        "total_tokens": num_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    usage = usage_of_values(answers)
     return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
 
 

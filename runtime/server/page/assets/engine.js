@@ -31,9 +31,9 @@ export const engine = {
       engine.maxModelLen = models.data[0].max_model_len ?? null;
       tell("ready");
     } catch (error) {
-      if (error.status === 401 || error.status === 403) return tell("down");
       tell("down");
-      timer ??= setTimeout(engine.check, RETRY_MS);
+      const isRefused = error.status === 401 || error.status === 403; // and will be
+      if (!isRefused) timer ??= setTimeout(engine.check, RETRY_MS);
     }
   },
 };
