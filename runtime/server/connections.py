@@ -50,9 +50,11 @@ class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Parse; what has become too large a head is refused."""
+        """Parse; what has become too large a head is refused. Bytes count from the read behind the
+        one in which it began: what else was in that one may be the end of a large body."""
+        had_begun = self._num_head_bytes is not None
         super().data_received(data)
-        if self._num_head_bytes is None or self.transport.is_closing():
+        if not had_begun or self._num_head_bytes is None or self.transport.is_closing():
             return
         self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:

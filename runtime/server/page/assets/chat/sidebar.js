@@ -6,8 +6,8 @@ import { sumOf } from "./tree.js";
 
 /** `actions`: {open(id), create(), rename(conversation, title), remove(conversation), say(text)}. */
 export class Sidebar {
-  constructor(library, actions) {
-    this.library = library;
+  constructor(archive, actions) {
+    this.archive = archive;
     this.actions = actions;
     this.list = h("ul", { class: "conversations" });
     this.file = h("input", { type: "file", accept: ".json,application/json", class: "unseen", tabindex: "-1", "aria-hidden": "true",
@@ -17,14 +17,14 @@ export class Sidebar {
       h("button", { type: "button", class: "new-chat", title: "New conversation (Ctrl K)", on: { click: () => actions.create() } }, icon("plus"), "New conversation"),
       h("nav", { "aria-label": "Conversations" }, this.list),
       h("div", { class: "sidebar-foot" },
-        h("button", { type: "button", class: "quiet", text: "Export", on: { click: () => save("stemma-conversations.json", library.exported()) } }),
+        h("button", { type: "button", class: "quiet", text: "Export", on: { click: () => save("stemma-conversations.json", archive.exported()) } }),
         h("button", { type: "button", class: "quiet", text: "Import", on: { click: () => this.file.click() } }), this.file, this.kept));
   }
 
   show(openId, runningIds) {
-    this.kept.textContent = this.library.store.isKept
+    this.kept.textContent = this.archive.store.isKept
       ? `Kept in this browser only, the last ${MAX_CONVERSATIONS}.` : "This browser keeps nothing: export what you need.";
-    put(this.list, ...this.library.items.map((item) => this.row(item, item.id === openId, runningIds.has(item.id))));
+    put(this.list, ...this.archive.items.map((item) => this.row(item, item.id === openId, runningIds.has(item.id))));
   }
 
   row(conversation, isOpen, isRunning) {
@@ -55,7 +55,7 @@ export class Sidebar {
     this.file.value = "";
     if (!file) return;
     try {
-      const number = await this.library.import(file);
+      const number = await this.archive.import(file);
       this.actions.say(`${number} conversation${number === 1 ? "" : "s"} imported.`);
     } catch (error) {
       this.actions.say(`Not imported: ${error.message}.`);

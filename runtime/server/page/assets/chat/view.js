@@ -3,7 +3,7 @@
 import { h, iconButton, put, useStyle } from "../dom.js";
 import { writeAnswer } from "./answer.js";
 import { Composer } from "./composer.js";
-import { Library } from "./library.js";
+import { Archive } from "./archive.js";
 import { Panel } from "./panel.js";
 import { Sampling } from "./sampling.js";
 import { problemOfSchema } from "./schema_check.js";
@@ -26,19 +26,19 @@ export async function mount(root, { api, engine }) {
 class ChatView {
   static async open(api, engine) {
     let view = null;
-    const library = await Library.open((text) => view?.say(text));
-    view = new ChatView(library, api, engine);
+    const archive = await Archive.open((text) => view?.say(text));
+    view = new ChatView(archive, api, engine);
     return view;
   }
 
-  constructor(library, api, engine) {
-    Object.assign(this, { library, api, engine });
+  constructor(archive, api, engine) {
+    Object.assign(this, { archive, api, engine });
     this.sampling = new Sampling();
     this.running = new Map(); // conversation id -> {controller, node}
     this.conversation = null;
     this.frame = 0;
     this.build();
-    addEventListener("pagehide", () => library.flushAll());
+    addEventListener("pagehide", () => archive.flushAll());
     engine.onChange(() => this.showThread());
   }
 
@@ -53,19 +53,19 @@ class ChatView {
 
   leave() {
     this.listen.abort();
-    this.library.flushAll();
+    this.archive.flushAll();
     this.element.remove();
   }
 
   build() {
-    this.sidebar = new Sidebar(this.library, {
+    this.sidebar = new Sidebar(this.archive, {
       create: () => this.create(), say: (text) => { this.say(text); this.showSidebar(); },
-      rename: (conversation, title) => { Object.assign(conversation, { title, isTitled: true }); this.library.save(conversation); this.showAll(); },
+      rename: (conversation, title) => { Object.assign(conversation, { title, isTitled: true }); this.archive.save(conversation); this.showAll(); },
       remove: (conversation) => this.remove(conversation),
     });
     this.panel = new Panel(this.sampling, {
       pick: (node) => this.pick(node, true), close: () => this.drawer("panel", false),
-      change: (conversation) => this.library.save(conversation), changed: () => this.showComposer(),
+      change: (conversation) => this.archive.save(conversation), changed: () => this.showComposer(),
     });
     this.thread = new Thread({
       edit: (node, text) => this.send(text, node.parent), again: (node) => this.answer(node.parent),
@@ -96,14 +96,14 @@ class ChatView {
   route() {
     const [name, id] = location.hash.slice(2).split("/");
     if (name && name !== "chat") return;
-    const wanted = this.library.get(id) ?? (id ? null : this.conversation) ?? this.fresh();
+    const wanted = this.archive.get(id) ?? (id ? null : this.conversation) ?? this.fresh();
     if (wanted.id !== id) history.replaceState(null, "", `#/chat/${wanted.id}`);
     this.open(wanted);
   }
 
   /** An empty conversation: the one there is, or a new one. */
   fresh() {
-    return this.library.items.find((item) => !Object.keys(item.nodes).length) ?? this.library.create();
+    return this.archive.items.find((item) => !Object.keys(item.nodes).length) ?? this.archive.create();
   }
 
   open(conversation) {
@@ -122,9 +122,9 @@ class ChatView {
 
   remove(conversation) {
     this.running.get(conversation.id)?.controller.abort();
-    this.library.remove(conversation);
+    this.archive.remove(conversation);
     if (conversation !== this.conversation) return this.showSidebar();
-    this.conversation = this.library.items[0] ?? null;
+    this.conversation = this.archive.items[0] ?? null;
     history.replaceState(null, "", "#/chat");
     this.route();
   }
@@ -168,9 +168,9 @@ class ChatView {
     const { conversation } = this;
     const controller = new AbortController();
     this.running.set(conversation.id, { controller, node });
-    this.library.touch(conversation);
+    this.archive.touch(conversation);
     this.live.textContent = "Writing the answer.";
-    const onChange = () => { this.library.save(conversation); this.showSoon(node); };
+    const onChange = () => { this.archive.save(conversation); this.showSoon(node); };
     const written = writeAnswer({ api: this.api, conversation, node, sampling: this.sampling.request, signal: controller.signal, onChange });
     this.showAll();
     if (document.activeElement === document.body) this.thread.focus(node.id); // what had the focus has gone
@@ -178,7 +178,7 @@ class ChatView {
     await written;
     this.running.delete(conversation.id);
     if (node.state === "failed" || this.engine.state !== "ready") this.engine.doubt();
-    this.library.touch(conversation);
+    this.archive.touch(conversation);
     if (conversation === this.conversation) this.announce(node);
     this.showAll();
   }
@@ -195,7 +195,7 @@ class ChatView {
 
   pick(node, isFromTree = false) {
     choose(this.conversation, node.id);
-    this.library.save(this.conversation);
+    this.archive.save(this.conversation);
     this.showAll();
     this.thread.focus(node.id, isFromTree);
     if (isFromTree) this.closeDrawers();
@@ -205,7 +205,7 @@ class ChatView {
     const { schema } = this.conversation;
     schema.on = !schema.on;
     schema.text ||= SCHEMAS.Person;
-    this.library.save(this.conversation);
+    this.archive.save(this.conversation);
     this.panel.conversation = null;
     if (schema.on) this.openPanel("settings");
     this.showAll();

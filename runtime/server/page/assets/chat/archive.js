@@ -6,14 +6,14 @@ import { newConversation, readConversation } from "./tree.js";
 const SAVE_MS = 400;
 const MAX_IMPORT_BYTES = 50_000_000;
 
-export class Library {
+export class Archive {
   /** Opens what is stored; an answer that was being written when the page was left is a stopped one. */
   static async open(onProblem) {
-    const library = new Library(await openStore(), onProblem);
-    library.items = await library.store.all();
-    for (const conversation of library.items)
+    const archive = new Archive(await openStore(), onProblem);
+    archive.items = await archive.store.all();
+    for (const conversation of archive.items)
       for (const node of Object.values(conversation.nodes)) if (node.state === "writing") node.state = "stopped";
-    return library;
+    return archive;
   }
 
   constructor(store, onProblem) {
