@@ -135,9 +135,10 @@ class Transport:
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         now = time.monotonic()
         messages: list[wire.Message] = []
-        if self._monitor in ready:
-            self._watch(now)
-        if self._dealer in ready and self._reopen_at is None:
+        if self._monitor in ready and self._has_broken():
+            messages = self._receive()  # what came before: a farewell may be among it
+            self._lose(now)
+        elif self._dealer in ready and self._reopen_at is None:
             self._last_heard_s = now
             messages = self._receive()
         if self._reopen_at is not None and now >= self._reopen_at:
@@ -176,8 +177,8 @@ class Transport:
         if self.welcome is None:
             self.welcome = header
 
-    def _watch(self, now: float) -> None:
-        """What the socket's monitor has seen."""
+    def _has_broken(self) -> bool:
+        """What the socket's monitor has seen. Raises EngineError for a handshake that failed."""
         is_lost = False
         while self._monitor is not None and self._monitor.poll(0):
             event = int(parse_monitor_message(self._monitor.recv_multipart())["event"])
@@ -188,8 +189,7 @@ class Transport:
                 self._num_failed_handshakes += 1
                 if self._keys is not None and self._num_failed_handshakes >= MAX_FAILED_HANDSHAKES:
                     self._refuse(event)
-        if is_lost:
-            self._lose(now)
+        return is_lost
 
     def _refuse(self, event: int) -> None:
         at = self._endpoint

