@@ -113,13 +113,13 @@ def test_the_engine_is_shown_at_work(
 
     wait_until(is_explained)
     page.mouse.move(5, 5)
-    for _ in range(20):  # one may end just then
+    is_lit = "view.tree.lit !== null && view.lit.request.node === [...view.tree.lit].pop()"
+
+    def request_is_explained() -> bool:  # one may end just then
         page.evaluate("document.querySelector('.requests li[tabindex]')?.focus()")
-        if value(
-            page, "view.tree.lit !== null && view.lit.request.node === [...view.tree.lit].pop()"
-        ):
-            break
-    assert "Request" in tip.inner_text()
+        return bool(value(page, is_lit)) and tip.is_visible() and "Request" in tip.inner_text()
+
+    wait_until(request_is_explained)
     page.locator(".timeline-canvas").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
