@@ -17,7 +17,6 @@ from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 _HOSTED = ("conversation", "prompt", "background")
-_ASSISTANT_ITEMS = ("reasoning", "function_call")
 
 ChatFields = dict[str, Any]  # a message as `ChatRequest.messages` takes it
 
