@@ -21,7 +21,7 @@ from ..runtime.request import FinishReason, Request
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.schedule.policy import DEFAULT_POLICY
 from ..runtime.schedule.program_record import ProgramRecord
-from ..runtime.step import Row, RowResult, StepPlan, StepResult
+from ..runtime.step import FinishedStep, Row, RowResult, StepPlan, StepResult
 from .traces import Call, Job, Start
 
 LEASE_TTL_S = 60.0
@@ -166,6 +166,7 @@ class RunningJob:
 class Simulation:
     """One run of a trace; `records` are the calls that have ended, `jobs` what they belong to."""
 
+    can_overlap = False
     segment_cost_tokens = 32  # see runtime/schedule/tree_order.py
 
     def __init__(
@@ -223,12 +224,12 @@ class Simulation:
                 self._submit(heappop(self._coming)[2])
             self._step()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> FinishedStep:
         """The modelled device."""
         duration_s = self.device.step_s(plan)
         self.now_s += duration_s
         results = tuple([self._answer(row) for row in plan.rows])
-        return StepResult(plan.step_id, results, duration_s)
+        return FinishedStep(StepResult(plan.step_id, results, duration_s))
 
     def note_finish(self, record: CallRecord, request: Request) -> None:
         """A call has ended; with the last of its siblings its job goes on."""
@@ -252,7 +253,7 @@ class Simulation:
         self.host_s += time.thread_time() - started
         if plan is None:
             return
-        result = self.execute(plan)
+        result = self.submit(plan).result()
         started = time.thread_time()
         scheduler.apply(result)
         self.host_s += time.thread_time() - started

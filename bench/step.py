@@ -117,7 +117,8 @@ class _TimedExecutor:
 
     def __init__(self, runner: ModelRunner, clocks: _Clocks) -> None:
         self.segment_cost_tokens = runner.segment_cost_tokens
-        self.execute = clocks.time(DEVICE, runner.execute)
+        self.can_overlap = runner.can_overlap
+        self.submit = clocks.time(DEVICE, runner.submit)
 
 
 def _engine(args: argparse.Namespace, clocks: _Clocks) -> Engine:

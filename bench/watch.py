@@ -24,7 +24,7 @@ from ..runtime.engine import Engine
 from ..runtime.observe.observer import Observer
 from ..runtime.request import FinishReason, Request
 from ..runtime.sampling_params import SamplingParams
-from ..runtime.step import RowResult, StepPlan, StepResult
+from ..runtime.step import FinishedStep, RowResult, StepPlan, StepResult
 from .report import write_report
 
 NUM_TOKENS = 48  # of a node, about
@@ -36,12 +36,13 @@ VOCAB_SIZE = 8000
 class _Device:
     """Answers every row at once."""
 
+    can_overlap = False
     segment_cost_tokens = 32
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> FinishedStep:
         sampled = RowResult(token_id=1)
         rows = tuple(sampled if row.sampling else RowResult() for row in plan.rows)
-        return StepResult(plan.step_id, rows, duration_s=0.001)
+        return FinishedStep(StepResult(plan.step_id, rows, duration_s=0.001))
 
 
 class _Deaf:
@@ -135,7 +136,7 @@ def _recording_s(num_rows: int, repeats: int) -> float:
         began_s = time.perf_counter()
         log.note_plan(plan, scheduler)
         spent_s += time.perf_counter() - began_s
-        result = device.execute(plan)
+        result = device.submit(plan).result()
         scheduler.apply(result)
         began_s = time.perf_counter()
         log.end(result, scheduler)

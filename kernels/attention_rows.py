@@ -82,6 +82,8 @@ class AttentionRows:
         tokens = first[:, None] + np.where(places < lens[:, None], places, 0)
         table_rows = self.table_rows[rows][:, None]
         if self.page_size == 1:
-            return self.page_table[table_rows, tokens]
+            at: IntArray = self.page_table[table_rows, tokens]
+            return at
         pages, offsets = np.divmod(tokens, np.int32(self.page_size))
-        return self.page_table[table_rows, pages] * np.int32(self.page_size) + offsets
+        slots: IntArray = self.page_table[table_rows, pages] * np.int32(self.page_size) + offsets
+        return slots

@@ -5,16 +5,32 @@ the object it returns runs every step. T is the number of tokens in the step. Al
 share one dtype (float64, float32, bfloat16 or float16) and one device unless said otherwise.
 
     kv_layer  [2, num_kv_heads, num_slots, head_dim]   one layer's KV; [0] keys, [1] values
+
+On an accelerator nothing here waits for the device: what a step needs to know goes there in one
+copy, and kernels are queued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
+import numpy.typing as npt
 from torch import Tensor
 
+from .adjusted_rows import AdjustedRows
+from .attention_options import DEFAULT_OPTIONS, AttentionOptions
 from .attention_rows import AttentionRows
+from .quantized_kv import QuantizedKV
+from .sampling_rows import SamplingRows
+
+KVLayer = Tensor | QuantizedKV
+"""One layer's KV, as it is or quantized; which kinds a backend takes it says itself."""
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+HostArrays = Mapping[str, npt.NDArray[Any]]
+DeviceArrays = Mapping[str, Tensor]
 
 
 class Linear(Protocol):
@@ -70,7 +86,7 @@ class GatherRows(Protocol):
 
 class RotateAndStore(Protocol):
     def __call__(
-        self, heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
+        self, heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
     ) -> None:
         """Rotate queries and keys by their positions and write keys and values to their slots.
 
@@ -85,21 +101,55 @@ class RotateAndStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """An attention plan whose integers have still to be copied to the device.
+
+    The caller copies `arrays` with everything else that the step needs, then calls `bind` with the
+    copies, under the same names, and the device's page table [max_running_requests, max_pages]
+    int32, which holds this step's pages by the time that the attention runs.
+    """
+
+    arrays: HostArrays
+    bind: Callable[[DeviceArrays, Tensor], object]  # -> the plan that `paged_attention` takes
+
+
 class PlanAttention(Protocol):
-    def __call__(self, rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> object:
+    def __call__(
+        self,
+        rows: AttentionRows,
+        kv_layer: KVLayer,
+        num_heads: int,
+        options: AttentionOptions = DEFAULT_OPTIONS,
+        padded_tokens: int | None = None,
+    ) -> object:
         """What `paged_attention` of the same backend needs to know of a step; made once a step.
 
         kv_layer: any layer's, for its shape, which all layers share; num_heads of the queries.
+        A backend of an accelerator returns a DevicePlan. There, `padded_tokens` (at least the
+        step's tokens) makes the shapes of its arrays depend on that number alone, so that a plan
+        bound once, when a graph was captured, serves later steps through new contents.
         """
         ...
 
 
 class PagedAttention(Protocol):
-    def __call__(self, q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
-        """q [T, num_heads, head_dim] -> [T, num_heads, head_dim], scaled by head_dim ** -0.5.
+    def __call__(self, q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+        """q [T, num_heads, head_dim] -> [T, num_heads, head_dim].
 
         Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
-        The step's own KV is stored already. Slots past a row's end are never read.
+        The step's own KV is stored already. Slots past a row's end are never read. Tokens past
+        those of the plan (padding) get unspecified results.
+        """
+        ...
+
+
+class AdjustLogits(Protocol):
+    def __call__(self, logits: Tensor, rows: AdjustedRows, previous_tokens: Tensor) -> None:
+        """Penalties, bias and forbidden tokens, IN PLACE; see `adjusted_rows`.
+
+        logits [N, vocab_size] float32 or float64, contiguous; previous_tokens [P] int64, what each
+        row of the step before sampled.
         """
         ...
 
@@ -111,6 +161,24 @@ class ApplyTokenMask(Protocol):
         logits [N, vocab_size] float32 or float64, contiguous; rows [K] int64, distinct; masks
         [K, ceil(vocab_size / 32)] int32, contiguous: bit i % 32 of word i // 32 allows token i.
         """
+        ...
+
+
+class Sample(Protocol):
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+        """Draw a token a row: token_ids [N] int64 and is_finite [N] bool, on the logits' device.
+
+        logits [N, vocab_size] float32 or float64, contiguous; -inf masks a token. The draw is
+        docs/sampling.md's, in float64, the same on every backend. is_finite is False where there
+        is NaN or +inf among a row's logits or all are -inf; its token is then some valid id.
+        """
+        ...
+
+
+class TokenLogprobs(Protocol):
+    def __call__(self, logits: Tensor, token_ids: Tensor) -> Tensor:
+        """logits [N, vocab_size], token_ids [N] int64 -> log-probabilities [N] (natural log, at
+        temperature 1) in the logits' dtype."""
         ...
 
 

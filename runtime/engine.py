@@ -34,7 +34,7 @@ from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
 from .schedule.stored_prefixes import StoredPrefixes
 from .schedule.waiting import MAX_OVERTAKES
-from .step import StepPlan, StepResult
+from .step import PendingStep, StepPlan
 from .token_bytes import token_bytes
 from .tokenizer import Tokenizer
 from .weights.revision import model_revision
@@ -47,8 +47,11 @@ class Executor(Protocol):
 
     segment_cost_tokens: int  # see schedule/tree_order.py
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's tokens; rows are answered in order."""
+    can_overlap: bool  # whether `submit` may return before the step is computed
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Begin to compute the plan's tokens. Plans are computed in the order in which they come;
+        `from_previous` in a plan refers to the plan submitted before."""
 
 
 class Engine:
@@ -163,7 +166,7 @@ class Engine:
         if is_watched:
             self.step_log.note_plan(plan, self.scheduler)
         try:
-            result = self._executor.execute(plan)
+            result = self._executor.submit(plan).result()
         except Exception as error:
             log.exception("step %d failed", plan.step_id)
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -177,3 +177,21 @@ class StepResult:
     duration_s: float | None = None  # of computing, where that is known
     transfer_s: float | None = None  # of the transfers before
     payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in their order
+
+
+class PendingStep(Protocol):
+    """A step that the executor has taken on, and may still be computing."""
+
+    def result(self) -> StepResult:
+        """Waits until it is done; called once. Raises what went wrong with the step as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was computed when it was submitted."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        """The answers."""
+        return self.outcome

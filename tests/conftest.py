@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Before anything imports triton: GPU kernels run in its interpreter here.
+os.environ["TRITON_INTERPRET"] = "1"
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -25,6 +25,7 @@ from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.step import (
     BlockRestore,
     BlockSave,
+    FinishedStep,
     Row,
     RowResult,
     StepPlan,
@@ -176,6 +177,7 @@ class StepFailed(RuntimeError):
 class ScriptedExecutor:
     """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids."""
 
+    can_overlap = False
     segment_cost_tokens = 0  # every run that two rows share is a segment
 
     def __init__(self, page_size: int) -> None:
@@ -193,6 +195,9 @@ class ScriptedExecutor:
     def num_computed(self) -> int:
         """Tokens computed over all steps."""
         return sum(plan.num_tokens for plan in self.plans)
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        return FinishedStep(self.execute(plan))
 
     def execute(self, plan: StepPlan) -> StepResult:
         """All rows store first, then each reads its whole prefix back."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...runtime.request import Request
-from ...runtime.step import StepPlan, StepResult
+from ...runtime.step import FinishedStep, StepPlan
 from .. import simulation
 from ..traces import Call, Job, Start
 from .figures import clairvoyant_share, figures_of
@@ -73,10 +73,10 @@ class _Run(simulation.Simulation):
         self.calls: dict[Job, list[CallRecord]] = defaultdict(list)
         self._admitted_s: dict[int, float] = {}
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> FinishedStep:
         for row in plan.rows:
             self._admitted_s.setdefault(row.request_id, self.now_s)
-        return super().execute(plan)
+        return super().submit(plan)
 
     def note_finish(self, record: simulation.CallRecord, request: Request) -> None:
         admitted_s, times = self._admitted_s.pop(request.id), record.token_times_s

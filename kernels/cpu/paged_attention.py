@@ -27,7 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows, IntArray
+from ..ops import KVLayer
 
 # A second group costs more calls, some 40 us a layer, as much as gathering some 500 slots of 1 KiB
 # (AMD EPYC): lengths are told apart only where padding wastes more than this, and more than a
@@ -98,7 +100,14 @@ class _Parts:
         before.copy_(total)
 
 
-def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> CpuAttentionPlan:
+def plan_attention(
+    rows: AttentionRows,
+    kv_layer: KVLayer,
+    num_heads: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    padded_tokens: int | None = None,
+) -> CpuAttentionPlan:
+    assert options == DEFAULT_OPTIONS and isinstance(kv_layer, Tensor), "not on a CPU yet"
     num_queries, own_start = rows.num_queries, rows.own_start()
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     groups = [
@@ -125,7 +134,8 @@ def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> Cpu
     return CpuAttentionPlan(tuple(groups), tuple(prefill), tuple(segments), is_future)
 
 
-def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
+def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+    assert isinstance(kv_layer, Tensor)
     assert isinstance(plan, CpuAttentionPlan), "the plan comes from this backend's plan_attention"
     groups, prefill_rows = plan.decode_groups, plan.prefill_rows
     if len(groups) == 1 and groups[0].tokens is None and not plan.segments:

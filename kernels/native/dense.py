@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..ops import RMSNorm
+from ..ops import KVLayer, RMSNorm
 from .calls import kernel
 
 
@@ -28,8 +28,9 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
 
 
 def rotate_and_store(
-    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
+    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
 ) -> None:
+    assert isinstance(kv_layer, Tensor)
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_kv_heads, num_slots, _ = kv_layer.shape
     _rotate_and_store()(

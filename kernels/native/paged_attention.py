@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows, IntArray
 from ..cpu import paged_attention as cpu
+from ..ops import KVLayer
 from .calls import kernel
 
 # A row in a segment has a partial result more to write and merge, which takes as long as the keys
@@ -145,7 +147,14 @@ class NativeAttentionPlan:
         record.scale = head_dim**-0.5
 
 
-def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> object:
+def plan_attention(
+    rows: AttentionRows,
+    kv_layer: KVLayer,
+    num_heads: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    padded_tokens: int | None = None,
+) -> object:
+    assert options == DEFAULT_OPTIONS and isinstance(kv_layer, Tensor), "not on a CPU yet"
     _, num_kv_heads, _, head_dim = kv_layer.shape
     if head_dim % 16:
         return cpu.plan_attention(rows, kv_layer, num_heads)
@@ -164,7 +173,8 @@ def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> obj
     return plan
 
 
-def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
+def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+    assert isinstance(kv_layer, Tensor)
     if isinstance(plan, cpu.CpuAttentionPlan):
         return cpu.paged_attention(q, kv_layer, plan)
     assert isinstance(plan, NativeAttentionPlan), "the plan comes from this backend"

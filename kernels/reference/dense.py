@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Linear, RMSNorm
+from ..ops import KVLayer, Linear, RMSNorm
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -51,8 +51,9 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def rotate_and_store(
-    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: Tensor, slots: Tensor
+    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
 ) -> None:
+    assert isinstance(kv_layer, Tensor)
     num_kv_heads = kv_layer.shape[1]
     rotated = heads[:, :-num_kv_heads]
     half = heads.shape[-1] // 2

@@ -8,15 +8,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows
+from ..ops import KVLayer
 from .dense import widen
 
 
-def plan_attention(rows: AttentionRows, kv_layer: Tensor, num_heads: int) -> AttentionRows:
+def plan_attention(
+    rows: AttentionRows,
+    kv_layer: KVLayer,
+    num_heads: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    padded_tokens: int | None = None,
+) -> AttentionRows:
+    assert options == DEFAULT_OPTIONS
     return rows
 
 
-def paged_attention(q: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
+def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+    assert isinstance(kv_layer, Tensor)
     assert isinstance(plan, AttentionRows), "the plan comes from this backend's plan_attention"
     out = torch.empty_like(q)
     for row in range(plan.num_rows):

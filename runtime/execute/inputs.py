@@ -132,7 +132,8 @@ class InputBuilder:
         table_rows = layout.table_rows[layout.row_of_token()]
         pages, offsets = np.divmod(positions, self._page_size)
         entries = self.page_table.entries[table_rows, pages].astype(np.int64)
-        return entries * self._page_size + offsets
+        slots: Int64Array = entries * self._page_size + offsets
+        return slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
 from ..step import (
     Adjustment,
+    FinishedStep,
     PageUpdate,
     Row,
     RowResult,
@@ -64,9 +65,10 @@ _SCORED_AT_ONCE = 256
 class ModelRunner:
     """One device's half of the runtime; lives as long as its engine. Not thread-safe.
 
-    `execute` is called with one plan after the other; `from_previous` in a plan refers to the plan
-    of the call before.
+    Plans come one after the other; `from_previous` in a plan refers to the plan before.
     """
+
+    can_overlap = False
 
     def __init__(
         self,
@@ -139,6 +141,10 @@ class ModelRunner:
     def num_pages(self) -> int:
         """Pages of the KV pool; ids 0 to num_pages - 1 may be handed out."""
         return self.pool.num_pages
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        """Compute the plan's step now."""
+        return FinishedStep(self.execute(plan))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

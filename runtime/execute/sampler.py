@@ -198,4 +198,5 @@ def _words(
 def _gumbel_of(words: UInt64Array) -> FloatArray:
     """-log(-log(u)) with u = (word + 1/2) / 2**32, which lies in the open interval (0, 1)."""
     uniform = (words.astype(np.float64) + 0.5) * 2.0**-32
-    return -np.log(-np.log(uniform))
+    noise: FloatArray = -np.log(-np.log(uniform))
+    return noise
