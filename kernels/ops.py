@@ -72,6 +72,17 @@ class MakeGatedLinear(Protocol):
         ...
 
 
+class ActAndMul(Protocol):
+    def __call__(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """gate_up [T, 2 * size] contiguous, gates first -> activation(gates) * ups [T, size], a
+        new tensor.
+
+        silu: x / (1 + exp(-x)); gelu: with the error function; gelu_tanh: its approximation
+        (Hendrycks and Gimpel 2016).
+        """
+        ...
+
+
 class MakeRMSNorm(Protocol):
     def __call__(self, weight: Tensor, eps: float) -> RMSNorm:
         """weight [hidden_size]."""
@@ -111,11 +122,42 @@ class RotateAndStore(Protocol):
 
         heads [T, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys, values. The
         queries are rotated IN PLACE; what becomes of the rest of `heads` is open. `slots` [T]
-        int64, distinct: rows of kv_layer.
+        int64, distinct but for those of padding: rows of kv_layer.
 
-        Hugging Face's half rotation: with d = head_dim / 2, (a, b) = (head[:d], head[d:]) becomes
-        (a cos - b sin, b cos + a sin). cos, sin: [T, 1, head_dim], `sin` with its first half
-        NEGATED (so that a kernel is one rotate, one product and one fused product-sum).
+        Hugging Face's half rotation: with d = rotary_dim / 2, (a, b) = (head[:d], head[d:2d])
+        becomes (a cos - b sin, b cos + a sin), and what follows stays. cos, sin:
+        [T, 1, rotary_dim], rotary_dim <= head_dim and even, `sin` with its first half NEGATED (so
+        that a kernel is one rotate, one product and one fused product-sum).
+        """
+        ...
+
+
+class StoreKV(Protocol):
+    def __call__(self, k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
+        """Write keys and values as they are to their slots.
+
+        k, v [T, num_kv_heads, head_dim], each token's contiguous; slots as in RotateAndStore.
+        """
+        ...
+
+
+class TakeInputs(Protocol):
+    def __call__(self, token_ids: Tensor, sources: Tensor, previous: Tensor) -> Tensor:
+        """A step's token ids [T] int64, a new tensor: `previous[sources[i]]` where sources[i] >= 0,
+        else token_ids[i].
+
+        token_ids, sources [T] int64; previous [P] int64, P > 0: what each row of the step before
+        sampled.
+        """
+        ...
+
+
+class UpdatePages(Protocol):
+    def __call__(self, page_table: Tensor, updates: Tensor) -> None:
+        """Write new entries of the page table, IN PLACE.
+
+        page_table [max_running_requests, max_pages] int32; updates [U, 3] int32: row, column, page
+        id, no place twice; a row of -1 is padding.
         """
         ...
 

@@ -6,11 +6,14 @@ model: there is no global switch. `describe()` is what `stemma doctor` prints.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 
+from ..errors import InvalidRequest
 from . import ops
 from .cpu import dense as cpu_dense
 from .cpu import linear as cpu_linear
@@ -23,11 +26,15 @@ from .native import token_mask as native_mask
 from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
 from .reference import dense as reference_dense
+from .reference import kv_store as reference_store
+from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
 from .reference import token_mask as reference_mask
+from .triton.availability import is_interpreted, why_not_triton
 
-KernelMode = Literal["auto", "cpu", "reference"]
-"""auto: the fastest that runs here; cpu: torch calls, nothing compiled; reference: the truth."""
+KernelMode = Literal["auto", "cpu", "triton", "reference"]
+"""auto: the fastest that runs here; cpu: torch calls, nothing compiled; triton: the GPU's kernels,
+on a CPU in their interpreter; reference: the truth, on any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class KernelChoice:
     """One row of the doctor's table."""
 
     op: str
-    implementation: str  # "reference", "cpu", "native"
+    implementation: str  # "reference", "cpu", "native", "torch", "triton"
     reason: str
 
 
@@ -48,7 +55,11 @@ class Kernels:
     make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
     gather_rows: ops.GatherRows
+    act_and_mul: ops.ActAndMul
     rotate_and_store: ops.RotateAndStore
+    store_kv: ops.StoreKV
+    take_inputs: ops.TakeInputs
+    update_pages: ops.UpdatePages
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
     apply_token_mask: ops.ApplyTokenMask
@@ -64,12 +75,23 @@ class Kernels:
 def select_kernels(
     dtype: torch.dtype, device: torch.device | str = "cpu", mode: KernelMode = "auto"
 ) -> Kernels:
-    """The best implementations for `dtype` on `device`, or those that `mode` asks for."""
-    device_type = torch.device(device).type
+    """The best implementations for `dtype` on `device`, or those that `mode` asks for.
+
+    Raises:
+        InvalidRequest: `mode` asks for what does not run there; the message says why.
+    """
+    device = torch.device(device)
     if mode == "reference":
         return _reference("asked for")
-    if device_type != "cpu":
-        return _reference(f"no kernels for {device_type} yet")
+    if mode == "triton" or (mode == "auto" and device.type != "cpu"):
+        refusal = why_not_triton(device, dtype)
+        if refusal is None:
+            return _triton(device, dtype)
+        if mode == "triton":
+            raise InvalidRequest.of("kernels", mode, refusal)
+        return _reference(refusal)
+    if device.type != "cpu":
+        raise InvalidRequest.of("kernels", mode, f"on {device.type} one of auto, triton, reference")
     refusal = "not asked for" if mode == "cpu" else why_not_native(dtype)
     return _native() if refusal is None else _cpu(dtype, refusal)
 
@@ -81,13 +103,17 @@ def _reference(reason: str) -> Kernels:
         make_gated_linear=reference_dense.make_gated_linear,
         make_rms_norm=reference_dense.make_rms_norm,
         gather_rows=reference_dense.gather_rows,
-        rotate_and_store=reference_dense.rotate_and_store,
+        act_and_mul=reference_dense.act_and_mul,
+        rotate_and_store=reference_store.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
         apply_token_mask=reference_mask.apply_token_mask,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
-        choices=_choices("reference", reason, "reference", reason),
+        choices=_choices("reference", reason),
     )
 
 
@@ -95,49 +121,118 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
     """Torch calls; linears packed by oneDNN where that works."""
     unpacked = cpu_linear.why_not_packed(dtype)
     linear = cpu_linear if unpacked is None else reference_dense
-    linear_backend = "cpu" if unpacked is None else "reference"
-    linear_reason = unpacked or f"oneDNN weights packed for {dtype}"
+    linear_choice = (
+        ("cpu", f"oneDNN weights packed for {dtype}")
+        if unpacked is None
+        else ("reference", unpacked)
+    )
     return Kernels(
         make_linear=linear.make_linear,
         make_output_linear=linear.make_output_linear,
         make_gated_linear=linear.make_gated_linear,
         make_rms_norm=cpu_dense.make_rms_norm,
         gather_rows=cpu_dense.gather_rows,
+        act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=cpu_dense.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
         apply_token_mask=cpu_mask.apply_token_mask,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
-        choices=_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
+        choices=_choices("cpu", f"compiled: {refusal}", {"linear": linear_choice, **_ON_A_CPU}),
     )
 
 
 def _native() -> Kernels:
-    reason = "compiled for this CPU, AVX512-BF16"
     return Kernels(
         make_linear=native_linear.make_linear,
         make_output_linear=native_linear.make_output_linear,
         make_gated_linear=native_linear.make_gated_linear,
         make_rms_norm=native_dense.make_rms_norm,
         gather_rows=native_dense.gather_rows,
+        act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=native_dense.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
         apply_token_mask=native_mask.apply_token_mask,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
-        choices=_choices("native", reason, "native", reason),
+        choices=_choices("native", "compiled for this CPU, AVX512-BF16", _ON_A_CPU),
     )
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """For GPUs; imported here, so that a CPU's start does not pay for it."""
+    from .triton import dense
+
+    missing = ("reference", "no Triton kernel yet")
+    return Kernels(
+        make_linear=dense.make_linear,
+        make_output_linear=dense.make_output_linear,
+        make_gated_linear=dense.make_gated_linear,
+        make_rms_norm=dense.make_rms_norm,
+        gather_rows=dense.gather_rows,
+        act_and_mul=dense.act_and_mul,
+        rotate_and_store=reference_store.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
+        plan_attention=reference_attention.plan_attention,
+        paged_attention=reference_attention.paged_attention,
+        apply_token_mask=reference_mask.apply_token_mask,
+        capture=None,
+        segment_cost_tokens=0,
+        choices=_choices(
+            "triton",
+            _why_triton(device),
+            {
+                "linear": ("torch", "cuBLAS has the fastest products"),
+                "rotate_and_store": missing,
+                "store_kv": missing,
+                "take_inputs": missing,
+                "update_pages": missing,
+                "paged_attention": missing,
+                "apply_token_mask": missing,
+            },
+        ),
+    )
+
+
+def _why_triton(device: torch.device) -> str:
+    if is_interpreted():
+        return "interpreted on a CPU (TRITON_INTERPRET)"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"compiled for compute capability {major}.{minor}"
+
+
+# The order of the doctor's table.
+_OPS = (
+    "linear",
+    "rms_norm",
+    "gather_rows",
+    "act_and_mul",
+    "rotate_and_store",
+    "store_kv",
+    "take_inputs",
+    "update_pages",
+    "paged_attention",
+    "apply_token_mask",
+)
+# What the engine's CPU path does elsewhere, or only as part of another op.
+_ON_A_CPU = dict.fromkeys(
+    ("act_and_mul", "store_kv", "take_inputs", "update_pages"),
+    ("reference", "not on a CPU's path"),
+)
 
 
 def _choices(
-    backend: str, reason: str, linear_backend: str, linear_reason: str
+    backend: str, reason: str, others: Mapping[str, tuple[str, str]] = MappingProxyType({})
 ) -> tuple[KernelChoice, ...]:
-    return (
-        KernelChoice("linear", linear_backend, linear_reason),
-        *(
-            KernelChoice(op, backend, reason)
-            for op in ("rms_norm", "rotate_and_store", "paged_attention", "apply_token_mask")
-        ),
-    )
+    """`others`: implementation and reason of the ops that are not of this backend."""
+    return tuple(KernelChoice(op, *others.get(op, (backend, reason))) for op in _OPS)
