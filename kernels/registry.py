@@ -12,9 +12,11 @@ from typing import Literal
 import torch
 
 from . import ops
+from .cpu import adjust as cpu_adjust
 from .cpu import dense as cpu_dense
 from .cpu import linear as cpu_linear
 from .cpu import paged_attention as cpu_attention
+from .cpu import sampling as cpu_sampling
 from .cpu import token_mask as cpu_mask
 from .native import dense as native_dense
 from .native import linear as native_linear
@@ -22,8 +24,11 @@ from .native import paged_attention as native_attention
 from .native import token_mask as native_mask
 from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
+from .reference import adjust as reference_adjust
 from .reference import dense as reference_dense
+from .reference import logprobs as reference_logprobs
 from .reference import paged_attention as reference_attention
+from .reference import sampling as reference_sampling
 from .reference import token_mask as reference_mask
 
 KernelMode = Literal["auto", "cpu", "reference"]
@@ -51,7 +56,10 @@ class Kernels:
     rotate_and_store: ops.RotateAndStore
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    adjust_logits: ops.AdjustLogits
     apply_token_mask: ops.ApplyTokenMask
+    sample: ops.Sample
+    token_logprobs: ops.TokenLogprobs
     capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
@@ -84,10 +92,16 @@ def _reference(reason: str) -> Kernels:
         rotate_and_store=reference_dense.rotate_and_store,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
+        adjust_logits=reference_adjust.adjust_logits,
         apply_token_mask=reference_mask.apply_token_mask,
+        sample=reference_sampling.sample,
+        token_logprobs=reference_logprobs.token_logprobs,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
-        choices=_choices("reference", reason, "reference", reason),
+        choices=(
+            *_choices("reference", reason, "reference", reason),
+            *_sampling_choices("reference", reason),
+        ),
     )
 
 
@@ -106,10 +120,16 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         rotate_and_store=cpu_dense.rotate_and_store,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
+        adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=cpu_mask.apply_token_mask,
+        sample=cpu_sampling.sample,
+        token_logprobs=reference_logprobs.token_logprobs,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
-        choices=_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
+        choices=(
+            *_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
+            *_sampling_choices("cpu", "numpy"),
+        ),
     )
 
 
@@ -124,10 +144,16 @@ def _native() -> Kernels:
         rotate_and_store=native_dense.rotate_and_store,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
+        adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
+        sample=cpu_sampling.sample,
+        token_logprobs=reference_logprobs.token_logprobs,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
-        choices=_choices("native", reason, "native", reason),
+        choices=(
+            *_choices("native", reason, "native", reason),
+            *_sampling_choices("cpu", "numpy"),
+        ),
     )
 
 
@@ -140,4 +166,12 @@ def _choices(
             KernelChoice(op, backend, reason)
             for op in ("rms_norm", "rotate_and_store", "paged_attention", "apply_token_mask")
         ),
+    )
+
+
+def _sampling_choices(backend: str, reason: str) -> tuple[KernelChoice, ...]:
+    return (
+        KernelChoice("adjust_logits", backend, reason),
+        KernelChoice("sample", backend, reason),
+        KernelChoice("token_logprobs", "reference", "two torch calls"),
     )
