@@ -169,7 +169,7 @@ def _native() -> Kernels:
 
 def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     """For GPUs; imported here, so that a CPU's start does not pay for it."""
-    from .triton import dense
+    from .triton import dense, kv_store, page_table
 
     missing = ("reference", "no Triton kernel yet")
     return Kernels(
@@ -179,10 +179,10 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         make_rms_norm=dense.make_rms_norm,
         gather_rows=dense.gather_rows,
         act_and_mul=dense.act_and_mul,
-        rotate_and_store=reference_store.rotate_and_store,
-        store_kv=reference_store.store_kv,
-        take_inputs=reference_page_table.take_inputs,
-        update_pages=reference_page_table.update_pages,
+        rotate_and_store=kv_store.rotate_and_store,
+        store_kv=kv_store.store_kv,
+        take_inputs=page_table.take_inputs,
+        update_pages=page_table.update_pages,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
         apply_token_mask=reference_mask.apply_token_mask,
@@ -193,10 +193,6 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
             _why_triton(device),
             {
                 "linear": ("torch", "cuBLAS has the fastest products"),
-                "rotate_and_store": missing,
-                "store_kv": missing,
-                "take_inputs": missing,
-                "update_pages": missing,
                 "paged_attention": missing,
                 "apply_token_mask": missing,
             },
