@@ -102,7 +102,7 @@ def device_record(device: torch.device) -> dict[str, Any]:
     return found | {
         "device": properties.name,
         "multiprocessors": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
         "nvidia_smi": clocks(),

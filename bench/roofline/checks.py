@@ -6,7 +6,7 @@ The shapes are those of the tests in the interpreter, and what these cannot say:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +16,12 @@ from ...kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ...kernels.registry import Kernels, select_kernels
 from .attention import error_row
 from .context import Context
-from .paged_batches import make_batch
+from .latent import latent_call
+from .paged_batches import Lengths, make_batch, quantize, widened
 from .rows import Row, at_most, attempt
 from .sizes import Heads
-from .small_ops import adjusted_rows, make_logits, sampling_rows, token_masks
+from .small_ops import adjusted_rows, make_logits, rotary, sampling_rows, token_masks
 
-Lengths = Sequence[tuple[int, int]]
 _HEADS = Heads(8, 2, 128)
 _NUM_PLAIN = 10  # cases that every dtype goes through; the others only the model's
 
@@ -50,7 +50,9 @@ def checks(ctx: Context) -> Iterator[Row]:
         for check in (_norm, _rotate, _activation, _store, _output, _gated):
             name = f"{check.__name__.strip('_')}, {_short(dtype)}"
             yield from attempt(name, lambda c=check, n=name, d=dtype: _compared(ctx, n, d, c))
-    for check_rows in (_sample, _adjust, _mask, _logprobs, _inputs, _pages):
+    for name, lengths, shared in _latent_cases(ctx):
+        yield from attempt(name, lambda n=name, c=lengths, s=shared: _latent(ctx, n, c, s))
+    for check_rows in (_store_quantized, _sample, _adjust, _mask, _logprobs, _inputs, _pages):
         yield from attempt(check_rows.__name__.strip("_"), lambda c=check_rows: c(ctx))
 
 
@@ -126,6 +128,26 @@ def _attention(ctx: Context, case: AttentionCase, name: str, dtype: torch.dtype)
         yield _mismatches(f"attention: {name}, run twice", first, second)
 
 
+def _latent_cases(ctx: Context) -> list[tuple[str, Lengths, tuple[int, ...]]]:
+    if not ctx.has_gpu:
+        return [("latent decode", [(1, 17)], ()), ("latent chunks", [(3, 5), (1, 18)], ())]
+    return [
+        ("latent decode", [(1, 1), (1, 17), (1, 700), (1, 4800)], ()),
+        ("latent chunks", [(1, 1), (17, 17), (130, 400)], ()),
+        ("latent tree", [(1, 600 + 30 * row) for row in range(6)], (512,)),
+    ]
+
+
+def _latent(ctx: Context, name: str, lengths: Lengths, shared: tuple[int, ...]) -> Iterator[Row]:
+    """Few heads and many."""
+    reference = _reference(ctx)
+    for sizes in ctx.sizes.latents:
+        expected = latent_call(ctx, sizes, lengths, reference, torch.float32, shared)()
+        found = latent_call(ctx, sizes, lengths, ctx.kernels, ctx.dtype, shared)()
+        assert isinstance(expected, Tensor)
+        yield error_row(f"{name}, {sizes.heads} heads", found, expected, ctx.dtype)
+
+
 Compared = Callable[[Context, Kernels, torch.dtype], Tensor]
 """One result of an op of these kernels; of the reference, from the same numbers widened."""
 
@@ -151,7 +173,7 @@ def _norm(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
 def _rotate(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     heads = ctx.sizes.heads
     tokens = _numbers(ctx, 5, heads.query + 2 * heads.kv, heads.dim, dtype=dtype)
-    cos, sin = (_numbers(ctx, 5, 1, heads.dim, dtype=dtype, seed=s) for s in (1, 2))
+    cos, sin = rotary(_numbers(ctx, 2, 5, 1, heads.dim // 2, dtype=dtype, seed=1))
     kv = torch.zeros(2, heads.kv, 12, heads.dim, dtype=dtype, device=ctx.tensors)
     slots = torch.tensor([3, 11, 0, 7, 5], device=ctx.tensors)
     kernels.rotate_and_store(tokens, cos, sin, kv, slots)
@@ -164,6 +186,29 @@ def _store(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     kv = torch.zeros(2, heads.kv, 8, heads.dim, dtype=dtype, device=ctx.tensors)
     kernels.store_kv(k, v, kv, torch.tensor([6, 0, 3], device=ctx.tensors))
     return kv
+
+
+def _store_quantized(ctx: Context) -> Iterator[Row]:
+    """What is stored in 8 bits, against the numbers themselves: both ways of storing."""
+    heads = ctx.sizes.heads
+    tokens = _numbers(ctx, 3, heads.query + 2 * heads.kv, heads.dim, dtype=ctx.dtype)
+    k, v = tokens[:, heads.query : -heads.kv], tokens[:, -heads.kv :]
+    expected = torch.stack([k, v]).transpose(1, 2).float()
+    slots = torch.tensor([6, 0, 3], device=ctx.tensors)
+    still = rotary(
+        torch.stack([torch.ones(3, 1, heads.dim // 2), torch.zeros(3, 1, heads.dim // 2)])
+    )
+    cos, sin = (half.to(ctx.tensors, ctx.dtype) for half in still)
+    for dtype, bound in ((torch.int8, 1e-2), (torch.float8_e4m3fn, 4e-2)):
+        stored, rotated = (
+            quantize(torch.zeros(2, heads.kv, 8, heads.dim, device=ctx.tensors), dtype)
+            for _ in range(2)
+        )
+        ctx.kernels.store_kv(k, v, stored, slots)
+        ctx.kernels.rotate_and_store(tokens.clone(), cos, sin, rotated, slots)
+        for name, kv in (("store_kv", stored), ("rotate_and_store", rotated)):
+            found = widened(kv)[:, :, slots]
+            yield error_row(f"{name}, {_short(dtype)} KV", found, expected, ctx.dtype, bound)
 
 
 def _activation(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:

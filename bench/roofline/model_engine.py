@@ -21,7 +21,6 @@ from ...runtime.memory.sizing import kv_bytes_per_token
 from ...runtime.model_config import ModelConfig
 from ...runtime.request import FinishReason, Request
 from ...runtime.sampling_params import SamplingParams
-from ...runtime.schedule.stall import DEFAULT_SLOWDOWN
 from ...runtime.step import PendingStep, RowResult, StepPlan
 from ..workloads import LOW
 from .context import Context
@@ -94,7 +93,6 @@ class ModelEngine:
         max_running_requests: int,
         max_model_len: int,
         token_budget: int = 2048,
-        decode_slowdown: float = DEFAULT_SLOWDOWN,
     ) -> None:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="stemma-bench-") as name:
@@ -121,7 +119,6 @@ class ModelEngine:
             max_model_len=max_model_len,
             token_budget=token_budget,
             max_running_requests=max_running_requests,
-            decode_slowdown=decode_slowdown,
             vocab_size=self.config.vocab_size,
         )
         self._random = random.Random(0)

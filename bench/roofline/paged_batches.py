@@ -18,6 +18,7 @@ from ...kernels.registry import Kernels
 from .context import Context
 from .sizes import Heads
 
+Lengths = Sequence[tuple[int, int]]
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -55,14 +56,7 @@ class PagedBatch:
     def bound(self, kernels: Kernels, options: AttentionOptions = DEFAULT_OPTIONS) -> object:
         """The plan, on the device."""
         plan = kernels.plan_attention(self.rows, self.kv_layer, self.heads.query, options)
-        if not isinstance(plan, DevicePlan):
-            return plan
-        device = self.q.device
-        arrays = {
-            name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
-            for name, array in plan.arrays.items()
-        }
-        return plan.bind(arrays, torch.from_numpy(self.rows.page_table).to(device))
+        return bind(plan, self.rows, self.q.device)
 
     def expected(self, options: AttentionOptions = DEFAULT_OPTIONS) -> Tensor:
         """The reference's result in float32, [T, heads.query, heads.dim]."""
@@ -73,15 +67,27 @@ class PagedBatch:
 
 def make_batch(
     ctx: Context,
-    lengths: Sequence[tuple[int, int]],
+    lengths: Lengths,
     *,
     page_size: int,
     heads: Heads,
     shared: Sequence[int] = (),
     dtype: torch.dtype | None = None,
 ) -> PagedBatch:
-    """A row for each (queries, tokens with KV). `shared`: nested segments' ends in tokens, whole
-    pages; the first is common to all rows, each further one to the first half of the one before."""
+    """Random numbers for the rows of `make_rows`."""
+    rows, num_slots = make_rows(lengths, page_size, shared)
+    kv = ctx.random(2, heads.kv, num_slots, heads.dim, dtype=dtype, seed=1)
+    return PagedBatch(
+        ctx.random(int(rows.query_start[-1]), heads.query, heads.dim, dtype=dtype), kv, rows, heads
+    )
+
+
+def make_rows(
+    lengths: Lengths, page_size: int, shared: Sequence[int] = ()
+) -> tuple[AttentionRows, int]:
+    """A row for each (queries, tokens with KV), and the slots that their pages lie in. `shared`:
+    nested segments' ends in tokens, whole pages; the first is common to all rows, each further one
+    to the first half of those before."""
     order = np.random.default_rng(0)
     num_pages = [-(-tokens // page_size) for _, tokens in lengths]
     pages = order.permutation(sum(num_pages)).astype(np.int32)
@@ -104,10 +110,18 @@ def make_batch(
         page_size=page_size,
         segments=np.array(segments, dtype=np.int32).reshape(-1, 4),
     )
-    kv = ctx.random(2, heads.kv, len(pages) * page_size, heads.dim, dtype=dtype, seed=1)
-    return PagedBatch(
-        ctx.random(sum(queries), heads.query, heads.dim, dtype=dtype), kv, rows, heads
-    )
+    return rows, len(pages) * page_size
+
+
+def bind(plan: object, rows: AttentionRows, device: torch.device) -> object:
+    """A plan with its integers on the device."""
+    if not isinstance(plan, DevicePlan):
+        return plan
+    arrays = {
+        name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        for name, array in plan.arrays.items()
+    }
+    return plan.bind(arrays, torch.from_numpy(rows.page_table).to(device))
 
 
 def quantize(kv: Tensor, dtype: torch.dtype) -> QuantizedKV:

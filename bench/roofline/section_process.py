@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,13 +42,14 @@ class SectionProcess:
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(self._folder)},
                 cwd=self._folder,
+                start_new_session=True,  # so that a peer's process ends with it
             )
 
     def run(self, rates: dict[str, float], limit_s: float) -> Iterator[dict[str, Any]]:
         """The section's messages; one that is ended, or ends itself, has an error as its last."""
         assert self._process.stdin is not None and self._process.stdout is not None
         started, is_whole = time.monotonic(), False
-        limit = threading.Timer(limit_s, self._process.kill)
+        limit = threading.Timer(limit_s, self._kill)
         limit.start()
         try:
             print(json.dumps(rates), file=self._process.stdin, flush=True)
@@ -65,12 +68,18 @@ class SectionProcess:
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
+        self._kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """Of a process that was not waited for, so its number is still its own."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-_LAST_CHARS:]

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -115,58 +116,73 @@ def _theirs(
     works: list[tuple[Workload, Target]],
     taken: dict[str, float],
 ) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory(prefix="stemma-bench-") as name:
+    """Those with prefixes in common first: the longest run is the last to meet the limit."""
+    with tempfile.TemporaryDirectory(prefix="stemma-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         write_config(folder, config)
-        # Those with prefixes in common first: the longest run is the last to meet the limit.
+        peer = _Peer(ctx, folder, stack)
         for work, target in reversed(works):
-            path = folder / f"{work.name}.json"
-            path.write_text(work.to_json())
             case = f"{PEER}, {work.description}"
             yield from attempt(
-                case, lambda p=path, w=work, c=case, t=target: _peer(ctx, folder, p, w, c, t, taken)
+                case, lambda w=work, c=case, t=target: peer.rows(w, c, t, taken.get(w.name))
             )
 
 
-def _peer(
-    ctx: Context,
-    folder: Path,
-    path: Path,
-    work: Workload,
-    case: str,
-    target: Target,
-    taken: dict[str, float],
-) -> Iterator[Row]:
-    assert ctx.peer_python is not None
-    flags = ("--model", str(folder))
-    spec = EngineSpec(PEER, "transformers_batching", ctx.peer_python, flags)
-    tokens = sum(item.max_tokens for item in work.requests)
-    with RunningEngine(spec, threads=None, kv_tokens=ctx.sizes.serving.kv_tokens) as engine:
-        warm_up = path.with_name("warm-up.json")
-        warm_up.write_text(_warm_up_of(work).to_json())
-        engine.load(warm_up, _WARM_UP)
-        engine.run()
-        engine.load(path, 0)
-        limit = threading.Timer(ctx.sizes.peer_limit_s, os.kill, (engine.pid, signal.SIGKILL))
+class _Peer:
+    """Its process, which is started anew where one has been ended."""
+
+    def __init__(self, ctx: Context, folder: Path, stack: ExitStack) -> None:
+        self._ctx = ctx
+        self._folder = folder
+        self._stack = stack
+        self._engine: RunningEngine | None = None
+
+    def rows(
+        self, work: Workload, case: str, target: Target, ours_s: float | None
+    ) -> Iterator[Row]:
+        """One row."""
+        limit_s = self._ctx.sizes.peer_limit_s
+        engine = self._running(work)
+        engine.load(self._write(work), 0)
+        details: dict[str, Any] = dict(engine.welcome)
+        limit = threading.Timer(limit_s, os.kill, (engine.pid, signal.SIGKILL))
         started = time.perf_counter()
         limit.start()
-        details: dict[str, Any] = dict(engine.welcome)
         try:
             wall_s = float(engine.run()["wall_s"])
         except EngineError as error:
+            self._engine = None
             wall_s = time.perf_counter() - started
-            if wall_s < ctx.sizes.peer_limit_s:
+            if wall_s < limit_s:
                 raise
             details["ended"] = str(error).splitlines()[0]
             case += ", not done in time: at least"
         finally:
             limit.cancel()
-    ours = taken.get(work.name)
-    yield Row(
-        case, tokens / wall_s, "output tokens/s", None if ours is None else wall_s / ours,
-        f"its time through ours ({PEER} {details['version']})", target,
-        details={**details, "wall_s": wall_s, "ours_s": ours},
-    )  # fmt: skip
+        tokens = sum(item.max_tokens for item in work.requests)
+        yield Row(
+            case, tokens / wall_s, "output tokens/s", None if ours_s is None else wall_s / ours_s,
+            f"its time through ours ({PEER} {details['version']})", target,
+            details={**details, "wall_s": wall_s, "ours_s": ours_s},
+        )  # fmt: skip
+
+    def _running(self, work: Workload) -> RunningEngine:
+        """With a few requests like those of `work` behind it."""
+        if self._engine is None:
+            assert self._ctx.peer_python is not None
+            flags = ("--model", str(self._folder))
+            spec = EngineSpec(PEER, "transformers_batching", self._ctx.peer_python, flags)
+            kv_tokens = self._ctx.sizes.serving.kv_tokens
+            started = RunningEngine(spec, threads=None, kv_tokens=kv_tokens)
+            self._engine = self._stack.enter_context(started)
+        self._engine.load(self._write(_warm_up_of(work)), _WARM_UP)
+        self._engine.run()
+        return self._engine
+
+    def _write(self, work: Workload) -> Path:
+        path = self._folder / f"{work.name}.json"
+        path.write_text(work.to_json())
+        return path
 
 
 def _warm_up_of(work: Workload) -> Workload:

@@ -73,6 +73,27 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of a mixture of experts."""
+
+    name: str
+    experts: int
+    chosen: int  # for each token
+    hidden: int
+    intermediate: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Of multi-head latent attention."""
+
+    name: str
+    heads: int
+    latent: int
+    rope: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSizes:
     """The workloads end to end, in tokens and requests, and the pool that holds them."""
 
@@ -105,6 +126,9 @@ class Sizes:
     hidden: int
     intermediate: int
     vocab: int
+    experts: tuple[ExpertSizes, ...]
+    expert_tokens: tuple[int, int]  # of a decode step, of a prompt
+    latents: tuple[LatentSizes, ...]
     page_size: int
     models: tuple[tuple[str, dict[str, Any]], ...]  # the first one is served end to end
     step_batches: tuple[int, ...]
@@ -134,6 +158,15 @@ FULL = Sizes(
     hidden=4096,
     intermediate=14_336,
     vocab=128_256,
+    experts=(
+        ExpertSizes("Mixtral-8x7B", 8, 2, 4096, 14_336),
+        ExpertSizes("Qwen3-30B-A3B", 128, 8, 2048, 768),
+    ),
+    expert_tokens=(64, 4096),
+    latents=(
+        LatentSizes("DeepSeek-V2-Lite", 16, 512, 64),
+        LatentSizes("DeepSeek-V3", 128, 512, 64),
+    ),
     page_size=16,
     models=(("8B", LLAMA_8B), ("1B", LLAMA_1B)),
     step_batches=(1, 64),
@@ -147,7 +180,7 @@ FULL = Sizes(
         kv_tokens=400_000,
         max_running_requests=256,
     ),
-    peer_limit_s=120.0,
+    peer_limit_s=75.0,
 )
 TINY = Sizes(
     name="tiny",
@@ -168,6 +201,9 @@ TINY = Sizes(
     hidden=64,
     intermediate=96,
     vocab=300,
+    experts=(ExpertSizes("tiny", 4, 2, 32, 32),),
+    expert_tokens=(3, 20),
+    latents=(LatentSizes("tiny", 4, 64, 16),),
     page_size=16,
     models=(("tiny", TINY_LLAMA),),
     step_batches=(2,),

@@ -64,7 +64,7 @@ def _rotate(ctx: Context, num_tokens: int) -> Op:
     heads, item = ctx.sizes.heads, ctx.dtype.itemsize
     num_slots = max(64, num_tokens * ctx.sizes.small_calls)
     kv = ctx.random(2, heads.kv, num_slots, heads.dim)
-    cos, sin = (ctx.random(num_tokens, 1, heads.dim, seed=s) for s in (1, 2))
+    cos, sin = rotary(ctx.random(2, num_tokens, 1, heads.dim // 2))
 
     def make(seed: int) -> Call:
         tokens = ctx.random(num_tokens, heads.query + 2 * heads.kv, heads.dim, seed=seed)
@@ -144,6 +144,13 @@ def _logprobs(ctx: Context, num_rows: int) -> Op:
         return lambda: ctx.kernels.token_logprobs(logits, ids)
 
     return Op(f"token_logprobs, {num_rows}", _logits_bytes(ctx, num_rows), make)
+
+
+def rotary(halves: Tensor) -> tuple[Tensor, Tensor]:
+    """[2, T, 1, dim / 2] -> cosines and sines, [T, 1, dim] each: the first half of the sines is
+    negated."""
+    cos, sin = halves.unbind()
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def make_logits(ctx: Context, num_rows: int, seed: int = 0) -> Tensor:

@@ -155,14 +155,8 @@ def _abort(model: ModelEngine, requests: list[Request]) -> None:
 
 def stall(ctx: Context) -> Iterator[Row]:
     """Tokens' distances of decodes while a prompt is computed in chunks, against those without."""
-    name, config = ctx.sizes.models[0]
-    for slowdown in (_GENTLE_SLOWDOWN, DEFAULT_SLOWDOWN):
-        case = f"{name}, at most {slowdown:g} times a decode step"
-        yield from attempt(case, lambda s=slowdown, c=case: _stall(ctx, c, config, s))
-
-
-def _stall(ctx: Context, case: str, config: dict[str, Any], slowdown: float) -> Iterator[Row]:
     sizes, batch = ctx.sizes, max(ctx.sizes.step_batches)
+    name, config = sizes.models[0]
     num_tokens = 4 * sizes.steps + sizes.stall_prompt // 8
     length = max(sizes.step_prompt + num_tokens, sizes.stall_prompt + 1) + sizes.page_size
     with ModelEngine(
@@ -170,11 +164,20 @@ def _stall(ctx: Context, case: str, config: dict[str, Any], slowdown: float) -> 
         max_total_tokens=batch * (sizes.step_prompt + num_tokens + 2 * sizes.page_size) + length,
         max_running_requests=batch + 1,
         max_model_len=length,
-        decode_slowdown=slowdown,
     ) as model:  # fmt: skip
-        for _ in range(2):  # the first time warms up, and lets the scheduler learn steps' costs
-            model.engine.flush_cache()
-            alone, during, prompt_s = _distances(ctx, model, batch, num_tokens)
+        for slowdown in (_GENTLE_SLOWDOWN, DEFAULT_SLOWDOWN):
+            model.engine.scheduler.stall.slowdown = slowdown
+            case = f"{name}, at most {slowdown:g} times a decode step"
+            yield from attempt(case, lambda c=case: _stall(ctx, c, model, batch, num_tokens))
+
+
+def _stall(
+    ctx: Context, case: str, model: ModelEngine, batch: int, num_tokens: int
+) -> Iterator[Row]:
+    sizes = ctx.sizes
+    for _ in range(2):  # the first time warms up, and lets the scheduler learn steps' costs
+        model.engine.flush_cache()
+        alone, during, prompt_s = _distances(ctx, model, batch, num_tokens)
     base, beside = percentile(sorted(alone), 99), percentile(sorted(during), 99)
     yield Row(
         f"{case}: p99 beside a prompt of {sizes.stall_prompt}", beside * 1e3, "ms",

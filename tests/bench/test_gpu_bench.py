@@ -5,12 +5,14 @@ Kernels run in Triton's interpreter, engines too; times are no measurements and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 import torch
 
 from stemma.bench import gpu
-from stemma.bench.roofline import sections
+from stemma.bench.roofline import sections, serving
 from stemma.bench.roofline.attention import error_row
 from stemma.bench.roofline.ceilings import Ceilings, causal_flop
 from stemma.bench.roofline.context import Context
@@ -51,7 +53,7 @@ def report(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
 
 
 ENGINES = ("step", "stall", "serving")
-UNFINISHED = ("checks", "decode", "small")
+UNFINISHED = ("checks", "decode", "small", "experts", "latent")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +206,122 @@ def test_a_timer_divides_by_the_calls() -> None:
     timing = Timer(torch.device("cpu"), 3).time({"sleep": [lambda: time.sleep(0.004)] * 2})["sleep"]
     assert 0.004 <= timing.least_s <= timing.median_s <= timing.most_s < 1.0
     assert (timing.repeats, timing.how) == (3, "host clock")
+
+
+class FakeCuda:
+    """A device that takes 1 ms for a call, recorded or not; time stands still otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, can_record: bool) -> None:
+        self.now_ms = 0.0
+        self.recorded: list[float] | None = None
+        fake, self.can_record = self, can_record
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at_ms = fake.now_ms
+
+            def elapsed_time(self, later: Any) -> float:
+                return float(later.at_ms - self.at_ms)
+
+        class Graph:
+            def replay(self) -> None:
+                fake.now_ms += sum(self.calls_ms)
+
+        class Stream:
+            def wait_stream(self, other: Any) -> None:
+                pass
+
+        @contextlib.contextmanager
+        def graph(into: Any) -> Any:
+            fake.recorded = into.calls_ms = []
+            yield
+            fake.recorded = None
+            if not fake.can_record:
+                raise RuntimeError("operation not permitted when stream is capturing")
+
+        for name, value in {
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "Stream": Stream,
+            "graph": graph,
+            "stream": contextlib.nullcontext,
+            "current_stream": Stream,
+            "synchronize": lambda: None,
+            "_sleep": self.sleep,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value, raising=True)
+
+    def sleep(self, cycles: int) -> None:
+        self.now_ms += cycles / 1e6
+
+    def call(self) -> None:
+        if self.recorded is None:
+            self.now_ms += 1.0
+        else:
+            self.recorded.append(1.0)
+
+
+@pytest.mark.parametrize("can_record", [True, False])
+def test_a_timer_on_a_gpu_times_a_graphs_calls(
+    can_record: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeCuda(monkeypatch, can_record)
+    timer = Timer(torch.device("cpu"), 3)
+    monkeypatch.setattr(timer, "_is_cuda", True)
+    monkeypatch.setattr(timer, "_flush", torch.empty(4, dtype=torch.int8))
+    found = timer.time({"one": [fake.call], "three": [fake.call] * 3})
+    for timing in found.values():
+        assert timing.median_s == pytest.approx(1e-3)
+        assert timing.how == "graph" or (not can_record and "not permitted" in timing.how)
+    assert found["one"].how.startswith("graph" if can_record else "eager")
+
+
+def test_a_peer_that_is_not_done_in_time_gives_a_least_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is ended, and started anew for the next workload."""
+    started = []
+
+    class Hangs:
+        def __init__(self, *_: object, **__: object) -> None:
+            started.append(self)
+            self.process = subprocess.Popen(["sleep", "60"])
+            self.pid, self.welcome, self.runs = self.process.pid, {"version": "5"}, 0
+
+        def __enter__(self) -> Hangs:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.process.kill()
+            self.process.wait()
+
+        def load(self, path: Path, repeat: int) -> None:
+            assert json.loads(path.read_text())["requests"]
+
+        def run(self) -> dict[str, Any]:
+            self.runs += 1
+            if self.runs == 1:
+                return {"wall_s": 0.01}
+            self.process.wait()
+            raise EngineError("transformers has ended")
+
+    monkeypatch.setattr(serving, "RunningEngine", Hangs)
+    sizes = replace(TINY, peer_limit_s=0.05)
+    peer = Context("cpu", sizes, CEILINGS, peer_python=sys.executable)
+    monkeypatch.setattr(
+        serving,
+        "_ours",
+        lambda ctx, name, config, works, taken: (
+            taken.update({work.name: 0.01 for work, _ in works}) or iter(())
+        ),
+    )
+    rows = list(serving.serving(peer))
+    assert [row.error for row in rows] == [""] * 3
+    assert all(row.case.endswith("at least") and (row.ratio or 0.0) >= 5.0 for row in rows)
+    assert len(started) == 3
 
 
 def test_counted_work() -> None:
