@@ -30,10 +30,10 @@ from .attention_tiles import padded_head_dim, tile_of, tile_rows
 from .language import tl, triton
 from .work_list import AttentionShape, plan_work
 
-# What being in a segment costs a row, in tokens of KV. Its partial result is written and read in
+# What being in a segment costs a row, in tokens of KV. A partial result is written and read in
 # float32, 8 bytes a number and query head; a token's KV has 2 numbers of 2 bytes a KV head. So one
-# is worth 2 * group tokens (8 at Llama-3's 4), and a lone segment is cut into some 8 parts. Counted,
-# not measured.
+# is worth 2 * group tokens (8 at Llama-3's 4), and a lone segment has some 8 parts. Counted, not
+# measured.
 SEGMENT_COST_TOKENS = 64
 
 _LOG2_E = math.log2(math.e)
