@@ -27,6 +27,7 @@ from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
 from .reference import dense as reference_dense
 from .reference import kv_store as reference_store
+from .reference import page_copy as reference_page_copy
 from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
 from .reference import token_mask as reference_mask
@@ -63,6 +64,7 @@ class Kernels:
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
     apply_token_mask: ops.ApplyTokenMask
+    make_page_copy: ops.MakePageCopy
     capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
@@ -111,6 +113,7 @@ def _reference(reason: str) -> Kernels:
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
         apply_token_mask=reference_mask.apply_token_mask,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
         choices=_choices("reference", reason),
@@ -140,6 +143,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
         apply_token_mask=cpu_mask.apply_token_mask,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", {"linear": linear_choice, **_ON_A_CPU}),
@@ -161,6 +165,7 @@ def _native() -> Kernels:
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
         apply_token_mask=native_mask.apply_token_mask,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
         choices=_choices("native", "compiled for this CPU, AVX512-BF16", _ON_A_CPU),
@@ -169,7 +174,7 @@ def _native() -> Kernels:
 
 def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     """For GPUs; imported here, so that a CPU's start does not pay for it."""
-    from .triton import dense, kv_store, page_table
+    from .triton import dense, kv_store, page_copy, page_table
 
     missing = ("reference", "no Triton kernel yet")
     return Kernels(
@@ -186,6 +191,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
         apply_token_mask=reference_mask.apply_token_mask,
+        make_page_copy=page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=0,
         choices=_choices(
@@ -217,12 +223,13 @@ _OPS = (
     "store_kv",
     "take_inputs",
     "update_pages",
+    "page_copy",
     "paged_attention",
     "apply_token_mask",
 )
 # What the engine's CPU path does elsewhere, or only as part of another op.
 _ON_A_CPU = dict.fromkeys(
-    ("act_and_mul", "store_kv", "take_inputs", "update_pages"),
+    ("act_and_mul", "store_kv", "take_inputs", "update_pages", "page_copy"),
     ("reference", "not on a CPU's path"),
 )
 
