@@ -89,6 +89,25 @@ class MakeRMSNorm(Protocol):
         ...
 
 
+class Experts(Protocol):
+    """A mixture of experts behind its router: sum over k of weight k * expert k of the token.
+
+    An expert is down(activation(gate(x)) * up(x)).
+    """
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, H], expert_ids [T, K] int64 in [0, E), weights [T, K] of any floating dtype ->
+        [T, H], a new tensor. What an expert returns is in the dtype of x; weighting and summing
+        are in float32 or better, in the order of k."""
+        ...
+
+
+class MakeExperts(Protocol):
+    def __call__(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+        """gate_up [E, 2 * I, H], gates first, down [E, H, I]; may keep or copy them."""
+        ...
+
+
 class GatherRows(Protocol):
     def __call__(self, table: Tensor, index: Tensor) -> Tensor:
         """table [N, ...] contiguous, index [T] int64 in [0, N) -> [T, ...], a new tensor."""
@@ -182,6 +201,49 @@ class PagedAttention(Protocol):
         Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
         The step's own KV is stored already. Slots past a row's end are never read. Tokens past
         those of the plan (padding) get unspecified results.
+        """
+        ...
+
+
+class StoreLatent(Protocol):
+    def __call__(self, latent: Tensor, kv_layer: Tensor, slots: Tensor) -> None:
+        """Write latent [T, latent_dim + rope_dim] to rows `slots` [T] int64 of kv_layer
+        [num_slots, latent_dim + rope_dim], IN PLACE.
+
+        Slots are distinct but for those of padding tokens, of whose rows any may win.
+        """
+        ...
+
+
+class PlanLatentAttention(Protocol):
+    def __call__(
+        self,
+        rows: AttentionRows,
+        kv_layer: Tensor,
+        num_heads: int,
+        scale: float,
+        padded_tokens: int | None = None,
+    ) -> object:
+        """What `latent_attention` of the same backend needs to know of a step; see PlanAttention.
+
+        kv_layer [num_slots, latent_dim + rope_dim], any layer's; scale: of the scores (the model's
+        head_dim ** -0.5 before absorption, times what its rotary scaling asks for).
+        """
+        ...
+
+
+class LatentAttention(Protocol):
+    """Multi-head latent attention in its absorbed form (DeepSeek-V2, section 2.1).
+
+    A token's KV is one row for all heads, a latent and a rotated key:
+
+        score = (q_latent . latent + q_rope . key) * scale      out = softmax(score) . latent
+    """
+
+    def __call__(self, q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
+        """q_latent [T, num_heads, latent_dim], queries times each head's W_UK; q_rope [T,
+        num_heads, rope_dim], rotated; kv_layer [num_slots, latent_dim + rope_dim], latents first
+        -> [T, num_heads, latent_dim], for each head's W_UV to take. Otherwise as PagedAttention.
         """
         ...
 
