@@ -96,7 +96,7 @@ def select_kernels(
     if mode == "triton" or (mode == "auto" and device.type != "cpu"):
         refusal = why_not_triton(device, dtype)
         if refusal is None:
-            return _triton(device, dtype)
+            return _triton(device)
         if mode == "triton":
             raise InvalidRequest.of("kernels", mode, refusal)
         return _reference(refusal)
@@ -189,7 +189,7 @@ def _native() -> Kernels:
     )
 
 
-def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+def _triton(device: torch.device) -> Kernels:
     """For GPUs; imported here, so that a CPU's start does not pay for it."""
     from .triton import (
         adjust,
@@ -198,11 +198,11 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         logprobs,
         page_copy,
         page_table,
+        paged_attention,
         sampling,
         token_mask,
     )
 
-    missing = ("reference", "no Triton kernel yet")
     return Kernels(
         make_linear=dense.make_linear,
         make_output_linear=dense.make_output_linear,
@@ -214,22 +214,19 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         store_kv=kv_store.store_kv,
         take_inputs=page_table.take_inputs,
         update_pages=page_table.update_pages,
-        plan_attention=reference_attention.plan_attention,
-        paged_attention=reference_attention.paged_attention,
+        plan_attention=paged_attention.plan_attention,
+        paged_attention=paged_attention.paged_attention,
         adjust_logits=adjust.adjust_logits,
         apply_token_mask=token_mask.apply_token_mask,
         sample=sampling.sample,
         token_logprobs=logprobs.token_logprobs,
         make_page_copy=page_copy.PageCopy,
         capture=None,
-        segment_cost_tokens=0,
+        segment_cost_tokens=paged_attention.SEGMENT_COST_TOKENS,
         choices=_choices(
             "triton",
             _why_triton(device),
-            {
-                "linear": ("torch", "cuBLAS has the fastest products"),
-                "paged_attention": missing,
-            },
+            {"linear": ("torch", "cuBLAS has the fastest products")},
         ),
     )
 
