@@ -13,9 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor, empty
 
+from ..adjusted_rows import AdjustedRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
-from . import dense, experts, kv_store, page_table
+from ..sampling_rows import SamplingRows
+from . import adjust, dense, experts, kv_store, logprobs, page_table, sampling, token_mask
 
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
@@ -50,7 +52,7 @@ MODELS = {  # by head_dim
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_experts(), *_kv_store(), *_dense(), *_inputs()]
+    return [*_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
 
 
 def _experts() -> Iterator[Launch]:
@@ -74,6 +76,50 @@ def _run_experts(dtype: torch.dtype, num_tokens: int, activation: Activation) ->
     )
     x = empty(num_tokens, hidden, dtype=dtype)
     layer(x, _ints(num_tokens, top_k), empty(num_tokens, top_k))
+
+
+def _sampling() -> Iterator[Launch]:
+    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere."""
+    for vocab_size in (128256, 50257):
+        is_rare = vocab_size != 128256
+        if not is_rare:
+            yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size))
+        yield Launch(f"adjust_logits {vocab_size}", partial(_adjust, vocab_size), is_rare)
+        yield Launch(f"token_logprobs {vocab_size}", partial(_logprobs, vocab_size), is_rare)
+        yield Launch(f"apply_token_mask {vocab_size}", partial(_mask, vocab_size), is_rare)
+
+
+def _sample(vocab_size: int) -> None:
+    temperature = top_p = min_p = _doubles(NUM_TOKENS)
+    top_k = seed = position = _ints(NUM_TOKENS)
+    rows = SamplingRows(temperature, top_k, top_p, min_p, seed, position)
+    sampling.sample(empty(NUM_TOKENS, vocab_size), rows)
+
+
+def _adjust(vocab_size: int) -> None:
+    num_entries = 1000
+    rows = AdjustedRows(
+        place=_ints(NUM_TOKENS),
+        repetition=_doubles(NUM_TOKENS),
+        frequency=_doubles(NUM_TOKENS),
+        presence=_doubles(NUM_TOKENS),
+        latest=_ints(NUM_TOKENS),
+        entry_start=_ints(NUM_TOKENS + 1),
+        token_id=_ints(num_entries),
+        count=_ints(num_entries),
+        is_in_prompt=empty(num_entries, dtype=torch.bool),
+        bias=_doubles(num_entries),
+    )
+    adjust.adjust_logits(empty(NUM_TOKENS, vocab_size), rows, _ints(NUM_TOKENS))
+
+
+def _logprobs(vocab_size: int) -> None:
+    logprobs.token_logprobs(empty(NUM_TOKENS, vocab_size), _ints(NUM_TOKENS))
+
+
+def _mask(vocab_size: int) -> None:
+    masks = empty(NUM_TOKENS, -(-vocab_size // 32), dtype=torch.int32)
+    token_mask.apply_token_mask(empty(NUM_TOKENS, vocab_size), _ints(NUM_TOKENS), masks)
 
 
 def _kv_store() -> Iterator[Launch]:
@@ -160,3 +206,7 @@ def _update_pages() -> None:
 
 def _ints(*shape: int) -> Tensor:
     return empty(shape, dtype=torch.int64)
+
+
+def _doubles(*shape: int) -> Tensor:
+    return empty(shape, dtype=torch.float64)
