@@ -13,9 +13,21 @@ from functools import partial
 import torch
 from torch import Tensor, empty
 
+from ..adjusted_rows import AdjustedRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
-from . import dense, experts, kv_store, page_table
+from ..sampling_rows import SamplingRows
+from . import (
+    adjust,
+    dense,
+    experts,
+    kv_store,
+    logprobs,
+    page_copy,
+    page_table,
+    sampling,
+    token_mask,
+)
 
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
@@ -50,7 +62,7 @@ MODELS = {  # by head_dim
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_experts(), *_kv_store(), *_dense(), *_inputs()]
+    return [*_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
 
 
 def _experts() -> Iterator[Launch]:
@@ -74,6 +86,50 @@ def _run_experts(dtype: torch.dtype, num_tokens: int, activation: Activation) ->
     )
     x = empty(num_tokens, hidden, dtype=dtype)
     layer(x, _ints(num_tokens, top_k), empty(num_tokens, top_k))
+
+
+def _sampling() -> Iterator[Launch]:
+    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere."""
+    for vocab_size in (128256, 50257):
+        is_rare = vocab_size != 128256
+        if not is_rare:
+            yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size))
+        yield Launch(f"adjust_logits {vocab_size}", partial(_adjust, vocab_size), is_rare)
+        yield Launch(f"token_logprobs {vocab_size}", partial(_logprobs, vocab_size), is_rare)
+        yield Launch(f"apply_token_mask {vocab_size}", partial(_mask, vocab_size), is_rare)
+
+
+def _sample(vocab_size: int) -> None:
+    temperature = top_p = min_p = _doubles(NUM_TOKENS)
+    top_k = seed = position = _ints(NUM_TOKENS)
+    rows = SamplingRows(temperature, top_k, top_p, min_p, seed, position)
+    sampling.sample(empty(NUM_TOKENS, vocab_size), rows)
+
+
+def _adjust(vocab_size: int) -> None:
+    num_entries = 1000
+    rows = AdjustedRows(
+        place=_ints(NUM_TOKENS),
+        repetition=_doubles(NUM_TOKENS),
+        frequency=_doubles(NUM_TOKENS),
+        presence=_doubles(NUM_TOKENS),
+        latest=_ints(NUM_TOKENS),
+        entry_start=_ints(NUM_TOKENS + 1),
+        token_id=_ints(num_entries),
+        count=_ints(num_entries),
+        is_in_prompt=empty(num_entries, dtype=torch.bool),
+        bias=_doubles(num_entries),
+    )
+    adjust.adjust_logits(empty(NUM_TOKENS, vocab_size), rows, _ints(NUM_TOKENS))
+
+
+def _logprobs(vocab_size: int) -> None:
+    logprobs.token_logprobs(empty(NUM_TOKENS, vocab_size), _ints(NUM_TOKENS))
+
+
+def _mask(vocab_size: int) -> None:
+    masks = empty(NUM_TOKENS, -(-vocab_size // 32), dtype=torch.int32)
+    token_mask.apply_token_mask(empty(NUM_TOKENS, vocab_size), _ints(NUM_TOKENS), masks)
 
 
 def _kv_store() -> Iterator[Launch]:
@@ -146,6 +202,8 @@ def _gather_rows(dtype: torch.dtype) -> None:
 def _inputs() -> Iterator[Launch]:
     yield Launch("take_inputs", _take_inputs)
     yield Launch("update_pages", _update_pages)
+    for page_size in (1, 16):
+        yield Launch(f"page_copy bf16 pages of {page_size}", partial(_page_copy, page_size))
 
 
 def _take_inputs() -> None:
@@ -158,5 +216,19 @@ def _update_pages() -> None:
     )
 
 
+def _page_copy(page_size: int) -> None:
+    model = MODELS[128]
+    layers = [empty(2, model.num_kv_heads, NUM_SLOTS, model.head_dim, dtype=torch.bfloat16)] * 2
+    shape = (NUM_TOKENS, len(layers), 2, model.num_kv_heads, page_size, model.head_dim)
+    packed = empty(shape, dtype=torch.bfloat16)
+    copy = page_copy.PageCopy(layers, page_size)
+    copy.pack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+    copy.unpack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+
+
 def _ints(*shape: int) -> Tensor:
     return empty(shape, dtype=torch.int64)
+
+
+def _doubles(*shape: int) -> Tensor:
+    return empty(shape, dtype=torch.float64)
