@@ -72,9 +72,39 @@ class MakeGatedLinear(Protocol):
         ...
 
 
+class ActAndMul(Protocol):
+    def __call__(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """gate_up [T, 2 * size] contiguous, gates first -> activation(gates) * ups [T, size], a
+        new tensor.
+
+        silu: x / (1 + exp(-x)); gelu: with the error function; gelu_tanh: its approximation
+        (Hendrycks and Gimpel 2016).
+        """
+        ...
+
+
 class MakeRMSNorm(Protocol):
     def __call__(self, weight: Tensor, eps: float) -> RMSNorm:
         """weight [hidden_size]."""
+        ...
+
+
+class Experts(Protocol):
+    """A mixture of experts behind its router: sum over k of weight k * expert k of the token.
+
+    An expert is down(activation(gate(x)) * up(x)).
+    """
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, H], expert_ids [T, K] int64 in [0, E), weights [T, K] of any floating dtype ->
+        [T, H], a new tensor. What an expert returns is in the dtype of x; weighting and summing
+        are in float32 or better, in the order of k."""
+        ...
+
+
+class MakeExperts(Protocol):
+    def __call__(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+        """gate_up [E, 2 * I, H], gates first, down [E, H, I]; may keep or copy them."""
         ...
 
 
@@ -92,11 +122,42 @@ class RotateAndStore(Protocol):
 
         heads [T, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys, values. The
         queries are rotated IN PLACE; what becomes of the rest of `heads` is open. `slots` [T]
-        int64, distinct: rows of kv_layer.
+        int64, distinct but for those of padding: rows of kv_layer.
 
-        Hugging Face's half rotation: with d = head_dim / 2, (a, b) = (head[:d], head[d:]) becomes
-        (a cos - b sin, b cos + a sin). cos, sin: [T, 1, head_dim], `sin` with its first half
-        NEGATED (so that a kernel is one rotate, one product and one fused product-sum).
+        Hugging Face's half rotation: with d = rotary_dim / 2, (a, b) = (head[:d], head[d:2d])
+        becomes (a cos - b sin, b cos + a sin), and what follows stays. cos, sin:
+        [T, 1, rotary_dim], rotary_dim <= head_dim and even, `sin` with its first half NEGATED (so
+        that a kernel is one rotate, one product and one fused product-sum).
+        """
+        ...
+
+
+class StoreKV(Protocol):
+    def __call__(self, k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
+        """Write keys and values as they are to their slots.
+
+        k, v [T, num_kv_heads, head_dim], each token's contiguous; slots as in RotateAndStore.
+        """
+        ...
+
+
+class TakeInputs(Protocol):
+    def __call__(self, token_ids: Tensor, sources: Tensor, previous: Tensor) -> Tensor:
+        """A step's token ids [T] int64, a new tensor: `previous[sources[i]]` where sources[i] >= 0,
+        else token_ids[i].
+
+        token_ids, sources [T] int64; previous [P] int64, P > 0: what each row of the step before
+        sampled.
+        """
+        ...
+
+
+class UpdatePages(Protocol):
+    def __call__(self, page_table: Tensor, updates: Tensor) -> None:
+        """Write new entries of the page table, IN PLACE.
+
+        page_table [max_running_requests, max_pages] int32; updates [U, 3] int32: row, column, page
+        id, no place twice; a row of -1 is padding.
         """
         ...
 
@@ -140,6 +201,49 @@ class PagedAttention(Protocol):
         Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
         The step's own KV is stored already. Slots past a row's end are never read. Tokens past
         those of the plan (padding) get unspecified results.
+        """
+        ...
+
+
+class StoreLatent(Protocol):
+    def __call__(self, latent: Tensor, kv_layer: Tensor, slots: Tensor) -> None:
+        """Write latent [T, latent_dim + rope_dim] to rows `slots` [T] int64 of kv_layer
+        [num_slots, latent_dim + rope_dim], IN PLACE.
+
+        Slots are distinct but for those of padding tokens, of whose rows any may win.
+        """
+        ...
+
+
+class PlanLatentAttention(Protocol):
+    def __call__(
+        self,
+        rows: AttentionRows,
+        kv_layer: Tensor,
+        num_heads: int,
+        scale: float,
+        padded_tokens: int | None = None,
+    ) -> object:
+        """What `latent_attention` of the same backend needs to know of a step; see PlanAttention.
+
+        kv_layer [num_slots, latent_dim + rope_dim], any layer's; scale: of the scores (the model's
+        head_dim ** -0.5 before absorption, times what its rotary scaling asks for).
+        """
+        ...
+
+
+class LatentAttention(Protocol):
+    """Multi-head latent attention in its absorbed form (DeepSeek-V2, section 2.1).
+
+    A token's KV is one row for all heads, a latent and a rotated key:
+
+        score = (q_latent . latent + q_rope . key) * scale      out = softmax(score) . latent
+    """
+
+    def __call__(self, q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
+        """q_latent [T, num_heads, latent_dim], queries times each head's W_UK; q_rope [T,
+        num_heads, rope_dim], rotated; kv_layer [num_slots, latent_dim + rope_dim], latents first
+        -> [T, num_heads, latent_dim], for each head's W_UV to take. Otherwise as PagedAttention.
         """
         ...
 

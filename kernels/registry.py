@@ -6,11 +6,14 @@ model: there is no global switch. `describe()` is what `stemma doctor` prints.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 
+from ..errors import InvalidRequest
 from . import ops
 from .cpu import adjust as cpu_adjust
 from .cpu import dense as cpu_dense
@@ -26,13 +29,17 @@ from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
 from .reference import adjust as reference_adjust
 from .reference import dense as reference_dense
+from .reference import kv_store as reference_store
 from .reference import logprobs as reference_logprobs
+from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
 from .reference import sampling as reference_sampling
 from .reference import token_mask as reference_mask
+from .triton.availability import is_interpreted, why_not_triton
 
-KernelMode = Literal["auto", "cpu", "reference"]
-"""auto: the fastest that runs here; cpu: torch calls, nothing compiled; reference: the truth."""
+KernelMode = Literal["auto", "cpu", "triton", "reference"]
+"""auto: the fastest that runs here; cpu: torch calls, nothing compiled; triton: the GPU's kernels,
+on a CPU in their interpreter; reference: the truth, on any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class KernelChoice:
     """One row of the doctor's table."""
 
     op: str
-    implementation: str  # "reference", "cpu", "native"
+    implementation: str  # "reference", "cpu", "native", "torch", "triton"
     reason: str
 
 
@@ -53,7 +60,11 @@ class Kernels:
     make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
     gather_rows: ops.GatherRows
+    act_and_mul: ops.ActAndMul
     rotate_and_store: ops.RotateAndStore
+    store_kv: ops.StoreKV
+    take_inputs: ops.TakeInputs
+    update_pages: ops.UpdatePages
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
     adjust_logits: ops.AdjustLogits
@@ -72,12 +83,23 @@ class Kernels:
 def select_kernels(
     dtype: torch.dtype, device: torch.device | str = "cpu", mode: KernelMode = "auto"
 ) -> Kernels:
-    """The best implementations for `dtype` on `device`, or those that `mode` asks for."""
-    device_type = torch.device(device).type
+    """The best implementations for `dtype` on `device`, or those that `mode` asks for.
+
+    Raises:
+        InvalidRequest: `mode` asks for what does not run there; the message says why.
+    """
+    device = torch.device(device)
     if mode == "reference":
         return _reference("asked for")
-    if device_type != "cpu":
-        return _reference(f"no kernels for {device_type} yet")
+    if mode == "triton" or (mode == "auto" and device.type != "cpu"):
+        refusal = why_not_triton(device, dtype)
+        if refusal is None:
+            return _triton(device, dtype)
+        if mode == "triton":
+            raise InvalidRequest.of("kernels", mode, refusal)
+        return _reference(refusal)
+    if device.type != "cpu":
+        raise InvalidRequest.of("kernels", mode, f"on {device.type} one of auto, triton, reference")
     refusal = "not asked for" if mode == "cpu" else why_not_native(dtype)
     return _native() if refusal is None else _cpu(dtype, refusal)
 
@@ -89,7 +111,11 @@ def _reference(reason: str) -> Kernels:
         make_gated_linear=reference_dense.make_gated_linear,
         make_rms_norm=reference_dense.make_rms_norm,
         gather_rows=reference_dense.gather_rows,
-        rotate_and_store=reference_dense.rotate_and_store,
+        act_and_mul=reference_dense.act_and_mul,
+        rotate_and_store=reference_store.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
         adjust_logits=reference_adjust.adjust_logits,
@@ -98,10 +124,7 @@ def _reference(reason: str) -> Kernels:
         token_logprobs=reference_logprobs.token_logprobs,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
-        choices=(
-            *_choices("reference", reason, "reference", reason),
-            *_sampling_choices("reference", reason),
-        ),
+        choices=_choices("reference", reason),
     )
 
 
@@ -109,15 +132,22 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
     """Torch calls; linears packed by oneDNN where that works."""
     unpacked = cpu_linear.why_not_packed(dtype)
     linear = cpu_linear if unpacked is None else reference_dense
-    linear_backend = "cpu" if unpacked is None else "reference"
-    linear_reason = unpacked or f"oneDNN weights packed for {dtype}"
+    linear_choice = (
+        ("cpu", f"oneDNN weights packed for {dtype}")
+        if unpacked is None
+        else ("reference", unpacked)
+    )
     return Kernels(
         make_linear=linear.make_linear,
         make_output_linear=linear.make_output_linear,
         make_gated_linear=linear.make_gated_linear,
         make_rms_norm=cpu_dense.make_rms_norm,
         gather_rows=cpu_dense.gather_rows,
+        act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=cpu_dense.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
         adjust_logits=cpu_adjust.adjust_logits,
@@ -126,22 +156,22 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         token_logprobs=reference_logprobs.token_logprobs,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
-        choices=(
-            *_choices("cpu", f"compiled: {refusal}", linear_backend, linear_reason),
-            *_sampling_choices("cpu", "numpy"),
-        ),
+        choices=_choices("cpu", f"compiled: {refusal}", {"linear": linear_choice, **_ON_A_CPU}),
     )
 
 
 def _native() -> Kernels:
-    reason = "compiled for this CPU, AVX512-BF16"
     return Kernels(
         make_linear=native_linear.make_linear,
         make_output_linear=native_linear.make_output_linear,
         make_gated_linear=native_linear.make_gated_linear,
         make_rms_norm=native_dense.make_rms_norm,
         gather_rows=native_dense.gather_rows,
+        act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=native_dense.rotate_and_store,
+        store_kv=reference_store.store_kv,
+        take_inputs=reference_page_table.take_inputs,
+        update_pages=reference_page_table.update_pages,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
         adjust_logits=cpu_adjust.adjust_logits,
@@ -150,28 +180,81 @@ def _native() -> Kernels:
         token_logprobs=reference_logprobs.token_logprobs,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
-        choices=(
-            *_choices("native", reason, "native", reason),
-            *_sampling_choices("cpu", "numpy"),
+        choices=_choices("native", "compiled for this CPU, AVX512-BF16", _ON_A_CPU),
+    )
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """For GPUs; imported here, so that a CPU's start does not pay for it."""
+    from .triton import adjust, dense, kv_store, logprobs, page_table, sampling, token_mask
+
+    missing = ("reference", "no Triton kernel yet")
+    return Kernels(
+        make_linear=dense.make_linear,
+        make_output_linear=dense.make_output_linear,
+        make_gated_linear=dense.make_gated_linear,
+        make_rms_norm=dense.make_rms_norm,
+        gather_rows=dense.gather_rows,
+        act_and_mul=dense.act_and_mul,
+        rotate_and_store=kv_store.rotate_and_store,
+        store_kv=kv_store.store_kv,
+        take_inputs=page_table.take_inputs,
+        update_pages=page_table.update_pages,
+        plan_attention=reference_attention.plan_attention,
+        paged_attention=reference_attention.paged_attention,
+        adjust_logits=adjust.adjust_logits,
+        apply_token_mask=token_mask.apply_token_mask,
+        sample=sampling.sample,
+        token_logprobs=logprobs.token_logprobs,
+        capture=None,
+        segment_cost_tokens=0,
+        choices=_choices(
+            "triton",
+            _why_triton(device),
+            {
+                "linear": ("torch", "cuBLAS has the fastest products"),
+                "paged_attention": missing,
+            },
         ),
     )
+
+
+def _why_triton(device: torch.device) -> str:
+    if is_interpreted():
+        return "interpreted on a CPU (TRITON_INTERPRET)"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"compiled for compute capability {major}.{minor}"
+
+
+# The order of the doctor's table.
+_OPS = (
+    "linear",
+    "rms_norm",
+    "gather_rows",
+    "act_and_mul",
+    "rotate_and_store",
+    "store_kv",
+    "take_inputs",
+    "update_pages",
+    "paged_attention",
+    "adjust_logits",
+    "apply_token_mask",
+    "sample",
+    "token_logprobs",
+)
+# What the engine's CPU path does elsewhere, or only as part of another op.
+_ON_A_CPU = {
+    **dict.fromkeys(
+        ("act_and_mul", "store_kv", "take_inputs", "update_pages"),
+        ("reference", "not on a CPU's path"),
+    ),
+    **dict.fromkeys(("adjust_logits", "sample"), ("cpu", "numpy")),
+    "token_logprobs": ("reference", "two torch calls"),
+}
 
 
 def _choices(
-    backend: str, reason: str, linear_backend: str, linear_reason: str
+    backend: str, reason: str, others: Mapping[str, tuple[str, str]] = MappingProxyType({})
 ) -> tuple[KernelChoice, ...]:
-    return (
-        KernelChoice("linear", linear_backend, linear_reason),
-        *(
-            KernelChoice(op, backend, reason)
-            for op in ("rms_norm", "rotate_and_store", "paged_attention", "apply_token_mask")
-        ),
-    )
-
-
-def _sampling_choices(backend: str, reason: str) -> tuple[KernelChoice, ...]:
-    return (
-        KernelChoice("adjust_logits", backend, reason),
-        KernelChoice("sample", backend, reason),
-        KernelChoice("token_logprobs", "reference", "two torch calls"),
-    )
+    """`others`: implementation and reason of the ops that are not of this backend."""
+    return tuple(KernelChoice(op, *others.get(op, (backend, reason))) for op in _OPS)

@@ -48,10 +48,10 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 def rotate_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
 ) -> None:
-    assert isinstance(kv_layer, Tensor)
-    num_kv_heads = kv_layer.shape[1]
-    rotated = heads[:, :-num_kv_heads]
-    swapped = rotated.roll(heads.shape[-1] // 2, -1)
+    assert isinstance(kv_layer, Tensor), "quantized KV is for the reference and for GPUs"
+    num_kv_heads, rotary_dim = kv_layer.shape[1], cos.shape[-1]
+    rotated = heads[:, :-num_kv_heads, :rotary_dim]
+    swapped = rotated.roll(rotary_dim // 2, -1)
     rotated.mul_(cos).addcmul_(swapped, sin)
     kv = heads[:, -2 * num_kv_heads :].view(len(heads), 2, num_kv_heads, -1)
     kv_layer.index_copy_(2, slots, kv.permute(1, 2, 0, 3))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..cpu import dense as cpu
 from ..ops import KVLayer, RMSNorm
 from .calls import kernel
 
@@ -30,8 +31,11 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
 def rotate_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
 ) -> None:
-    assert isinstance(kv_layer, Tensor)
     num_tokens, num_all_heads, head_dim = heads.shape
+    if cos.shape[-1] != head_dim:
+        # NOTE: of torch calls, so that a step of such a model is not recorded (see `capture`).
+        return cpu.rotate_and_store(heads, cos, sin, kv_layer, slots)
+    assert isinstance(kv_layer, Tensor), "quantized KV is for the reference and for GPUs"
     _, num_kv_heads, num_slots, _ = kv_layer.shape
     _rotate_and_store()(
         heads.data_ptr(),

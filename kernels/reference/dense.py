@@ -1,4 +1,4 @@
-"""Linear layers, norm, rotary embedding and KV store in plain torch: the truth.
+"""Linear layers, activations, norm and lookups in plain torch: the truth.
 
 Written for reading; norms and products of low-precision inputs go through float32, float64 stays
 float64.
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import KVLayer, Linear, RMSNorm
+from ..ops import Activation, Linear, RMSNorm
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -29,10 +29,16 @@ def make_output_linear(weight: Tensor) -> Linear:
 
 def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     def gated_linear(x: Tensor) -> Tensor:
-        gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return act_and_mul(F.linear(x, weight, bias))
 
     return gated_linear
+
+
+def act_and_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="none" if activation == "gelu" else "tanh") * up
 
 
 def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
@@ -48,19 +54,6 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index)
-
-
-def rotate_and_store(
-    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
-) -> None:
-    assert isinstance(kv_layer, Tensor)
-    num_kv_heads = kv_layer.shape[1]
-    rotated = heads[:, :-num_kv_heads]
-    half = heads.shape[-1] // 2
-    swapped = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
-    rotated.copy_(rotated * cos + swapped * sin)
-    kv = heads[:, -2 * num_kv_heads :].view(len(heads), 2, num_kv_heads, -1)
-    kv_layer[:, :, slots] = kv.permute(1, 2, 0, 3)
 
 
 def widen(x: Tensor) -> Tensor:

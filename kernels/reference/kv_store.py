@@ -1,0 +1,65 @@
+"""Rotary embedding and the KV store, plain and quantized, in plain torch: the truth.
+
+In 8 bits a vector with largest magnitude m has the scale m / 127 (int8) or m / 448 (float8_e4m3fn),
+and x becomes the number of the format that is nearest to x * (127 / m), ties to even, in float32.
+What is quantized is what a plain pool would hold. A vector with NaN or an infinity gets a scale
+that is not finite either, so that it is not read as numbers. (Below 2e-36, where 448 / m overflows,
+all but zero count as m.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops import KVLayer
+from .dense import widen
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def rotate_and_store(
+    heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
+) -> None:
+    num_kv_heads = _values(kv_layer).shape[1]
+    rotate(heads[:, :-num_kv_heads], cos, sin)
+    store_kv(heads[:, -2 * num_kv_heads : -num_kv_heads], heads[:, -num_kv_heads:], kv_layer, slots)
+
+
+def store_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
+    kv = torch.stack((k, v)).transpose(1, 2)
+    if isinstance(kv_layer, Tensor):
+        kv_layer[:, :, slots] = kv
+        return
+    values, scales = quantized(kv, kv_layer.values.dtype)
+    as_bytes(kv_layer.values)[:, :, slots] = as_bytes(values)
+    kv_layer.scales[:, :, slots] = scales
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """The first cos.shape[-1] elements of heads [T, any, head_dim], IN PLACE."""
+    rotary_dim = cos.shape[-1]
+    rotated = heads[..., :rotary_dim]
+    half = rotary_dim // 2
+    swapped = torch.cat((rotated[..., half:], rotated[..., :half]), dim=-1)
+    rotated.copy_(widen(rotated) * widen(cos) + widen(swapped) * widen(sin))
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [..., head_dim] -> its numbers in `dtype`, and float32 scales [...]."""
+    largest = x.float().abs().amax(-1)
+    limit = LARGEST[dtype]
+    inverse = torch.full_like(largest, limit) / largest  # a number / a tensor rounds twice
+    numbers = (x.float() * inverse[..., None]).nan_to_num(nan=0.0).clamp(-limit, limit)
+    if dtype is torch.int8:
+        numbers = numbers.round()
+    return numbers.to(dtype), largest / limit
+
+
+def as_bytes(values: Tensor) -> Tensor:
+    """8-bit numbers as uint8, a view: torch does little with 8-bit floats."""
+    return values.view(torch.uint8)
+
+
+def _values(kv_layer: KVLayer) -> Tensor:
+    return kv_layer if isinstance(kv_layer, Tensor) else kv_layer.values

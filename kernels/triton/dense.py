@@ -1,0 +1,174 @@
+"""Linear layers, norm, activations and lookups for a GPU.
+
+Products are cuBLAS's, through torch. What is left is bound by memory: each kernel here reads its
+inputs once and writes its result once, in vectors of 16 bytes, and takes as many rows a program as
+fill some warps. Rounding is the reference's: a value that torch's calls would store between two of
+them is rounded there.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops import Activation, Linear, RMSNorm
+from ..reference.dense import make_linear, widen
+from .language import tl, triton
+
+__all__ = [
+    "act_and_mul", "gather_rows", "make_gated_linear", "make_linear", "make_output_linear",
+    "make_rms_norm",
+]  # fmt: skip
+
+# A program's elements, at least, where rows are shorter: two vectors of 8 for each of 64 threads.
+_MIN_TILE = 1024
+_MAX_NORM_SIZE = 16384
+_ACT_BLOCK = 1024
+_SILU, _GELU, _GELU_TANH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_ACTIVATIONS: dict[Activation, tl.constexpr] = {
+    "silu": _SILU,
+    "gelu": _GELU,
+    "gelu_tanh": _GELU_TANH,
+}
+
+
+def make_output_linear(weight: Tensor) -> Linear:
+    """Logits: the float32 sums as they are where torch gives them, else rounded, then widened."""
+    if weight.dtype is torch.float32 or not _gives_wide_products(weight):
+        return lambda x: widen(F.linear(x, weight))
+    transposed = weight.T
+
+    def output_linear(x: Tensor) -> Tensor:
+        return torch.mm(x, transposed, out_dtype=torch.float32)
+
+    return output_linear
+
+
+def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """One product for gates and ups; both halves of a row are then read once."""
+
+    def gated_linear(x: Tensor) -> Tensor:
+        return act_and_mul(F.linear(x, weight, bias))
+
+    return gated_linear
+
+
+def act_and_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    assert gate_up.is_contiguous()
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_tokens, size)
+    if out.numel():
+        _act_and_mul[num_tokens, triton.cdiv(size, _ACT_BLOCK)](
+            gate_up, out, SIZE=size, BLOCK=_ACT_BLOCK, ACTIVATION=_ACTIVATIONS[activation],
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
+    """Rows of up to 16,384."""
+    size = weight.shape[0]
+    assert size <= _MAX_NORM_SIZE, f"a norm over {size} elements; at most {_MAX_NORM_SIZE}"
+    weight = weight.contiguous()
+    block = triton.next_power_of_2(size)
+    num_rows = max(1, _MIN_TILE // block)
+    num_warps = min(16, num_rows * block // 512)
+
+    def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert x.is_contiguous() and (residual is None or residual.is_contiguous())
+        y = torch.empty_like(x)
+        if len(x):
+            _rms_norm[(triton.cdiv(len(x), num_rows),)](
+                x, residual, weight, y, len(x), eps,
+                SIZE=size, BLOCK=block, ROWS=num_rows, num_warps=num_warps,
+            )  # fmt: skip
+        return y
+
+    return rms_norm
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    assert table.is_contiguous()
+    rows = table.new_empty((len(index), *table.shape[1:]))
+    size = table.stride(0)
+    if rows.numel():
+        block = min(_MIN_TILE, triton.next_power_of_2(size))
+        num_rows = _MIN_TILE // block
+        grid = (triton.cdiv(len(index), num_rows), triton.cdiv(size, block))
+        _gather_rows[grid](
+            table, index, rows, len(index), SIZE=size, BLOCK=block, ROWS=num_rows, num_warps=4
+        )
+    return rows
+
+
+def _gives_wide_products(weight: Tensor) -> bool:
+    """Whether torch multiplies this dtype into float32 here; tried, since few backends do."""
+    try:
+        ones = weight.new_ones(16, 16)
+        product = torch.mm(ones, ones.T, out_dtype=torch.float32)
+        return product.dtype is torch.float32 and bool((product == 16).all())
+    except (RuntimeError, TypeError):
+        return False
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm(
+    x, residual, weight, y, num_rows, eps,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS whole rows a program, in registers between the sum and its use."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    at = rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
+    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    values = tl.load(x + at, mask=is_inside, other=0.0)
+    if residual is not None:
+        before = tl.load(residual + at, mask=is_inside, other=0.0)
+        values = (values.to(tl.float32) + before.to(tl.float32)).to(values.dtype)
+        tl.store(residual + at, values, mask=is_inside)
+    scale = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
+    wide = values.to(tl.float32)
+    mean = tl.sum(wide * wide, axis=1) / SIZE
+    normed = (wide * tl.rsqrt(mean + eps)[:, None]).to(values.dtype)
+    scaled = normed.to(tl.float32) * scale.to(tl.float32)[None, :]
+    tl.store(y + at, scaled.to(values.dtype), mask=is_inside)
+
+
+@triton.jit
+def _act_and_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+    """BLOCK results of one token a program."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < SIZE
+    gates = gate_up + token * (2 * SIZE) + columns
+    gate = tl.load(gates, mask=is_inside, other=0.0)
+    up = tl.load(gates + SIZE, mask=is_inside, other=0.0)
+    activated = _activate(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
+    product = activated.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + token * SIZE + columns, product.to(gate.dtype), mask=is_inside)
+
+
+@triton.jit
+def _activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == _SILU:
+        return x / (1.0 + tl.exp(-x))
+    if ACTIVATION == _GELU:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    # 1 + tanh(u) = 2 / (1 + exp(-2 u)), which loses nothing where tanh is near -1.
+    twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 sqrt(2 / pi) (...)
+    return x / (1.0 + tl.exp(-twice))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gather_rows(
+    table, index, out, num_rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """BLOCK columns of ROWS rows a program."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sources = tl.load(index + rows, mask=rows < num_rows, other=0)
+    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    values = tl.load(table + sources[:, None] * SIZE + columns[None, :], mask=is_inside)
+    at = rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
+    tl.store(out + at, values, mask=is_inside)

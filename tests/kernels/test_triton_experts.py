@@ -1,0 +1,180 @@
+"""Grouped expert products against a loop over the experts, in Triton's interpreter and on a CPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stemma.kernels.cpu import experts as cpu
+from stemma.kernels.ops import Activation, MakeExperts
+from stemma.kernels.reference import dense as reference_dense
+from stemma.kernels.reference import experts as reference
+from stemma.kernels.triton import expert_blocks, experts
+
+Shape = tuple[int, int, int, int, int]  # tokens, k, experts, hidden size, expert's size
+
+ON_A_CPU: MakeExperts = partial(cpu.make_experts, make_linear=reference_dense.make_linear)
+# Of the largest result, above what the same loop in this dtype errs by itself.
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1, 1, 16, 16),
+        (1, 8, 8, 64, 32),
+        (3, 2, 5, 72, 40),  # neither size a multiple of a block
+        (17, 3, 4, 129, 33),  # nor of 16 bytes
+        (2, 4, 64, 136, 96),  # more columns than a block, more experts than pairs
+        (20, 5, 8, 256, 16),  # more than one block an expert
+    ],
+)
+def test_few_pairs_an_expert(shape: Shape, dtype: torch.dtype) -> None:
+    _check(experts.make_experts, shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((30, 2, 2, 96, 72), torch.float16),
+        ((170, 2, 2, 72, 40), torch.float16),
+        ((30, 2, 2, 96, 40), torch.float32),
+    ],
+)
+def test_many_pairs_an_expert(shape: Shape, dtype: torch.dtype) -> None:
+    """Tiles 64 and 128 rows high."""
+    num_pairs = shape[0] * shape[1]
+    assert experts.choose_tiles(dtype, num_pairs, shape[2]).down.block_m >= 64
+    _check(experts.make_experts, shape, dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU])
+def test_each_activation(make_experts: MakeExperts, activation: Activation) -> None:
+    _check(make_experts, (5, 2, 3, 48, 24), torch.float32, activation)
+
+
+@pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU])
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_one_expert_has_all_tokens_and_the_others_none(
+    make_experts: MakeExperts, num_tokens: int
+) -> None:
+    chosen = torch.full((num_tokens, 1), 2)
+    _check(make_experts, (num_tokens, 1, 4, 32, 16), torch.float32, expert_ids=chosen)
+
+
+@pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU])
+def test_an_expert_that_nobody_chose_is_not_read(make_experts: MakeExperts) -> None:
+    x, gate_up, down, _, weights = _inputs((6, 2, 4, 32, 16), torch.float32)
+    expert_ids = torch.tensor([[3, 0], [0, 3]]).repeat(3, 1)
+    expected = reference.make_experts(gate_up, down, "silu")(x, expert_ids, weights)
+    gate_up[1:3], down[1:3] = torch.nan, torch.nan
+    found = make_experts(gate_up, down, "silu")(x, expert_ids, weights)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_large_gate_is_no_overflow() -> None:
+    """exp(-gate) is infinite in float32 for the gates of this token, whose silu is 0."""
+    x = torch.full((1, 16), -100.0)
+    gate_up, down = torch.ones(1, 32, 16), torch.ones(1, 16, 16)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        out = experts.make_experts(gate_up, down, activation)(  # type: ignore[arg-type]
+            x, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+        )
+        assert out.abs().max().item() == 0.0, activation
+
+
+def test_weights_are_not_rounded_to_the_dtype_of_the_activations() -> None:
+    x, gate_up, down, expert_ids, _ = _inputs((4, 2, 2, 32, 16), torch.float16)
+    weights = torch.full((4, 2), 1.0 + 2.0**-12)
+    run = experts.make_experts(gate_up, down, "silu")
+    sums = run(x.clone(), expert_ids, torch.ones(4, 2)).float()
+    scaled = run(x, expert_ids, weights * 2.0**10).float() * 2.0**-10
+    assert not torch.equal(sums, scaled), "2 ** -12 more is seen where it turns a rounding"
+    torch.testing.assert_close(sums, scaled, rtol=2e-3, atol=1e-6)
+
+
+def test_a_batch_of_many_tokens_on_a_cpu() -> None:
+    _check(ON_A_CPU, (130, 3, 16, 64, 48), torch.float32)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    expert_ids=st.lists(st.integers(0, 6), min_size=1, max_size=90),
+    block_m=st.sampled_from([1, 4, 16]),
+)
+def test_blocks_hold_each_pair_once_and_experts_in_order(
+    expert_ids: list[int], block_m: int
+) -> None:
+    found = expert_blocks.make_blocks(torch.tensor(expert_ids)[:, None], 7, block_m)
+    by_expert = sorted(range(len(expert_ids)), key=lambda pair: expert_ids[pair])
+    assert found.pairs.tolist() == by_expert
+    runs = []
+    for expert in range(7):
+        first = sum(other < expert for other in expert_ids)
+        last = first + expert_ids.count(expert)
+        runs += [[expert, at, min(at + block_m, last)] for at in range(first, last, block_m)]
+    assert found.num_blocks.item() == len(runs) <= found.max_blocks
+    assert found.blocks[: len(runs)].tolist() == runs
+
+
+def test_pairs_past_one_chunk_keep_their_order() -> None:
+    expert_ids = torch.arange(2500)[:, None] % 3
+    found = expert_blocks.make_blocks(expert_ids, 3, 16)
+    assert torch.equal(found.pairs.long(), expert_ids.flatten().argsort(stable=True))
+
+
+@pytest.mark.parametrize(("num_pairs", "num_experts"), [(1, 8), (7, 8), (8, 8), (100, 8), (33, 1)])
+def test_as_many_blocks_as_the_worst_choice_needs_and_no_more(
+    num_pairs: int, num_experts: int
+) -> None:
+    """The worst choice: one pair each for all experts but one, which has the rest; then one more
+    pair wherever it opens another block."""
+    started = min(num_pairs, num_experts)
+    counts = [1] * started
+    for _ in range(num_pairs - started):
+        full = [at for at, count in enumerate(counts) if count % 16 == 0]
+        counts[full[0] if full else 0] += 1
+    worst = sum(-(-count // 16) for count in counts)
+    assert expert_blocks.max_blocks(num_pairs, num_experts, 16) == worst
+
+
+def _check(
+    make_experts: MakeExperts,
+    shape: Shape,
+    dtype: torch.dtype,
+    activation: Activation = "silu",
+    expert_ids: torch.Tensor | None = None,
+) -> None:
+    x, gate_up, down, chosen, weights = _inputs(shape, dtype)
+    chosen = chosen if expert_ids is None else expert_ids
+    exact = reference.make_experts(gate_up.double(), down.double(), activation)(
+        x.double(), chosen, weights.double()
+    )
+    by_loop = reference.make_experts(gate_up, down, activation)(x, chosen, weights)
+    allowed = (by_loop.double() - exact).abs().max() + TOLERANCE[dtype] * exact.abs().max()
+    found = make_experts(gate_up, down, activation)(x, chosen, weights)
+    assert found.dtype is dtype and found.shape == x.shape
+    assert (found.double() - exact).abs().max() <= allowed
+
+
+def _inputs(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """x, gate_up, down, expert_ids (distinct within a token), weights."""
+    num_tokens, top_k, num_experts, hidden_size, expert_size = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator)
+
+    gate_up = normal(num_experts, 2 * expert_size, hidden_size) * hidden_size**-0.5
+    down = normal(num_experts, hidden_size, expert_size) * expert_size**-0.5
+    chosen = normal(num_tokens, num_experts).topk(top_k).indices
+    weights = torch.rand(num_tokens, top_k, generator=generator)
+    x = normal(num_tokens, hidden_size)
+    return x.to(dtype), gate_up.to(dtype), down.to(dtype), chosen, weights
