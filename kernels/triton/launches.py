@@ -17,7 +17,17 @@ from ..adjusted_rows import AdjustedRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
 from ..sampling_rows import SamplingRows
-from . import adjust, dense, experts, kv_store, logprobs, page_table, sampling, token_mask
+from . import (
+    adjust,
+    dense,
+    experts,
+    kv_store,
+    logprobs,
+    page_copy,
+    page_table,
+    sampling,
+    token_mask,
+)
 
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
@@ -192,6 +202,8 @@ def _gather_rows(dtype: torch.dtype) -> None:
 def _inputs() -> Iterator[Launch]:
     yield Launch("take_inputs", _take_inputs)
     yield Launch("update_pages", _update_pages)
+    for page_size in (1, 16):
+        yield Launch(f"page_copy bf16 pages of {page_size}", partial(_page_copy, page_size))
 
 
 def _take_inputs() -> None:
@@ -202,6 +214,16 @@ def _update_pages() -> None:
     page_table.update_pages(
         empty(NUM_TOKENS, 8192, dtype=torch.int32), empty(NUM_TOKENS, 3, dtype=torch.int32)
     )
+
+
+def _page_copy(page_size: int) -> None:
+    model = MODELS[128]
+    layers = [empty(2, model.num_kv_heads, NUM_SLOTS, model.head_dim, dtype=torch.bfloat16)] * 2
+    shape = (NUM_TOKENS, len(layers), 2, model.num_kv_heads, page_size, model.head_dim)
+    packed = empty(shape, dtype=torch.bfloat16)
+    copy = page_copy.PageCopy(layers, page_size)
+    copy.pack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+    copy.unpack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
 
 
 def _ints(*shape: int) -> Tensor:
