@@ -324,6 +324,40 @@ def test_a_peer_that_is_not_done_in_time_gives_a_least_ratio(
     assert len(started) == 3
 
 
+def test_a_peer_that_fails_is_run_again_with_a_cache_of_our_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes_given = []
+
+    class RunsOutOfMemory:
+        def __init__(self, spec: object, threads: None, kv_tokens: int) -> None:
+            sizes_given.append(kv_tokens)
+            self.kv_tokens, self.pid, self.welcome = kv_tokens, os.getpid(), {"version": "5"}
+
+        def __enter__(self) -> RunsOutOfMemory:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def close(self) -> None: ...
+        def load(self, path: Path, repeat: int) -> None: ...
+
+        def run(self) -> dict[str, Any]:
+            if not self.kv_tokens:
+                raise EngineError("transformers: OutOfMemoryError")
+            return {"wall_s": 2.0}
+
+    monkeypatch.setattr(serving, "RunningEngine", RunsOutOfMemory)
+    ctx = Context("cpu", TINY, CEILINGS, peer_python=sys.executable)
+    with contextlib.ExitStack() as stack:
+        peer = serving._Peer(ctx, tmp_path, stack)
+        work = next(serving._workloads(ctx, 512))[0]
+        (row,) = peer.rows(work, "case", at_least(5.0), 1.0)
+        (again,) = peer.rows(work, "case", at_least(5.0), 1.0)
+    assert (row.ratio, again.ratio) == (2.0, 2.0)
+    assert "OutOfMemoryError" in row.details["failed_at_first"]
+    assert sizes_given == [0, TINY.serving.kv_tokens]
+
+
 def test_counted_work() -> None:
     """Llama-3.1-8B: 8.03e9 parameters, 0.525e9 of them the embedding; half of the square."""
     assert causal_flop(8192, Heads(32, 8, 128)) == 2 * 2 * 8192**2 // 2 * 32 * 128
@@ -362,7 +396,8 @@ def test_a_request_that_fails_ends_the_measurement() -> None:
 
 
 def test_the_peer_chooses_for_itself_on_a_gpu() -> None:
-    assert batching_options(True, 4096) == {"allow_block_sharing": True}
+    assert batching_options(True, 0) == {"allow_block_sharing": True}
+    assert batching_options(True, 4096)["num_blocks"] == 16
     assert batching_options(False, 4096)["num_blocks"] == 128
 
 
