@@ -13,10 +13,13 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,11 @@ class Row:
     resources: Resources
 
 
-def compile_all(words: str = "", with_rare: bool = False, workers: int = 1) -> list[Row]:
-    """Compile the launches with `words` in their names, on `workers` forked processes."""
+def compile_all(
+    words: str = "", with_rare: bool = False, workers: int = 1, folder: Path | None = None
+) -> list[Row]:
+    """Compile the launches with `words` in their names, on `workers` forked processes; what was
+    compiled goes to `folder`, if there is one."""
     chosen = [
         launch.name
         for launch in all_launches()
@@ -46,19 +52,24 @@ def compile_all(words: str = "", with_rare: bool = False, workers: int = 1) -> l
     ]
     fork = multiprocessing.get_context("fork")  # triton and torch are imported once
     with ProcessPoolExecutor(workers, mp_context=fork) as pool:
-        return [row for rows in pool.map(compile_launch, chosen) for row in rows]
+        compiled = pool.map(partial(compile_launch, folder=folder), chosen)
+        return [row for rows in compiled for row in rows]
 
 
-def compile_launch(name: str) -> list[Row]:
+def compile_launch(name: str, folder: Path | None = None) -> list[Row]:
     """The distinct kernels of one launch, in order."""
     launch = next(launch for launch in all_launches() if launch.name == name)
     with offline() as kernels:
         launch.run()
     distinct = list({kernel.hash: kernel for kernel in kernels}.values())
     made = [resources_of(kernel) for kernel in distinct]
-    return [
+    rows = [
         Row(f"{name}: {one.kernel}{_difference(one, made)}", launch.is_rare, one) for one in made
     ]
+    if folder is not None:
+        for row, kernel in zip(rows, distinct, strict=True):
+            _dump(kernel, folder / re.sub(r"[^\w=]+", "_", row.name))
+    return rows
 
 
 def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
@@ -113,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     if refusal := why_not_compiled():
         print(refusal, file=sys.stderr)
         return 2
-    rows = compile_all(args.only, args.all or args.update, args.workers)
+    rows = compile_all(args.only, args.all or args.update, args.workers, args.dump)
     if args.update:
         write_budgets(args.budgets, rows)
     table = json.loads(args.budgets.read_text(encoding="utf-8"))
@@ -132,6 +143,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="the rare configurations as well")
     parser.add_argument("--update", action="store_true", help="write what is measured as budgets")
     parser.add_argument("--json", action="store_true", help="print it as data")
+    parser.add_argument(
+        "--dump", type=Path, metavar="FOLDER", help="write PTX, IR and machine code"
+    )
     parser.add_argument("--budgets", type=Path, default=BUDGETS, help="the file of budgets")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args(arguments)
@@ -149,6 +163,18 @@ def _judge(row: Row, budgets: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _as_data(row: Row, found: list[str]) -> dict[str, Any]:
     return {"name": row.name, "breaches": found, **asdict(row.resources)}
+
+
+def _dump(kernel: Any, path: Path) -> None:
+    """Next to `path`: .ptx, .ttgir, .cubin and .sass."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for kind in ("ptx", "ttgir"):
+        path.with_name(f"{path.name}.{kind}").write_text(kernel.asm[kind], encoding="utf-8")
+    cubin = path.with_name(f"{path.name}.cubin")
+    cubin.write_bytes(kernel.asm["cubin"])
+    with path.with_name(f"{path.name}.sass").open("w") as sass:
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(cubin)]
+        subprocess.run(command, stdout=sass, check=True)
 
 
 def _print(rows: list[Row], found: Mapping[str, list[str]]) -> None:
