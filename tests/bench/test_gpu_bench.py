@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 from stemma.bench import gpu
-from stemma.bench.roofline import sections, serving
+from stemma.bench.roofline import checks, sections, serving
 from stemma.bench.roofline.attention import error_row
 from stemma.bench.roofline.ceilings import Ceilings, causal_flop
 from stemma.bench.roofline.context import Context
@@ -28,6 +29,7 @@ from stemma.bench.roofline.model_engine import Clocked, ModelEngine
 from stemma.bench.roofline.paged_batches import make_batch, quantize, relative_error, widened
 from stemma.bench.roofline.rows import Row, at_least, at_most, attempt
 from stemma.bench.roofline.section_process import SectionProcess
+from stemma.bench.roofline.sections import Setting
 from stemma.bench.roofline.sizes import FULL, LLAMA_1B, LLAMA_8B, TINY, Heads
 from stemma.bench.roofline.timing import Timer
 from stemma.bench.runners.transformers_batching import batching_options
@@ -41,7 +43,7 @@ BLOCKED = ("zmq", "orjson", "llguidance", "jsonschema", "fastapi", "uvicorn", "h
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context("cuda", TINY, CEILINGS, peer_python=None)
+    return Context("cuda", TINY, CEILINGS)
 
 
 def report(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -134,14 +136,26 @@ def test_it_runs_from_a_checkout_without_what_a_server_needs(tmp_path: Path) -> 
 
 
 def test_a_section_that_hangs_is_ended_in_time() -> None:
-    process = SectionProcess("decode", "cuda", "tiny", None)
+    process = SectionProcess("decode", Setting("cuda", "tiny", None))
     started = time.monotonic()
     try:
-        messages = list(process.run(sections.unknown_ceilings(), limit_s=0.01))
+        process.begin(sections.unknown_ceilings(), limit_s=0.01)
+        (message,) = process.messages()
     finally:
         process.close()
-    assert messages[-1]["error"].startswith("ended with status -9")
+    assert message["error"].startswith("ended with status -9")
+    assert message["error"].endswith("behind: the start")
     assert time.monotonic() - started < 10
+
+
+def test_shards_have_every_check_once() -> None:
+    def names(index: int, count: int) -> list[str]:
+        ctx = Context("cpu", TINY, CEILINGS, shard=(index, count))
+        return [row.case for row in checks.checks(ctx)]
+
+    parts = [names(index, 3) for index in range(3)]
+    assert all(parts)
+    assert sorted(chain(*parts)) == sorted(names(0, 1))
 
 
 @pytest.mark.parametrize(
