@@ -1,4 +1,8 @@
-"""`stemma doctor`: what is installed, which device, which kernels, whether torch sees all cores."""
+"""`stemma doctor`: what is installed, which devices, which kernels, whether torch sees all cores.
+
+Exit status 1 where something is missing that the engine needs, or that `--device` asks for: a GPU
+that nobody asked for may be missing.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ import json
 import os
 import platform
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..runtime.config import EMBEDDED_MODEL
 from ..runtime.threads import configure_threads
 from .connect import Commands
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     "torch", "tokenizers", "safetensors", "pyzmq", "orjson", "jinja2", "fastapi", "llguidance",
@@ -25,12 +32,18 @@ def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser("doctor", help="what is installed and what the engine would use")
     parser.add_argument("--json", action="store_true", help="print it as data")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="what the engine is to compute on (default: %(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 1 when something that is needed does not work."""
-    report = examine()
+    report = examine(args.device)
     if args.json:
         print(json.dumps(report))
     else:
@@ -38,23 +51,30 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report["problems"] else 0
 
 
-def examine() -> dict[str, Any]:
-    """The report as plain data."""
+def examine(device: str = "cpu") -> dict[str, Any]:
+    """The report as plain data, for an engine on `device`."""
     was_chosen = "OMP_NUM_THREADS" in os.environ
     configure_threads(len(os.sched_getaffinity(0)), None)
     import torch
 
     from ..constrained.native.bindings import why_not_native
-    from ..kernels.registry import select_kernels
+    from ..kernels.triton.availability import is_interpreted, why_no_cuda, why_not_triton
     from ..runtime.execute.model_runner import resolve_dtype
 
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    dtype = resolve_dtype("auto")
+    no_cuda = why_no_cuda()
+    dtypes = {"cpu": resolve_dtype("auto")}
+    if no_cuda is None or is_interpreted():
+        # NOTE: the interpreter's bfloat16 is wrong.
+        dtypes["cuda"] = torch.float32 if is_interpreted() else torch.bfloat16
+    no_triton = why_not_triton("cuda", torch.bfloat16)
     problems = []
     if threads != cores and not was_chosen:
         problems.append(f"torch uses {threads} threads but {cores} cores are usable")
     if not (EMBEDDED_MODEL / "model.safetensors").is_file():
         problems.append(f"the embedded model is missing from {EMBEDDED_MODEL}")
+    if device == "cuda" and no_triton is not None:
+        problems.append(f"no kernels for a GPU: {no_triton}")
     return {
         "stemma": __version__,
         "python": platform.python_version(),
@@ -67,17 +87,50 @@ def examine() -> dict[str, Any]:
             "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
             "gomp_spincount": os.environ.get("GOMP_SPINCOUNT"),
         },
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "device": "cpu",
-        "dtype": str(dtype).removeprefix("torch."),
-        "kernels": [
-            {"op": c.op, "implementation": c.implementation, "reason": c.reason}
-            for c in select_kernels(dtype).describe()
-        ],
+        "gpus": _gpus() if no_cuda is None else [],
+        "torch_cuda": torch.version.cuda,
+        "missing_for_gpu": [reason for reason in dict.fromkeys((no_cuda, no_triton)) if reason],
+        "device": device,
+        "dtype": _name(dtypes[device]) if device in dtypes else None,
+        "kernels": _kernels(dtypes[device], device) if device in dtypes else [],
+        "kernels_by_device": {
+            each: {"dtype": _name(dtype), "kernels": _kernels(dtype, each)}
+            for each, dtype in dtypes.items()
+        },
         "grammars": why_not_native() or "compiled for this CPU",
         "embedded_model": str(EMBEDDED_MODEL),
         "problems": problems,
     }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": properties.name,
+                "capability": f"{properties.major}.{properties.minor}",
+                "memory_bytes": properties.total_memory,
+                "multiprocessors": properties.multi_processor_count,
+            }
+        )
+    return found
+
+
+def _kernels(dtype: torch.dtype, device: str) -> list[dict[str, str]]:
+    from ..kernels.registry import select_kernels
+
+    return [
+        {"op": c.op, "implementation": c.implementation, "reason": c.reason}
+        for c in select_kernels(dtype, device).describe()
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _version(package: str) -> str | None:
@@ -96,14 +149,27 @@ def _print(report: dict[str, Any]) -> None:
         f"cpu      {cpu['capability']}, {cpu['cores']} cores, torch uses {cpu['torch_threads']} "
         f"(wait policy {cpu['omp_wait_policy']}, spin count {cpu['gomp_spincount']})"
     )
-    print(f"gpu      {report['gpu'] or 'none'}")
-    print(f"device   {report['device']}, dtype {report['dtype']}")
-    print("kernels")
-    for row in report["kernels"]:
-        print(f"  {row['op']:<16} {row['implementation']:<10} {row['reason']}")
+    _print_gpus(report)
+    for device, chosen in report["kernels_by_device"].items():
+        print(f"kernels on {device}, {chosen['dtype']}")
+        for row in chosen["kernels"]:
+            print(f"  {row['op']:<16} {row['implementation']:<10} {row['reason']}")
     print(f"grammars {report['grammars']}")
     print(f"model    {report['embedded_model']}")
     for problem in report["problems"]:
         print(f"PROBLEM  {problem}", file=sys.stderr)
     if not report["problems"]:
         print("everything the engine needs is here")
+
+
+def _print_gpus(report: dict[str, Any]) -> None:
+    for gpu in report["gpus"]:
+        print(
+            f"gpu      {gpu['name']}, capability {gpu['capability']}, "
+            f"{gpu['memory_bytes'] / 1e9:.0f} GB, {gpu['multiprocessors']} multiprocessors, "
+            f"torch's CUDA {report['torch_cuda']}"
+        )
+    if not report["gpus"]:
+        print("gpu      none")
+    for reason in report["missing_for_gpu"]:
+        print(f"         {reason}")

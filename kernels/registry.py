@@ -15,9 +15,11 @@ import torch
 
 from ..errors import InvalidRequest
 from . import ops
+from .cpu import adjust as cpu_adjust
 from .cpu import dense as cpu_dense
 from .cpu import linear as cpu_linear
 from .cpu import paged_attention as cpu_attention
+from .cpu import sampling as cpu_sampling
 from .cpu import token_mask as cpu_mask
 from .native import dense as native_dense
 from .native import linear as native_linear
@@ -25,10 +27,14 @@ from .native import paged_attention as native_attention
 from .native import token_mask as native_mask
 from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
+from .reference import adjust as reference_adjust
 from .reference import dense as reference_dense
 from .reference import kv_store as reference_store
+from .reference import logprobs as reference_logprobs
+from .reference import page_copy as reference_page_copy
 from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
+from .reference import sampling as reference_sampling
 from .reference import token_mask as reference_mask
 from .triton.availability import is_interpreted, why_not_triton
 
@@ -62,7 +68,11 @@ class Kernels:
     update_pages: ops.UpdatePages
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    adjust_logits: ops.AdjustLogits
     apply_token_mask: ops.ApplyTokenMask
+    sample: ops.Sample
+    token_logprobs: ops.TokenLogprobs
+    make_page_copy: ops.MakePageCopy
     capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
@@ -86,7 +96,7 @@ def select_kernels(
     if mode == "triton" or (mode == "auto" and device.type != "cpu"):
         refusal = why_not_triton(device, dtype)
         if refusal is None:
-            return _triton(device, dtype)
+            return _triton(device)
         if mode == "triton":
             raise InvalidRequest.of("kernels", mode, refusal)
         return _reference(refusal)
@@ -110,7 +120,11 @@ def _reference(reason: str) -> Kernels:
         update_pages=reference_page_table.update_pages,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
+        adjust_logits=reference_adjust.adjust_logits,
         apply_token_mask=reference_mask.apply_token_mask,
+        sample=reference_sampling.sample,
+        token_logprobs=reference_logprobs.token_logprobs,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
         choices=_choices("reference", reason),
@@ -139,7 +153,11 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         update_pages=reference_page_table.update_pages,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
+        adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=cpu_mask.apply_token_mask,
+        sample=cpu_sampling.sample,
+        token_logprobs=reference_logprobs.token_logprobs,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", {"linear": linear_choice, **_ON_A_CPU}),
@@ -160,18 +178,31 @@ def _native() -> Kernels:
         update_pages=reference_page_table.update_pages,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
+        adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
+        sample=cpu_sampling.sample,
+        token_logprobs=reference_logprobs.token_logprobs,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
         choices=_choices("native", "compiled for this CPU, AVX512-BF16", _ON_A_CPU),
     )
 
 
-def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+def _triton(device: torch.device) -> Kernels:
     """For GPUs; imported here, so that a CPU's start does not pay for it."""
-    from .triton import dense
+    from .triton import (
+        adjust,
+        dense,
+        kv_store,
+        logprobs,
+        page_copy,
+        page_table,
+        paged_attention,
+        sampling,
+        token_mask,
+    )
 
-    missing = ("reference", "no Triton kernel yet")
     return Kernels(
         make_linear=dense.make_linear,
         make_output_linear=dense.make_output_linear,
@@ -179,27 +210,23 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         make_rms_norm=dense.make_rms_norm,
         gather_rows=dense.gather_rows,
         act_and_mul=dense.act_and_mul,
-        rotate_and_store=reference_store.rotate_and_store,
-        store_kv=reference_store.store_kv,
-        take_inputs=reference_page_table.take_inputs,
-        update_pages=reference_page_table.update_pages,
-        plan_attention=reference_attention.plan_attention,
-        paged_attention=reference_attention.paged_attention,
-        apply_token_mask=reference_mask.apply_token_mask,
+        rotate_and_store=kv_store.rotate_and_store,
+        store_kv=kv_store.store_kv,
+        take_inputs=page_table.take_inputs,
+        update_pages=page_table.update_pages,
+        plan_attention=paged_attention.plan_attention,
+        paged_attention=paged_attention.paged_attention,
+        adjust_logits=adjust.adjust_logits,
+        apply_token_mask=token_mask.apply_token_mask,
+        sample=sampling.sample,
+        token_logprobs=logprobs.token_logprobs,
+        make_page_copy=page_copy.PageCopy,
         capture=None,
-        segment_cost_tokens=0,
+        segment_cost_tokens=paged_attention.SEGMENT_COST_TOKENS,
         choices=_choices(
             "triton",
             _why_triton(device),
-            {
-                "linear": ("torch", "cuBLAS has the fastest products"),
-                "rotate_and_store": missing,
-                "store_kv": missing,
-                "take_inputs": missing,
-                "update_pages": missing,
-                "paged_attention": missing,
-                "apply_token_mask": missing,
-            },
+            {"linear": ("torch", "cuBLAS has the fastest products")},
         ),
     )
 
@@ -221,14 +248,22 @@ _OPS = (
     "store_kv",
     "take_inputs",
     "update_pages",
+    "page_copy",
     "paged_attention",
+    "adjust_logits",
     "apply_token_mask",
+    "sample",
+    "token_logprobs",
 )
-# What the engine's CPU path does elsewhere, or only as part of another op.
-_ON_A_CPU = dict.fromkeys(
-    ("act_and_mul", "store_kv", "take_inputs", "update_pages"),
-    ("reference", "not on a CPU's path"),
-)
+# What the engine's CPU path does elsewhere, or only as part of another op; and what numpy does.
+_ON_A_CPU = {
+    **dict.fromkeys(
+        ("act_and_mul", "store_kv", "take_inputs", "update_pages", "page_copy"),
+        ("reference", "not on a CPU's path"),
+    ),
+    **dict.fromkeys(("adjust_logits", "sample"), ("cpu", "numpy")),
+    "token_logprobs": ("reference", "two torch calls"),
+}
 
 
 def _choices(

@@ -19,6 +19,7 @@ PILLARS = ("frontend", "radix", "constrained", "kernels")
 GROUND = ("errors", "native_library")  # floor 0
 ROOMS = (*PILLARS, "runtime", "cli", "bench")
 HOST_HALF_MAY_NOT = ("torch",)
+TRITON_DOOR = "kernels/triton/language.py"
 DEVICE_HALF = ("memory", "weights", "layers", "models", "execute")
 
 
@@ -108,6 +109,26 @@ def test_the_host_half_imports_no_torch() -> None:
 def test_a_pillar_without_tensors_imports_no_torch(pillar: str) -> None:
     for path in (ROOT / pillar).rglob("*.py"):
         assert not [m for m, _ in imports_of(path) if m.split(".")[0] == "torch"], path
+
+
+def test_one_file_imports_triton() -> None:
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources()
+        if any(module.split(".")[0] == "triton" for module, _ in imports_of(path))
+    }
+    assert importers == {TRITON_DOOR}
+
+
+def test_an_engine_on_a_cpu_never_imports_triton() -> None:
+    """What the engine's process imports, and the choice of kernels for each dtype."""
+    code = (
+        "import sys, torch, stemma.runtime.__main__, stemma.runtime.engine;"
+        "from stemma.kernels.registry import select_kernels;"
+        "[select_kernels(d) for d in (torch.bfloat16, torch.float16, torch.float32)];"
+        "assert 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_package_is_declared() -> None:

@@ -1,9 +1,10 @@
 """Rotary embedding and the KV store, plain and quantized, in plain torch: the truth.
 
-A number x of a vector with largest magnitude m becomes round(x / scale) with scale = m / 127 in
-int8, ties to even; float8_e4m3fn rounds x / scale with scale = m / 448 to its nearest, ties to
-even. What is quantized is what a plain pool would hold. A vector with NaN or an infinity keeps a
-scale that is not finite, so that it is not read as numbers.
+In 8 bits a vector with largest magnitude m has the scale m / 127 (int8) or m / 448 (float8_e4m3fn),
+and x becomes the number of the format that is nearest to x * (127 / m), ties to even, in float32.
+What is quantized is what a plain pool would hold. A vector with NaN or an infinity gets a scale
+that is not finite either, so that it is not read as numbers. (Below 2e-36, where 448 / m overflows,
+all but zero count as m.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..ops import KVLayer
-from ..quantized_kv import QuantizedKV
 from .dense import widen
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -32,7 +32,7 @@ def store_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
         kv_layer[:, :, slots] = kv
         return
     values, scales = quantized(kv, kv_layer.values.dtype)
-    as_bytes(kv_layer)[:, :, slots] = values.view(torch.uint8)
+    as_bytes(kv_layer.values)[:, :, slots] = as_bytes(values)
     kv_layer.scales[:, :, slots] = scales
 
 
@@ -47,18 +47,18 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x [..., head_dim] -> its numbers in `dtype`, and float32 scales [...]."""
-    wide = x.float()
-    scales = wide.abs().amax(-1) / LARGEST[dtype]
-    divisors = torch.where(scales == 0, 1.0, scales)
-    numbers = wide / divisors[..., None]
+    largest = x.float().abs().amax(-1)
+    limit = LARGEST[dtype]
+    inverse = torch.full_like(largest, limit) / largest  # a number / a tensor rounds twice
+    numbers = (x.float() * inverse[..., None]).nan_to_num(nan=0.0).clamp(-limit, limit)
     if dtype is torch.int8:
-        numbers = numbers.nan_to_num().round()
-    return numbers.to(dtype), scales
+        numbers = numbers.round()
+    return numbers.to(dtype), largest / limit
 
 
-def as_bytes(kv_layer: QuantizedKV) -> Tensor:
-    """The values as uint8: torch indexes few kinds of 8-bit floats."""
-    return kv_layer.values.view(torch.uint8)
+def as_bytes(values: Tensor) -> Tensor:
+    """8-bit numbers as uint8, a view: torch does little with 8-bit floats."""
+    return values.view(torch.uint8)
 
 
 def _values(kv_layer: KVLayer) -> Tensor:

@@ -127,10 +127,10 @@ def _rms_norm(
         before = tl.load(residual + at, mask=is_inside, other=0.0)
         values = (values.to(tl.float32) + before.to(tl.float32)).to(values.dtype)
         tl.store(residual + at, values, mask=is_inside)
+    scale = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
     wide = values.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1) / SIZE
     normed = (wide * tl.rsqrt(mean + eps)[:, None]).to(values.dtype)
-    scale = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
     scaled = normed.to(tl.float32) * scale.to(tl.float32)[None, :]
     tl.store(y + at, scaled.to(values.dtype), mask=is_inside)
 

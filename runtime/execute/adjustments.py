@@ -1,120 +1,102 @@
-"""Changing logits before the draw: penalties, bias, and tokens that must not come yet.
+"""From rows' adjustments to the arrays of `kernels.adjusted_rows`.
 
-In this order: the repetition penalty (CTRL, Keskar et al. 2019, section 4.1, as Hugging Face has
-it) on the model's own logits, frequency and presence penalties (OpenAI), bias, mask. Each row's
-result depends on its own tokens only. Cost: one gather and scatter over the tokens that count, for
-all rows at once; nothing here runs over the vocabulary.
+A row's tokens, from its prompt, output, bias and mask, become distinct entries without a sort: each
+token writes its index to the token's place in a table, and the one that is found there afterwards
+is the entry. Cost: a scatter, a gather and a few passes over the tokens.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from ..sampling_params import SamplingParams
 from ..step import Adjustment
 
 Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
-# A row's index and a token id in one 64-bit key.
-_ID_BITS = 32
-_ID_MASK = (1 << _ID_BITS) - 1
+# Where a token comes from; a row's tokens lie in this order.
+_NUM_SOURCES = 4
+_PROMPT, _OUTPUT, _BIAS, _MASKED = range(_NUM_SOURCES)
+# Places of the table, so that it stays in a core's second-level cache or near (a guess).
+_TABLE_SIZE = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
-class AdjustedRow:
+class RowAdjustment:
     """A row of logits that is changed, and what by."""
 
     place: int  # the row's index in the logits
     params: SamplingParams
     adjustment: Adjustment
+    latest: int = -1  # which token of the step before ends the output; -1: the output is known
 
 
-def adjust_logits(logits: Tensor, rows: Sequence[AdjustedRow]) -> None:
-    """Change some rows of logits [N, vocab_size], float32 or float64, contiguous, in place."""
-    _penalise_repetition(logits, [row for row in rows if row.params.has_repetition_penalty])
-    _penalise_output(logits, [row for row in rows if row.params.has_output_penalty])
-    _add_bias(logits, [row for row in rows if row.adjustment.bias_ids])
-    _mask(logits, [row for row in rows if row.adjustment.masked_ids])
+def adjusted_arrays(rows: Sequence[RowAdjustment], vocab_size: int) -> dict[str, npt.NDArray[Any]]:
+    """The fields of AdjustedRows by name, for R rows, one or more.
+
+    Of the ids that must not be sampled, those beyond the vocabulary cannot be and are left out.
+    """
+    parts = [part for row in rows for part in _tokens_of(row, vocab_size)]
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    token_ids = np.concatenate(parts)
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths.reshape(-1, _NUM_SOURCES).sum(axis=1), out=starts[1:])
+    is_entry, entry_of = _distinct(token_ids, starts, vocab_size)
+    num_entries = int(np.count_nonzero(is_entry))
+    source = np.repeat(np.tile(np.arange(_NUM_SOURCES, dtype=np.int8), len(rows)), lengths)
+
+    is_in_prompt = np.zeros(num_entries, dtype=bool)
+    is_in_prompt[entry_of[source == _PROMPT]] = True
+    bias = np.zeros(num_entries)
+    values = [np.frombuffer(row.adjustment.bias_values) for row in rows]
+    bias[entry_of[source == _BIAS]] = np.concatenate(values)
+    bias[entry_of[source == _MASKED]] = -np.inf
+    num_before = np.append(0, np.cumsum(is_entry, dtype=np.int64))
+    return {
+        "place": np.array([row.place for row in rows], dtype=np.int64),
+        "repetition": np.array([row.params.repetition_penalty for row in rows], dtype=np.float64),
+        "frequency": np.array([row.params.frequency_penalty for row in rows], dtype=np.float64),
+        "presence": np.array([row.params.presence_penalty for row in rows], dtype=np.float64),
+        "latest": np.array([row.latest for row in rows], dtype=np.int64),
+        "entry_start": num_before[starts],
+        "token_id": token_ids[is_entry].astype(np.int64),
+        "count": np.bincount(entry_of[source == _OUTPUT], minlength=num_entries),
+        "is_in_prompt": is_in_prompt,
+        "bias": bias,
+    }
 
 
-def _penalise_repetition(logits: Tensor, rows: Sequence[AdjustedRow]) -> None:
-    """A positive logit is divided by the penalty, a negative one multiplied, however often the
-    token occurs."""
-    if not rows:
-        return
-    parts = [ids for r in rows for ids in (r.adjustment.prompt_ids, r.adjustment.output_ids)]
-    lengths = [len(r.adjustment.prompt_ids) + len(r.adjustment.output_ids) for r in rows]
-    at = _places(logits, rows, lengths, _joined(parts))
-    penalty = _values(logits, np.repeat([r.params.repetition_penalty for r in rows], lengths))
-    found = logits.view(-1).index_select(0, at)
-    # NOTE: a token that occurs twice is written twice, with the same value.
-    logits.view(-1).scatter_(0, at, torch.where(found > 0, found / penalty, found * penalty))
-
-
-def _penalise_output(logits: Tensor, rows: Sequence[AdjustedRow]) -> None:
-    if not rows:
-        return
-    lengths = [len(r.adjustment.output_ids) for r in rows]
-    keys = np.repeat(np.arange(len(rows)), lengths) << _ID_BITS
-    keys |= _joined([r.adjustment.output_ids for r in rows])
-    distinct, counts = np.unique(keys, return_counts=True)
-    index, token_ids = distinct >> _ID_BITS, distinct & _ID_MASK
-    frequency = np.array([r.params.frequency_penalty for r in rows])
-    presence = np.array([r.params.presence_penalty for r in rows])
-    at = _places(logits, rows, np.bincount(index, minlength=len(rows)), token_ids)
-    _add(logits, at, -(frequency[index] * counts + presence[index]))
-
-
-def _add_bias(logits: Tensor, rows: Sequence[AdjustedRow]) -> None:
-    if not rows:
-        return
-    token_ids = _joined([r.adjustment.bias_ids for r in rows])
-    amounts = np.concatenate([np.frombuffer(r.adjustment.bias_values) for r in rows])
-    _add(
-        logits,
-        _places(logits, rows, [len(r.adjustment.bias_ids) for r in rows], token_ids),
-        amounts,
+def _tokens_of(row: RowAdjustment, vocab_size: int) -> tuple[npt.NDArray[np.intc], ...]:
+    """The row's token ids from each source."""
+    change, params = row.adjustment, row.params
+    is_counted = params.has_output_penalty or params.has_repetition_penalty
+    return (
+        np.frombuffer(change.prompt_ids, dtype=np.intc),
+        np.frombuffer(change.output_ids if is_counted else b"", dtype=np.intc),
+        np.frombuffer(change.bias_ids, dtype=np.intc),
+        np.array([i for i in change.masked_ids if i < vocab_size], dtype=np.intc),
     )
 
 
-def _mask(logits: Tensor, rows: Sequence[AdjustedRow]) -> None:
-    """Ids beyond the vocabulary cannot be sampled anyhow."""
-    if not rows:
-        return
-    known = [[i for i in r.adjustment.masked_ids if i < logits.shape[-1]] for r in rows]
-    token_ids = np.array([i for ids in known for i in ids], dtype=np.int64)
-    at = _places(logits, rows, [len(ids) for ids in known], token_ids)
-    logits.view(-1).index_fill_(0, at, -torch.inf)
-
-
-def _joined(parts: Sequence[array[int]]) -> Int64Array:
-    """Token ids of several arrays, one after the other."""
-    return np.concatenate([np.frombuffer(part, dtype=np.intc) for part in parts], dtype=np.int64)
-
-
-def _places(
-    logits: Tensor,
-    rows: Sequence[AdjustedRow],
-    lengths: Sequence[int] | Int64Array,
-    token_ids: Int64Array,
-) -> Tensor:
-    """Where `lengths[i]` tokens of each row lie in the flat logits: [K] int64."""
-    starts = np.array([row.place for row in rows], dtype=np.int64) * logits.shape[-1]
-    return torch.from_numpy(np.repeat(starts, lengths) + token_ids).to(logits.device)
-
-
-def _add(logits: Tensor, at: Tensor, amounts: FloatArray) -> None:
-    """Add to flat logits at distinct places."""
-    logits.view(-1).index_add_(0, at, _values(logits, amounts))
-
-
-def _values(logits: Tensor, values: FloatArray) -> Tensor:
-    return torch.from_numpy(values).to(logits.device, logits.dtype)
+def _distinct(
+    token_ids: npt.NDArray[np.intc], starts: Int64Array, vocab_size: int
+) -> tuple[npt.NDArray[np.bool_], Int64Array]:
+    """Which of the tokens [K] are the entries of their rows, and for each token which entry it
+    means, counted over all rows; row r has the tokens from starts[r] to starts[r + 1]."""
+    num_rows, order = len(starts) - 1, np.arange(len(token_ids), dtype=np.int32)
+    rows_at_once = min(max(1, _TABLE_SIZE // vocab_size), num_rows)
+    table = np.empty(rows_at_once * vocab_size, dtype=np.int32)
+    offsets = np.repeat(np.arange(num_rows) % rows_at_once * vocab_size, np.diff(starts))
+    places = offsets + token_ids
+    owner = np.empty_like(order)
+    for first in range(0, num_rows, rows_at_once):
+        own = slice(starts[first], starts[min(first + rows_at_once, num_rows)])
+        table[places[own]] = order[own]
+        owner[own] = table[places[own]]
+    is_entry = owner == order
+    return is_entry, (np.cumsum(is_entry, dtype=np.int64) - 1)[owner]

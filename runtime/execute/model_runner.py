@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import os
 import time
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...constrained.matcher import Mask
 from ...errors import InvalidRequest
+from ...kernels.adjusted_rows import AdjustedRows
 from ...kernels.registry import KernelMode, Kernels, select_kernels
+from ...kernels.sampling_rows import SamplingRows
+from ...kernels.top_logprobs import top_logprobs
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool
 from ..memory.sizing import num_pages_for
@@ -28,7 +31,6 @@ from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
 from ..step import (
-    Adjustment,
     FinishedStep,
     PageUpdate,
     Row,
@@ -40,11 +42,10 @@ from ..step import (
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
-from .adjustments import AdjustedRow, adjust_logits
+from .adjustments import RowAdjustment, adjusted_arrays
 from .captured import CapturedForward
 from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
-from .logits import logprobs_of, top_logprobs
-from .sampler import sample
+from .sampling_inputs import sampling_arrays
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -225,16 +226,17 @@ class ModelRunner:
         raw = self._adjust([plan.rows[index] for index in wanted.sampled_rows], logits)
         if plan.masks is not None:
             self._mask(plan, plan.masks, wanted, logits)
-        sampled = sample(logits, params, wanted.sampled_positions)
+        arrays = sampling_arrays(params, wanted.sampled_positions)
+        token_ids, is_finite = self.kernels.sample(logits, SamplingRows(**_tensors(arrays)))
         # A failed row's token is never shown, but a plan made ahead may name it.
-        previous[list(wanted.sampled_rows)] = sampled.token_ids
-        for index, token_id in zip(wanted.sampled_rows, sampled.token_ids.tolist(), strict=True):
+        previous[list(wanted.sampled_rows)] = token_ids.numpy()
+        for index, token_id in zip(wanted.sampled_rows, token_ids.tolist(), strict=True):
             results[index] = RowResult(token_id=token_id)
         for place, index in enumerate(wanted.sampled_rows):
             if params[place].logprobs is not None:
                 own = raw.get(place, logits[place])
-                results[index] = _with_logprobs(results[index], own, params[place])
-        for place in np.flatnonzero(~sampled.is_finite).tolist():
+                results[index] = self._with_logprobs(results[index], own, params[place])
+        for place in np.flatnonzero(~is_finite.numpy()).tolist():
             index = wanted.sampled_rows[place]
             results[index] = RowResult(error=_why_not_finite(plan, plan.rows[index]))
 
@@ -242,7 +244,12 @@ class ModelRunner:
         """Change the logits [len(rows), vocab_size] of rows that ask for it; by place, what the
         model said of the rows that want logprobs, where that is or will be changed."""
         adjusted = [
-            AdjustedRow(place, _sampling_of(row), self._completed(row, row.adjustment))
+            RowAdjustment(
+                place,
+                _sampling_of(row),
+                row.adjustment,
+                -1 if row.from_previous is None else row.from_previous,
+            )
             for place, row in enumerate(rows)
             if row.adjustment is not None
         ]
@@ -254,7 +261,9 @@ class ModelRunner:
         ]
         raw = {place: logits[place].clone() for place in wanted}
         if adjusted:
-            adjust_logits(logits, adjusted)
+            arrays = adjusted_arrays(adjusted, logits.shape[-1])
+            previous_tokens = torch.from_numpy(self._previous_tokens)
+            self.kernels.adjust_logits(logits, AdjustedRows(**_tensors(arrays)), previous_tokens)
         return raw
 
     def _mask(self, plan: StepPlan, masks: Mask, wanted: WantedLogits, logits: Tensor) -> None:
@@ -269,12 +278,16 @@ class ModelRunner:
         rows = torch.tensor(places, device=self.device)
         self.kernels.apply_token_mask(logits, rows, packed)
 
-    def _completed(self, row: Row, adjustment: Adjustment) -> Adjustment:
-        """With the token that the plan did not know yet."""
-        if row.from_previous is None:
-            return adjustment
-        token_id = int(self._previous_tokens[row.from_previous])
-        return replace(adjustment, output_ids=adjustment.output_ids + array("i", [token_id]))
+    def _with_logprobs(
+        self, result: RowResult, logits: Tensor, params: SamplingParams
+    ) -> RowResult:
+        assert result.token_id is not None and params.logprobs is not None
+        chosen = torch.tensor([result.token_id], device=logits.device)
+        return replace(
+            result,
+            logprob=float(self.kernels.token_logprobs(logits[None], chosen)[0]),
+            top_logprobs=_tops(logits, params.logprobs),
+        )
 
     def _score(
         self,
@@ -293,9 +306,9 @@ class ModelRunner:
         for first in range(0, len(targets), _SCORED_AT_ONCE):
             part = slice(first, first + _SCORED_AT_ONCE)
             logits = self.model.compute_logits(hidden[tokens[part]])
-            logprobs += logprobs_of(logits, targets[part]).tolist()
+            logprobs += self.kernels.token_logprobs(logits, targets[part]).tolist()
             best += logits.argmax(dim=-1).tolist()
-            tops += [top_logprobs(row, num) if num else () for row, num in zip(logits, nums[part])]
+            tops += [_tops(row, num) if num else () for row, num in zip(logits, nums[part])]
         first = 0
         for index in wanted.scored_rows:
             part = slice(first, first + len(plan.rows[index].target_ids))
@@ -359,14 +372,14 @@ def _why_not_finite(plan: StepPlan, row: Row) -> str:
     return NOTHING_ALLOWED if is_empty else NON_FINITE
 
 
-def _with_logprobs(result: RowResult, logits: Tensor, params: SamplingParams) -> RowResult:
-    assert result.token_id is not None and params.logprobs is not None
-    chosen = torch.tensor([result.token_id], device=logits.device)
-    return replace(
-        result,
-        logprob=float(logprobs_of(logits[None], chosen)[0]),
-        top_logprobs=top_logprobs(logits, params.logprobs),
-    )
+def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _tops(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
+    """The best tokens of one row of logits [vocab_size], best first."""
+    token_ids, logprobs = top_logprobs(logits[None], min(count, logits.shape[-1]))
+    return tuple(map(TokenLogprob, token_ids[0].tolist(), logprobs[0].tolist()))
 
 
 def _num_tops(row: Row) -> list[int]:

@@ -135,6 +135,17 @@ def test_doctor_finds_no_problem(stemma_command: Run) -> None:
     assert report["problems"] == [] and report["kernels"]
 
 
+def test_doctor_says_what_a_gpu_lacks_and_fails_where_one_was_asked_for(
+    stemma_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    done = stemma_command("doctor", "--device", "cuda", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1 and report["gpus"] == report["kernels"] == []
+    assert "CUDA" in report["missing_for_gpu"][0] and "CUDA" in report["problems"][0]
+
+
 def test_chat_remembers_and_resets(stemma_command: Run, served: Any) -> None:
     lines = "Hi, my name is Nora.\nWhat is my name?\n/help\n/reset\nWhat is my name?\n/exit\n"
     done = stemma_command(

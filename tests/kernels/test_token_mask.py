@@ -13,6 +13,7 @@ from stemma.kernels.native import token_mask as native
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import ApplyTokenMask
 from stemma.kernels.reference import token_mask as reference
+from stemma.kernels.triton import token_mask as triton
 
 
 def implementations() -> Iterator[ApplyTokenMask]:
@@ -37,7 +38,15 @@ def test_exactly_what_is_not_allowed_becomes_minus_infinity(
     expected = logits.clone()
     for row, allowed in zip(rows, is_allowed):
         expected[row, torch.from_numpy(~allowed)] = -torch.inf
-    for apply_token_mask in implementations():
+    ops = [*implementations(), *([triton.apply_token_mask] if dtype is torch.float32 else [])]
+    for apply_token_mask in ops:
         found = logits.clone()
         apply_token_mask(found, torch.tensor(rows), torch.from_numpy(packed))
         assert torch.equal(found, expected), apply_token_mask.__module__
+
+
+def test_a_mask_of_all_ones_may_pad_a_batch_under_any_row_on_a_gpu() -> None:
+    logits = torch.zeros(3, 40)
+    masks = torch.tensor([[1, 0], [-1, -1], [-1, -1]], dtype=torch.int32)
+    triton.apply_token_mask(logits, torch.tensor([1, 1, 0]), masks)
+    assert torch.isinf(logits).sum(dim=1).tolist() == [0, 39, 0]

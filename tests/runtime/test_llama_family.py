@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import torch
 from checkpoints import make_checkpoint
 from step_plans import GREEDY, Feed, PlanDriver
 
-from stemma.runtime.execute import model_runner
-from stemma.runtime.execute.adjustments import AdjustedRow
+from stemma.kernels.adjusted_rows import AdjustedRows
+from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import NON_FINITE, ModelRunner
 from stemma.runtime.model_config import ModelConfig
 from stemma.runtime.sampling_params import SamplingParams
@@ -137,25 +136,24 @@ def test_from_previous_takes_the_token_sampled_before(checkpoint: Path) -> None:
     assert [[row.token_id for row in rows] for rows in outputs] == expected
 
 
-def test_penalties_count_a_token_that_the_plan_did_not_know(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_penalties_count_a_token_that_the_plan_did_not_know(checkpoint: Path) -> None:
     """What came of the row that `from_previous` names is the newest output."""
-    counted: list[list[int]] = []
+    counted: list[tuple[list[int], list[int]]] = []
 
-    def spy(logits: torch.Tensor, rows: Sequence[AdjustedRow]) -> None:
-        counted.extend(list(row.adjustment.output_ids) for row in rows)
+    def spy(logits: torch.Tensor, rows: AdjustedRows, previous_tokens: torch.Tensor) -> None:
+        latest = [int(previous_tokens[i]) for i in rows.latest.tolist() if i >= 0]
+        counted.append((rows.token_id.tolist(), latest))
 
-    monkeypatch.setattr(model_runner, "adjust_logits", spy)
+    kernels = replace(select_kernels(torch.float32), adjust_logits=spy)
     sampling = SamplingParams(temperature=0.0, presence_penalty=1.0)
-    driver = PlanDriver(_runner(checkpoint))
+    driver = PlanDriver(_runner(checkpoint, kernels=kernels))
     sequence, other = driver.sequence(), driver.sequence()
     nothing = Adjustment(array("i"), array("i"), array("d"), array("i"))
     feeds = [Feed(other, PROMPT[:3]), Feed(sequence, PROMPT[:9], sampling, adjustment=nothing)]
     first = driver.step(feeds)[1].token_id
     known = replace(nothing, output_ids=array("i", [7]))
     driver.step([Feed(sequence, [0], sampling, from_previous=1, adjustment=known)])
-    assert counted == [[], [7, first]] and list(known.output_ids) == [7]
+    assert counted == [([], []), ([7], [first])]
 
 
 def test_logprobs_are_those_of_the_model_at_temperature_one(

@@ -1,0 +1,156 @@
+"""Choosing the next token of each row with numpy: the kept set by its threshold, not by a sort.
+
+Steps and rule for ties: docs/sampling.md. Noise is computed for kept tokens alone where they are
+few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..gumbel import WORDS_PER_BLOCK, FloatArray, Int64Array, gumbel, gumbel_of_all
+from ..sampling_rows import SamplingRows
+
+LogitsArray = npt.NDArray[np.floating]
+
+# Of a top-p set without top-k, so many best tokens are tried before the vocabulary is sorted
+# (a guess).
+_FIRST_TOP_P = 512
+# Philox blocks computed in one go: their arrays of 8 bytes stay in a core's second-level cache.
+_BLOCKS_AT_ONCE = 8192
+
+
+class Truncation(NamedTuple):
+    """What narrows the set of tokens that one row may draw."""
+
+    temperature: float  # > 0
+    top_k: int  # 0: all
+    top_p: float
+    min_p: float
+
+    @property
+    def num_best(self) -> int:
+        """How many of the best logits the kept set is looked for in first."""
+        return self.top_k or (_FIRST_TOP_P if self.top_p < 1.0 else 0)
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    values: LogitsArray = logits.numpy()
+    # numpy's argmax is 7 times faster than torch's (which does not vectorise it); both take the
+    # first best, and a NaN before all.
+    token_ids: Int64Array = values.argmax(axis=-1)
+    is_finite = np.isfinite(values[np.arange(len(values)), token_ids])
+    is_greedy = (rows.temperature.numpy() == 0.0) | (rows.top_k.numpy() == 1)
+    drawn: Int64Array = np.flatnonzero(is_finite & ~is_greedy)
+    if len(drawn):
+        picked = logits[drawn] if len(drawn) < len(values) else logits
+        token_ids[drawn] = _draw(picked, rows, drawn)
+    return torch.from_numpy(token_ids), torch.from_numpy(is_finite)
+
+
+def kept_tokens(logits: LogitsArray, cut: Truncation, best: LogitsArray) -> Int64Array | None:
+    """Ids of the top-k/top-p/min-p set of one row of logits [vocab_size], ascending; None: all.
+
+    `best`: the row's largest logits in descending order, at least top_k of them where top_k is
+    set; more of them than the top-p set holds save sorting the vocabulary.
+    """
+    vocab_size = len(logits)
+    count = min(cut.top_k, vocab_size) if cut.top_k else vocab_size
+    if cut.top_p < 1.0:
+        count, best = _top_p_count(logits, count, cut, best)
+    kept = None if count == vocab_size else _first_tokens(logits, count, best[count - 1])
+    return kept if cut.min_p == 0.0 else _min_p_of(logits, kept, cut)
+
+
+def _draw(logits: Tensor, rows: SamplingRows, drawn: Int64Array) -> Int64Array:
+    """logits [R, vocab_size] of the rows `drawn` [R] -> their token ids [R]."""
+    vocab_size = logits.shape[-1]
+    fields = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    cuts = [Truncation(*row) for row in zip(*(field.numpy()[drawn].tolist() for field in fields))]
+    best = _best_logits(logits, cuts)
+    values: LogitsArray = logits.numpy()
+    # NOTE: each row sees its own number of best logits only, not the batch's: rounding in the sum
+    # of a top-p set must not depend on the other rows.
+    kept = [kept_tokens(values[i], cut, best[i][: cut.num_best]) for i, cut in enumerate(cuts)]
+    seeds = rows.seed.numpy()[drawn].view(np.uint64)
+    positions = rows.position.numpy()[drawn].astype(np.uint64)
+    scale = rows.temperature.numpy()[drawn]
+    token_ids = np.zeros(len(cuts), dtype=np.int64)
+
+    few = [i for i, ids in enumerate(kept) if ids is not None and _is_few(ids, vocab_size)]
+    if few:
+        sets = [ids for i in few if (ids := kept[i]) is not None]
+        sizes = [len(ids) for ids in sets]
+        noise = gumbel(
+            np.repeat(seeds[few], sizes), np.repeat(positions[few], sizes), np.concatenate(sets)
+        )
+        for i, ids, own in zip(few, sets, np.split(noise, np.cumsum(sizes)[:-1]), strict=True):
+            token_ids[i] = ids[np.argmax(values[i][ids].astype(np.float64) / scale[i] + own)]
+
+    many = [i for i, ids in enumerate(kept) if ids is None or not _is_few(ids, vocab_size)]
+    num_rows = max(1, _BLOCKS_AT_ONCE * WORDS_PER_BLOCK // vocab_size)
+    for first in range(0, len(many), num_rows):
+        part = many[first : first + num_rows]
+        scores = gumbel_of_all(seeds[part], positions[part], vocab_size)
+        scores += values[part].astype(np.float64) / scale[part][:, None]
+        for i, row_scores in zip(part, scores, strict=True):
+            ids = kept[i]
+            token_ids[i] = row_scores.argmax() if ids is None else ids[row_scores[ids].argmax()]
+    return token_ids
+
+
+def _is_few(ids: Int64Array, vocab_size: int) -> bool:
+    """Whether single draws cost less than a draw for every token id."""
+    return len(ids) * WORDS_PER_BLOCK < vocab_size
+
+
+def _best_logits(logits: Tensor, cuts: Sequence[Truncation]) -> LogitsArray:
+    """The largest logits of each row in descending order, as many as any row asks for."""
+    wanted = min(max(cut.num_best for cut in cuts), logits.shape[-1])
+    values: LogitsArray = logits.topk(wanted).values.numpy()
+    return values
+
+
+def _first_tokens(logits: LogitsArray, count: int, threshold: np.floating) -> Int64Array:
+    """Ids of the `count` best tokens, ascending; `threshold` is the logit of the last of them."""
+    above = np.flatnonzero(logits > threshold)
+    equal = np.flatnonzero(logits == threshold)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _min_p_of(logits: LogitsArray, kept: Int64Array | None, cut: Truncation) -> Int64Array | None:
+    """Those of the kept tokens whose probability is >= min_p of the highest one's."""
+    values = (logits if kept is None else logits[kept]).astype(np.float64)
+    least = math.log(cut.min_p) * cut.temperature
+    is_likely: npt.NDArray[np.bool_] = values - values.max() >= least
+    if kept is not None:
+        return np.compress(is_likely, kept)
+    return None if is_likely.all() else np.flatnonzero(is_likely)
+
+
+def _top_p_count(
+    logits: LogitsArray, count: int, cut: Truncation, best: LogitsArray
+) -> tuple[int, LogitsArray]:
+    """The least number of best tokens, of the `count` best, whose share of the probability of
+    these is >= top_p; and `best`, long enough for it."""
+    if len(best) < count:
+        total = _mass(logits, best[0], cut.temperature).sum()
+        mass = np.cumsum(_mass(best, best[0], cut.temperature))
+        if mass[-1] >= cut.top_p * total:
+            return int(np.searchsorted(mass, cut.top_p * total)) + 1, best
+        best = np.sort(logits)[::-1]
+    mass = np.cumsum(_mass(best[:count], best[0], cut.temperature))
+    return min(int(np.searchsorted(mass, cut.top_p * mass[-1])) + 1, count), best
+
+
+def _mass(logits: LogitsArray, highest: np.floating, temperature: float) -> FloatArray:
+    """Unnormalised probabilities, the highest being 1."""
+    wide: FloatArray = logits.astype(np.float64)
+    return np.exp((wide - float(highest)) / temperature)

@@ -1,0 +1,47 @@
+"""Gumbel noise as a function of seed, position and token id (docs/sampling.md), with numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .philox import UInt64Array, philox_4x32
+
+FloatArray = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+
+WORDS_PER_BLOCK = 4
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def gumbel(seeds: UInt64Array, positions: UInt64Array, token_ids: Int64Array) -> FloatArray:
+    """Gumbel noise of given tokens [K], each with its seed and position ([K], or broadcasting)."""
+    words = _words(seeds, positions, (token_ids // WORDS_PER_BLOCK).astype(np.uint64))
+    return gumbel_of_words(np.choose(token_ids % WORDS_PER_BLOCK, words))
+
+
+def gumbel_of_all(seeds: UInt64Array, positions: UInt64Array, vocab_size: int) -> FloatArray:
+    """Gumbel noise of every token id under R seeds and positions [R] -> [R, vocab_size].
+
+    The same numbers as `gumbel`'s at a quarter of the cost: four tokens share a Philox block.
+    """
+    num_blocks = -(-vocab_size // WORDS_PER_BLOCK)
+    blocks = np.arange(num_blocks, dtype=np.uint64)
+    words = np.stack(_words(seeds[:, None], positions[:, None], blocks), axis=-1)
+    return gumbel_of_words(words.reshape(len(seeds), -1)[:, :vocab_size])
+
+
+def gumbel_of_words(words: UInt64Array) -> FloatArray:
+    """-log(-log(u)) with u = (word + 1/2) / 2**32, which lies in the open interval (0, 1)."""
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-32
+    noise: FloatArray = -np.log(-np.log(uniform))
+    return noise
+
+
+def _words(
+    seeds: UInt64Array, positions: UInt64Array, blocks: UInt64Array
+) -> tuple[UInt64Array, UInt64Array, UInt64Array, UInt64Array]:
+    """Philox of counter (block, position low, position high, 0) under the seed's two halves."""
+    zero = np.zeros((1,) * positions.ndim, dtype=np.uint64)
+    counter = (blocks, positions & _LOW, positions >> _SHIFT, zero)
+    return philox_4x32(counter, (seeds & _LOW, seeds >> _SHIFT))

@@ -1,0 +1,53 @@
+"""Choosing the next token of each row by sorting it: the truth.
+
+    token = argmax over the kept set of  logit / temperature + Gumbel(seed, position, token_id)
+
+A draw is a pure function of these values (docs/sampling.md), so it is the same in any batch, in
+any order, after a preemption and on every backend. Float64 throughout.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..gumbel import FloatArray, Int64Array, gumbel
+from ..sampling_rows import SamplingRows
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    values: FloatArray = logits.double().cpu().numpy()
+    token_ids = np.empty(len(values), dtype=np.int64)
+    is_finite = np.empty(len(values), dtype=bool)
+    for i, row_logits in enumerate(values):
+        token_ids[i] = best = int(np.argmax(row_logits))  # the first NaN where there is one
+        is_finite[i] = np.isfinite(row_logits[best])
+        temperature, top_k = float(rows.temperature[i]), int(rows.top_k[i])
+        if not is_finite[i] or temperature == 0.0 or top_k == 1:
+            continue
+        top_p, min_p = float(rows.top_p[i]), float(rows.min_p[i])
+        kept = kept_tokens(row_logits, temperature, top_k, top_p, min_p)
+        seed = np.array([int(rows.seed[i])]).view(np.uint64)
+        noise = gumbel(seed, np.array([int(rows.position[i])], dtype=np.uint64), kept)
+        token_ids[i] = kept[np.argmax(row_logits[kept] / temperature + noise)]
+    return (
+        torch.from_numpy(token_ids).to(logits.device),
+        torch.from_numpy(is_finite).to(logits.device),
+    )
+
+
+def kept_tokens(
+    logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Int64Array:
+    """Ids of the set that one row of logits [vocab_size] is drawn from, ascending.
+
+    top-k first, then top-p over what top-k left, ties settled by the smaller id, then min-p.
+    """
+    best_first = np.argsort(-logits, kind="stable")[: top_k or None]
+    mass = np.exp((logits[best_first] - logits[best_first[0]]) / temperature)
+    if top_p < 1.0:
+        reached = np.cumsum(mass)
+        count = int(np.searchsorted(reached, top_p * reached[-1])) + 1
+        best_first, mass = best_first[:count], mass[:count]
+    return np.sort(best_first[mass >= min_p])

@@ -1,0 +1,74 @@
+"""Launches that compile and do not run: the code for a GPU, made on a machine without one.
+
+Inside `offline()` a launch compiles its kernel for sm_90 (Hopper) and returns; tensors lie on the
+CPU and are neither read nor written, so that big ones cost no memory (`torch.empty`). What is
+compiled is what the launching function asks for, block sizes, warps and stages included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .language import triton
+
+TARGET = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+INTERPRETED = "TRITON_INTERPRET is set: kernels of this process are interpreted, not compiled"
+
+_DEVICE = -1  # no device has this index: what a real one has compiled stays its own
+
+
+class _OfflineDriver:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_device(self) -> int:
+        return _DEVICE
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return TARGET
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def why_not_compiled() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    if triton.knobs.runtime.interpret:
+        return INTERPRETED
+    try:
+        triton.knobs.nvidia.ptxas.path, triton.knobs.nvidia.cuobjdump.path  # noqa: B018
+    except RuntimeError as error:
+        return f"triton {triton.__version__} has no assembler for this platform: {error}"
+    return None
+
+
+@contextmanager
+def offline() -> Iterator[list[Any]]:
+    """The list receives triton's CompiledKernel of each launch, in order.
+
+    Not for use beside launches of other threads. Raises RuntimeError where kernels are
+    interpreted.
+    """
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError(INTERPRETED)
+    compiled: list[Any] = []
+    run = triton.runtime.jit.JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled.append(run(kernel, *args, grid=grid, warmup=True, **options))
+        return compiled[-1]
+
+    active = triton.runtime.driver._active
+    triton.runtime.driver.set_active(_OfflineDriver())
+    triton.runtime.jit.JITFunction.run = compile_only
+    try:
+        yield compiled
+    finally:
+        triton.runtime.jit.JITFunction.run = run
+        triton.runtime.driver._active = active

@@ -1,0 +1,114 @@
+"""What a compiled kernel takes of a multiprocessor, and which instructions it was given.
+
+Registers, stack and shared memory are the assembler's (cuobjdump on the cubin); instructions are
+counted in the PTX, where a product is `wgmma` or `mma.sync` and a load says how wide it is.
+Occupancy follows the CUDA programming guide's table of compute capability 9.0.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .language import triton
+
+Products = Literal["none", "mma", "wgmma"]
+PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma")  # slowest first
+
+# Of one multiprocessor of compute capability 9.0.
+REGISTERS = 65536
+SHARED_BYTES = 228 * 1024
+MAX_WARPS = 64
+MAX_BLOCKS = 32
+RESERVED_SHARED_BYTES = 1024  # of each block, for the system
+MAX_SHARED_BYTES = 227 * 1024  # of one block
+_PARTITIONS = 4  # each with a quarter of the registers and the warps
+_REGISTER_UNIT = 256  # registers are given to a warp in this unit
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_LOAD = re.compile(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
+_ASYNC_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global[^;]*?\],\s*(0x[0-9a-f]+|\d+)\b")
+_BULK_COPY = "cp.async.bulk.tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """One kernel as compiled."""
+
+    kernel: str
+    # Compile-time parameters by their values, the others by their types ("*bf16", "i32").
+    parameters: dict[str, int | float | str | bool | None]
+    num_warps: int
+    num_stages: int
+    registers: int  # of a thread
+    spilled_bytes: int  # of a thread: its stack and other local memory
+    shared_bytes: int  # of a block, of those that it may have
+    blocks_per_sm: int  # that fit at once
+    products: Products  # matrix products: of a warp group (wgmma), of a warp (mma)
+    widest_load_bytes: int  # of one thread's load from global memory; 0: none
+
+
+def resources_of(compiled: Any) -> Resources:
+    """Of one triton CompiledKernel."""
+    registers, spilled = _registers_and_spills(compiled.asm["cubin"])
+    metadata, ptx = compiled.metadata, compiled.asm["ptx"]
+    names, constants = compiled.src.fn.arg_names, compiled.src.constants
+    return Resources(
+        kernel=metadata.name,
+        parameters=dict(compiled.src.signature)
+        | {names[path[0]]: _plain(value) for path, value in constants.items()},
+        num_warps=metadata.num_warps,
+        num_stages=metadata.num_stages,
+        registers=registers,
+        spilled_bytes=spilled,
+        shared_bytes=metadata.shared,
+        blocks_per_sm=blocks_per_sm(registers, metadata.shared, metadata.num_warps),
+        products=_products(ptx),
+        widest_load_bytes=widest_load_bytes(ptx),
+    )
+
+
+def blocks_per_sm(registers: int, shared_bytes: int, num_warps: int) -> int:
+    """Blocks of one kernel that a multiprocessor holds at once."""
+    if shared_bytes > MAX_SHARED_BYTES:
+        return 0
+    per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+    warps_of_partition = min(
+        REGISTERS // _PARTITIONS // per_warp if per_warp else MAX_WARPS, MAX_WARPS // _PARTITIONS
+    )
+    by_warps = warps_of_partition * _PARTITIONS // num_warps
+    by_shared = SHARED_BYTES // (shared_bytes + RESERVED_SHARED_BYTES)
+    return min(by_warps, by_shared, MAX_BLOCKS)
+
+
+def widest_load_bytes(ptx: str) -> int:
+    """The most bytes that one thread loads from global memory at once, asynchronous or not."""
+    loads = [int(lanes or 1) * int(bits) // 8 for lanes, bits in _LOAD.findall(ptx)]
+    copies = [int(size, 0) for size in _ASYNC_COPY.findall(ptx)]
+    return max([*loads, *copies, 16 * (_BULK_COPY in ptx)], default=0)
+
+
+def _products(ptx: str) -> Products:
+    if "wgmma.mma_async" in ptx:
+        return "wgmma"
+    return "mma" if "mma.sync" in ptx else "none"
+
+
+def _registers_and_spills(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = _USAGE.search(said)
+    assert usage, f"cuobjdump names no registers:\n{said}"
+    registers, stack, _, local = map(int, usage.groups())
+    return registers, stack + local
+
+
+def _plain(value: Any) -> int | float | str | bool | None:
+    """A compile-time value as JSON can hold it."""
+    return value if isinstance(value, int | float | str | bool | None) else str(value)

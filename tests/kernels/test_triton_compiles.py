@@ -1,0 +1,147 @@
+"""Every kernel compiles for sm_90 within its budget of registers and shared memory, without a GPU.
+
+This process interprets kernels; another compiles them (kernels/triton/ahead_of_time.py) and keeps
+what it has compiled in build/triton, so that only changed kernels are compiled again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stemma.kernels.triton import ahead_of_time, offline
+from stemma.kernels.triton.ahead_of_time import BUDGETS
+from stemma.kernels.triton.language import triton
+from stemma.kernels.triton.resources import Resources, blocks_per_sm, widest_load_bytes
+
+TABLE = json.loads(BUDGETS.read_text(encoding="utf-8"))
+COMPILED = BUDGETS.parents[2] / "build" / "triton"
+Rows = dict[str, dict[str, Any]]
+
+
+def compile_kernels(*arguments: str) -> Rows:
+    """What the command says of each kernel, by its name."""
+    version = TABLE["triton"]
+    if triton.__version__ != version:
+        pytest.skip(f"the budgets are triton {version}'s, here is {triton.__version__}")
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = "stemma.kernels.triton.ahead_of_time"
+    done = subprocess.run(
+        [sys.executable, "-m", command, "--json", "--workers", "2", *arguments],
+        env=environment | {"TRITON_CACHE_DIR": str(COMPILED), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 2 and "no assembler" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout, done.stderr
+    rows = {row.pop("name"): row for row in json.loads(done.stdout)}
+    assert done.returncode == any(row["breaches"] for row in rows.values()), done.stderr
+    return rows
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Rows:
+    return compile_kernels()
+
+
+@pytest.fixture(scope="module")
+def all_compiled() -> Rows:
+    return compile_kernels("--all")
+
+
+@pytest.mark.parametrize("name", TABLE["test"])
+def test_a_kernel_stays_within_its_budget(name: str, compiled: Rows) -> None:
+    assert name in compiled, "nothing launches it any more: see docs/gpu-testing.md, --update"
+    assert compiled[name]["breaches"] == []
+
+
+def test_every_kernel_has_a_budget(compiled: Rows) -> None:
+    assert set(compiled) == set(TABLE["test"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLE["soak"])
+def test_a_rare_kernel_stays_within_its_budget(name: str, all_compiled: Rows) -> None:
+    assert name in all_compiled, "nothing launches it any more: see docs/gpu-testing.md, --update"
+    assert all_compiled[name]["breaches"] == []
+
+
+@pytest.mark.slow
+def test_every_rare_kernel_has_a_budget(all_compiled: Rows) -> None:
+    assert set(all_compiled) == {*TABLE["test"], *TABLE["soak"]}
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "num_warps", "blocks"),
+    [
+        (32, 0, 8, 8),  # all 64 warps
+        (16, 0, 1, 32),  # no more than 32 blocks
+        (255, 0, 4, 2),
+        (168, 0, 4, 3),  # 3 warps of each quarter's 16,384 registers
+        (128, 40_000, 4, 4),  # as many by registers as by 228 KB less 1 KB a block
+        (128, 113 * 1024, 4, 2),
+        (128, 114 * 1024, 4, 1),
+        (32, 227 * 1024, 4, 1),
+        (32, 227 * 1024 + 1, 4, 0),  # no block may have so much
+    ],
+)
+def test_the_blocks_of_a_multiprocessor_follow_from_what_one_takes(
+    registers: int, shared_bytes: int, num_warps: int, blocks: int
+) -> None:
+    assert blocks_per_sm(registers, shared_bytes, num_warps) == blocks
+
+
+@pytest.mark.parametrize(
+    ("ptx", "width"),
+    [
+        ("add.s32 %r1, %r2, 16;", 0),
+        ("@%p1 ld.global.b16 { %rs1 }, [ %rd1 + 0 ];", 2),
+        ("ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];", 16),
+        ("ld.global.L1::evict_last.v2.b64 { %rd1, %rd2 }, [ %rd1 + 0 ];", 16),
+        ("cp.async.ca.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x8, %r3;", 8),
+        ("ld.global.b32 { %r1 }, [ %rd1 ];\ncp.async.cg.shared.global [ %r1 ], [ %rd1 ], 16;", 16),
+    ],
+)
+def test_the_widest_load_is_read_from_the_code(ptx: str, width: int) -> None:
+    assert widest_load_bytes(ptx) == width
+
+
+TAKEN = Resources(
+    kernel="k", parameters={}, num_warps=4, num_stages=3, registers=90, spilled_bytes=0,
+    shared_bytes=40_000, blocks_per_sm=5, products="wgmma", widest_load_bytes=16,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"registers": 88}, "registers 90, at most 88"),
+        ({"shared_bytes": 39_999}, "shared_bytes 40000, at most 39999"),
+        ({"blocks_per_sm": 6}, "blocks_per_sm 5, at least 6"),
+        ({"widest_load_bytes": 32}, "widest_load_bytes 16, at least 32"),
+    ],
+)
+def test_a_breach_is_named(change: dict[str, int], says: str) -> None:
+    budget = ahead_of_time.as_budget(TAKEN)
+    assert ahead_of_time.breaches(TAKEN, budget) == []
+    assert ahead_of_time.breaches(TAKEN, budget | change) == [says]
+
+
+def test_a_slower_product_and_a_spill_are_breaches() -> None:
+    budget = ahead_of_time.as_budget(TAKEN)
+    slower, spilling = replace(TAKEN, products="mma"), replace(TAKEN, spilled_bytes=8)
+    assert ahead_of_time.breaches(slower, budget) == ["products by mma, not wgmma"]
+    assert ahead_of_time.breaches(spilling, ahead_of_time.as_budget(spilling)) == ["spills 8 bytes"]
+
+
+def test_nothing_is_compiled_where_kernels_are_interpreted() -> None:
+    assert offline.why_not_compiled() == offline.INTERPRETED
+    with pytest.raises(RuntimeError, match="interpreted"), offline.offline():
+        pass
