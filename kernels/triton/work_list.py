@@ -42,9 +42,9 @@ DIRECT = -1  # as a first part: the run's tokens have no other item
 # Programs that fill an H200 (132 multiprocessors): three narrow tiles or one wide tile on each.
 _NARROW_PROGRAMS = 384
 _WIDE_PROGRAMS = 132
-# Parts begin at a multiple of this after their run's first key, so that only the last has a partly
-# filled block.
-_PART_MULTIPLE = 128
+# A part's keys are a multiple of this, so that only the last has a partly filled block of keys (but
+# in wide tiles of 64 numbers a head, whose blocks are 128).
+_PART_MULTIPLE = 64
 # A wide part is at least this long: its partial results are written in a tenth of its time
 # (2 * 128 rows * 512 bytes against 512 keys * 512 bytes, from the second-level cache; a guess).
 _MIN_WIDE_PART = 512
@@ -196,17 +196,31 @@ class _Runs:
         """
         rows, window = self.rows, self.shape.window
         own_start = np.zeros(rows.num_rows, dtype=np.int32)
-        num_left, tokens_left = len(rows.segments), len(rows.segments) * int(rows.query_start[-1])
+        if not len(rows.segments):
+            return own_start
+        query_start = rows.query_start.tolist()
+        num_left, tokens_left = len(rows.segments), len(rows.segments) * query_start[-1]
         if capacity is not None:
             num_left, tokens_left = capacity.segments, capacity.segment_tokens
-        for _, token_end, row_start, row_end in rows.segments.tolist():
-            token, last = rows.query_start[[row_start, row_end]].tolist()
-            is_cut = window is not None and int(rows.seq_lens[row_start:row_end].max()) > window
-            if is_cut or num_left == 0 or tokens_left < last - token:
+        level = np.zeros(rows.num_rows, dtype=np.int32)
+        levels: list[
+            list[tuple[int, ...]]
+        ] = []  # TOKEN to END_KEY, of segments without common rows
+        for _, token_end, row, row_end in rows.segments.tolist():
+            num_tokens = query_start[row_end] - query_start[row]
+            is_cut = window is not None and int(rows.seq_lens[row:row_end].max()) > window
+            if is_cut or num_left == 0 or tokens_left < num_tokens:
                 continue
-            num_left, tokens_left = num_left - 1, tokens_left - (last - token)
-            self._add_segment(token, last, row_start, int(own_start[row_start]), token_end)
-            own_start[row_start:row_end] = token_end
+            num_left, tokens_left = num_left - 1, tokens_left - num_tokens
+            depth, first_key = int(level[row]), int(own_start[row])
+            if depth == len(levels):
+                levels.append([])
+            place = query_start[row], num_tokens, int(rows.table_rows[row])
+            levels[depth].append((*place, first_key, token_end))
+            level[row:row_end] += 1
+            own_start[row:row_end] = token_end
+        for segments in levels:
+            self._add_level(np.array(segments, dtype=np.int32).T)
         return own_start
 
     def add_rows(self, own_start: IntArray) -> None:
@@ -217,17 +231,20 @@ class _Runs:
             if len(chosen):
                 self._add_rows(chosen, own_start[chosen], narrow)
 
-    def _add_segment(self, token: int, last: int, row: int, first_key: int, end_key: int) -> None:
-        shape = self.shape
-        is_narrow = last - token <= shape.narrow_tokens
-        runs = np.empty((NUM_COLUMNS, 1), dtype=np.int32)
-        runs[TOKEN], runs[NUM_TOKENS] = token, last - token
-        runs[TABLE_ROW] = self.rows.table_rows[row]
-        runs[FIRST_KEY], runs[END_KEY] = first_key, end_key
-        if not is_narrow:
-            runs = _tiles(runs, shape.wide_tokens)
-        runs[POSITION], runs[END_KEY] = SEEN_WHOLE, end_key
-        self._add(runs, is_narrow, self._max_parts(is_narrow, np.int32(runs.shape[1])))
+    def _add_level(self, segments: IntArray) -> None:
+        """segments [5, S], the columns from TOKEN to END_KEY."""
+        is_narrow = segments[NUM_TOKENS] <= self.shape.narrow_tokens
+        for narrow in (True, False):
+            chosen = segments[:, is_narrow == narrow]
+            if chosen.shape[1] == 0:
+                continue
+            runs = np.empty((NUM_COLUMNS, chosen.shape[1]), dtype=np.int32)
+            runs[: len(chosen)] = chosen
+            num_tiles = np.int32(1)
+            if not narrow:
+                runs, num_tiles = _tiles(runs, self.shape.wide_tokens)
+            runs[POSITION] = SEEN_WHOLE
+            self._add(runs, narrow, self._max_parts(narrow, num_tiles))
 
     def _add_rows(self, chosen: IntArray, own_start: IntArray, is_narrow: bool) -> None:
         rows, shape = self.rows, self.shape
@@ -240,9 +257,8 @@ class _Runs:
         runs[POSITION] = runs[END_KEY] - runs[NUM_TOKENS]
         num_tiles = np.int32(1)
         if not is_narrow:
-            num_tiles = -(-runs[NUM_TOKENS] // np.int32(shape.wide_tokens))
-            num_tiles = np.repeat(num_tiles, num_tiles)
-            runs = _tiles(runs, shape.wide_tokens)
+            runs, num_tiles = _tiles(runs, shape.wide_tokens)
+            runs[END_KEY] = runs[POSITION] + runs[NUM_TOKENS]
         if shape.window is not None:
             nearest = runs[POSITION] - np.int32(shape.window - 1)
             self._add_sinks(runs, np.minimum(nearest, shape.num_sink_tokens), is_narrow)
@@ -266,9 +282,9 @@ class _Runs:
 
     def _add(self, runs: IntArray, is_narrow: bool, max_parts: IntArray | int) -> None:
         least = self.shape.min_narrow_part if is_narrow else _MIN_WIDE_PART
-        part_keys = -((runs[FIRST_KEY] - runs[END_KEY]) // max_parts)
-        np.maximum(part_keys, least, out=part_keys)
-        runs[PART_KEYS] = (part_keys + (_PART_MULTIPLE - 1)) & -_PART_MULTIPLE
+        num_keys = runs[END_KEY] - runs[FIRST_KEY]
+        num_parts = np.minimum(np.maximum(num_keys // least, 1), max_parts)
+        runs[PART_KEYS] = (-(-num_keys // num_parts) + (_PART_MULTIPLE - 1)) & -_PART_MULTIPLE
         self.groups.append(_Group(runs, is_narrow, _num_parts(runs)))
 
     def finish(self, capacity: Capacity | None) -> WorkList:
@@ -356,8 +372,8 @@ def _num_parts(runs: IntArray) -> IntArray:
     return num_parts
 
 
-def _tiles(runs: IntArray, tile_tokens: int) -> IntArray:
-    """Runs cut into tiles of tokens, each up to the last key that its last token sees."""
+def _tiles(runs: IntArray, tile_tokens: int) -> tuple[IntArray, IntArray]:
+    """Runs cut into tiles of tokens, and of how many each is one."""
     num_tokens = runs[NUM_TOKENS]
     num_tiles = -(-num_tokens // np.int32(tile_tokens))
     run = np.repeat(np.arange(len(num_tiles), dtype=np.int32), num_tiles)
@@ -367,13 +383,12 @@ def _tiles(runs: IntArray, tile_tokens: int) -> IntArray:
     tiles[TOKEN] += start
     tiles[NUM_TOKENS] = np.minimum(num_tokens[run] - start, tile_tokens)
     tiles[POSITION] += start
-    tiles[END_KEY] = tiles[POSITION] + tiles[NUM_TOKENS]
-    return tiles
+    return tiles, num_tiles[run]
 
 
 def _padded(array: IntArray, size: int) -> IntArray:
     """With its last axis grown to `size`; what is added is not read."""
     assert array.shape[-1] <= size, f"{array.shape[-1]} entries in {size}"
-    padded = np.zeros((*array.shape[:-1], size), dtype=np.int32)
+    padded = np.empty((*array.shape[:-1], size), dtype=np.int32)
     padded[..., : array.shape[-1]] = array
     return padded
