@@ -13,9 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor, empty
 
+from ..adjusted_rows import AdjustedRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
-from . import dense, experts, kv_store, page_table
+from ..sampling_rows import SamplingRows
+from . import adjust, dense, experts, kv_store, logprobs, page_table, sampling, token_mask
 
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
@@ -50,7 +52,7 @@ MODELS = {  # by head_dim
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_experts(), *_kv_store(), *_dense(), *_inputs()]
+    return [*_experts(), *_kv_store(), *_dense(), *_logits(), *_inputs()]
 
 
 def _experts() -> Iterator[Launch]:
@@ -141,6 +143,49 @@ def _act_and_mul(dtype: torch.dtype, activation: Activation) -> None:
 
 def _gather_rows(dtype: torch.dtype) -> None:
     dense.gather_rows(empty(128256, 4096, dtype=dtype), _ints(NUM_TOKENS))
+
+
+def _logits() -> Iterator[Launch]:
+    """Vocabularies of Llama 3, Qwen 2 and Llama 2."""
+    for vocab_size in (128256, 151936, 32000):
+        run, is_rare = partial(_sample, vocab_size), vocab_size != 128256
+        yield Launch(f"sample {vocab_size}", run, is_rare)
+    yield Launch("adjust_logits", _adjust_logits)
+    yield Launch("apply_token_mask", _apply_token_mask)
+    yield Launch("token_logprobs", _token_logprobs)
+
+
+def _sample(vocab_size: int) -> None:
+    ints, floats = _ints(NUM_TOKENS), empty(NUM_TOKENS, dtype=torch.float64)
+    rows = SamplingRows(floats, ints, floats, floats, ints, ints)
+    sampling.sample(empty(NUM_TOKENS, vocab_size), rows)
+
+
+def _adjust_logits() -> None:
+    ints, floats = _ints(NUM_TOKENS), empty(NUM_TOKENS, dtype=torch.float64)
+    are_in_prompt = empty(NUM_TOKENS, dtype=torch.bool)
+    rows = AdjustedRows(
+        place=ints,
+        repetition=floats,
+        frequency=floats,
+        presence=floats,
+        latest=ints,
+        entry_start=ints,
+        token_id=ints,
+        count=ints,
+        is_in_prompt=are_in_prompt,
+        bias=floats,
+    )
+    adjust.adjust_logits(empty(NUM_TOKENS, 128256), rows, ints)
+
+
+def _apply_token_mask() -> None:
+    masks = empty(NUM_TOKENS, 128256 // 32, dtype=torch.int32)
+    token_mask.apply_token_mask(empty(NUM_TOKENS, 128256), _ints(NUM_TOKENS), masks)
+
+
+def _token_logprobs() -> None:
+    logprobs.token_logprobs(empty(NUM_TOKENS, 128256), _ints(NUM_TOKENS))
 
 
 def _inputs() -> Iterator[Launch]:
