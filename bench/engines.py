@@ -11,11 +11,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import EngineError, InvalidRequest
-from .documents import DocumentJudge, Documents
 from .process_meter import ProcessMeter, peak_rss_bytes
+
+if TYPE_CHECKING:  # they validate JSON, which runners without schemas go without
+    from .documents import DocumentJudge, Documents
 
 PEER_FORMS = (
     "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf or openai=URL "

@@ -17,6 +17,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from .. import __version__
+
 DEFAULT_FOLDER = Path("build/bench")
 
 
@@ -43,15 +45,23 @@ def write_report(
     `shown` are the table's rows where they are not the same, `printed` is what --json prints where
     it is not the rows; `details` go into the file only.
     """
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"{name}.json"
-    report = {"machine": machine(), "rows": list(rows), **details}
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path = write_file(name, rows, args, **details)
     if args.json:
         print(json.dumps(list(rows) if printed is None else printed))
         return
     print_table(name, shown or rows)
     print(f"written to {path}")
+
+
+def write_file(
+    name: str, rows: Sequence[Mapping[str, Any]], args: argparse.Namespace, **details: Any
+) -> Path:
+    """Rows, machine and details into the folder that `args` say; the file."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    path: Path = args.out / f"{name}.json"
+    report = {"machine": machine(), "rows": list(rows), **details}
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -82,7 +92,7 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "stemma": version("stemma-lm"),
+        "stemma": __version__,
         "commit": _commit(),
     }
 

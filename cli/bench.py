@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..bench import (
     conformance,
     dsl,
+    gpu,
     grammar_load,
     latency,
     limits,
@@ -32,7 +33,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    dsl, latency, load, programs, limits, watch,
+    gpu, dsl, latency, load, programs, limits, watch,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

@@ -12,7 +12,7 @@ copy, and kernels are queued.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -283,6 +283,29 @@ class TokenLogprobs(Protocol):
     def __call__(self, logits: Tensor, token_ids: Tensor) -> Tensor:
         """logits [N, vocab_size], token_ids [N] int64 -> log-probabilities [N] (natural log, at
         temperature 1) in the logits' dtype."""
+        ...
+
+
+class PageCopy(Protocol):
+    """Copies whole KV pages of all layers, bit by bit.
+
+    pages [N] int64; packed [num_layers, 2, num_kv_heads, N, page_size, head_dim] in the
+    KV's dtype on its device, the last two axes contiguous, the others in any order.
+    """
+
+    def pack(self, pages: Tensor, packed: Tensor) -> None:
+        """Out of the layers."""
+        ...
+
+    def unpack(self, pages: Tensor, packed: Tensor) -> None:
+        """Into the layers; pages are distinct."""
+        ...
+
+
+class MakePageCopy(Protocol):
+    def __call__(self, layers: Sequence[Tensor], page_size: int) -> PageCopy:
+        """For the layers of one pool, each [2, num_kv_heads, num_slots, head_dim], contiguous, with
+        num_slots a multiple of page_size; the layers are kept."""
         ...
 
 

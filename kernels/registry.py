@@ -31,6 +31,7 @@ from .reference import adjust as reference_adjust
 from .reference import dense as reference_dense
 from .reference import kv_store as reference_store
 from .reference import logprobs as reference_logprobs
+from .reference import page_copy as reference_page_copy
 from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
 from .reference import sampling as reference_sampling
@@ -71,6 +72,7 @@ class Kernels:
     apply_token_mask: ops.ApplyTokenMask
     sample: ops.Sample
     token_logprobs: ops.TokenLogprobs
+    make_page_copy: ops.MakePageCopy
     capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
     choices: tuple[KernelChoice, ...]
@@ -94,7 +96,7 @@ def select_kernels(
     if mode == "triton" or (mode == "auto" and device.type != "cpu"):
         refusal = why_not_triton(device, dtype)
         if refusal is None:
-            return _triton(device, dtype)
+            return _triton(device)
         if mode == "triton":
             raise InvalidRequest.of("kernels", mode, refusal)
         return _reference(refusal)
@@ -122,6 +124,7 @@ def _reference(reason: str) -> Kernels:
         apply_token_mask=reference_mask.apply_token_mask,
         sample=reference_sampling.sample,
         token_logprobs=reference_logprobs.token_logprobs,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
         choices=_choices("reference", reason),
@@ -154,6 +157,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         apply_token_mask=cpu_mask.apply_token_mask,
         sample=cpu_sampling.sample,
         token_logprobs=reference_logprobs.token_logprobs,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", {"linear": linear_choice, **_ON_A_CPU}),
@@ -178,17 +182,27 @@ def _native() -> Kernels:
         apply_token_mask=native_mask.apply_token_mask,
         sample=cpu_sampling.sample,
         token_logprobs=reference_logprobs.token_logprobs,
+        make_page_copy=reference_page_copy.PageCopy,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
         choices=_choices("native", "compiled for this CPU, AVX512-BF16", _ON_A_CPU),
     )
 
 
-def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+def _triton(device: torch.device) -> Kernels:
     """For GPUs; imported here, so that a CPU's start does not pay for it."""
-    from .triton import adjust, dense, kv_store, logprobs, page_table, sampling, token_mask
+    from .triton import (
+        adjust,
+        dense,
+        kv_store,
+        logprobs,
+        page_copy,
+        page_table,
+        paged_attention,
+        sampling,
+        token_mask,
+    )
 
-    missing = ("reference", "no Triton kernel yet")
     return Kernels(
         make_linear=dense.make_linear,
         make_output_linear=dense.make_output_linear,
@@ -200,21 +214,19 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         store_kv=kv_store.store_kv,
         take_inputs=page_table.take_inputs,
         update_pages=page_table.update_pages,
-        plan_attention=reference_attention.plan_attention,
-        paged_attention=reference_attention.paged_attention,
+        plan_attention=paged_attention.plan_attention,
+        paged_attention=paged_attention.paged_attention,
         adjust_logits=adjust.adjust_logits,
         apply_token_mask=token_mask.apply_token_mask,
         sample=sampling.sample,
         token_logprobs=logprobs.token_logprobs,
+        make_page_copy=page_copy.PageCopy,
         capture=None,
-        segment_cost_tokens=0,
+        segment_cost_tokens=paged_attention.SEGMENT_COST_TOKENS,
         choices=_choices(
             "triton",
             _why_triton(device),
-            {
-                "linear": ("torch", "cuBLAS has the fastest products"),
-                "paged_attention": missing,
-            },
+            {"linear": ("torch", "cuBLAS has the fastest products")},
         ),
     )
 
@@ -236,16 +248,17 @@ _OPS = (
     "store_kv",
     "take_inputs",
     "update_pages",
+    "page_copy",
     "paged_attention",
     "adjust_logits",
     "apply_token_mask",
     "sample",
     "token_logprobs",
 )
-# What the engine's CPU path does elsewhere, or only as part of another op.
+# What the engine's CPU path does elsewhere, or only as part of another op; and what numpy does.
 _ON_A_CPU = {
     **dict.fromkeys(
-        ("act_and_mul", "store_kv", "take_inputs", "update_pages"),
+        ("act_and_mul", "store_kv", "take_inputs", "update_pages", "page_copy"),
         ("reference", "not on a CPU's path"),
     ),
     **dict.fromkeys(("adjust_logits", "sample"), ("cpu", "numpy")),

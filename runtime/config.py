@@ -42,6 +42,7 @@ class EngineConfig:
     host_kv_tokens: int = 0  # tokens of KV in host memory, behind the device's; 0: none
     kv_store: Path | None = None  # folder that keeps prefixes over restarts
     kv_store_gb: float = 4.0  # at most, in 10^9 bytes
+    disable_overlap: bool = False  # plan a step only when the one before is done
     disable_jump_forward: bool = False  # compute what a grammar forces token by token
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S  # seconds that compiling one may take
     num_threads: int | None = None  # None: all cores, one for a small model
@@ -187,6 +188,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=4.0,
         metavar="GB",
         help="largest size of that folder (default: %(default)s)",
+    )
+    add(
+        "--disable-overlap",
+        action="store_true",
+        help="plan no step while a device computes the one before (the output is the same)",
     )
     add(
         "--disable-jump-forward",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ from .schedule.scheduler import Scheduler
 from .schedule.stall import DEFAULT_SLOWDOWN
 from .schedule.stored_prefixes import StoredPrefixes
 from .schedule.waiting import MAX_OVERTAKES
-from .step import PendingStep, StepPlan
+from .step import FailedStep, PendingStep, StepPlan
 from .token_bytes import token_bytes
 from .tokenizer import Tokenizer
 from .weights.revision import model_revision
@@ -50,13 +51,15 @@ class Executor(Protocol):
     can_overlap: bool  # whether `submit` may return before the step is computed
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Begin to compute the plan's tokens. Plans are computed in the order in which they come;
-        `from_previous` in a plan refers to the plan submitted before."""
+        """Begin to compute the plan's tokens. Plans are carried out, copies included, in the order
+        in which they come; `from_previous` in a plan refers to the plan submitted before. With
+        `can_overlap` a second one comes before the result of the first is asked for, no third."""
 
 
 class Engine:
     """A model with its KV pool and scheduler.
 
+    Invariant: between two calls at most one step is pending, none unless the executor can overlap.
     Lifetime: the process's. A step that raises ends the requests in it with an error and nothing
     else.
     """
@@ -77,11 +80,15 @@ class Engine:
         kv_cache: KVCacheOptions | None = None,
         grammars: GrammarCompiler | None = None,
         tenant_weights: Mapping[Hashable, float] | None = None,
+        has_overlap: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them.
-        `tenant_weights`: see schedule/fairness.py. `clock`: of deadlines and leases, in seconds."""
+        `tenant_weights`: see schedule/fairness.py. `has_overlap`: plan a step while the executor
+        computes the one before, if it can. `clock`: of deadlines and leases, in seconds."""
         self._executor = executor
+        self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
+        self.has_overlap = has_overlap and executor.can_overlap
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
@@ -94,6 +101,7 @@ class Engine:
             segment_cost_tokens=executor.segment_cost_tokens,
             vocab_size=vocab_size,
             tenant_weights=tenant_weights,
+            has_overlap=self.has_overlap,
             clock=clock,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
@@ -146,7 +154,8 @@ class Engine:
         self.scheduler.policy = name
 
     def abort(self, request: Request) -> None:
-        """End a request now; its pages are free when this returns."""
+        """End a request now; its pages are free when this returns, or when the pending step that
+        names them is done."""
         self.scheduler.abort(request)
 
     def end_program(self, program: ProgramRecord) -> None:
@@ -154,27 +163,56 @@ class Engine:
         self.scheduler.end_program(program)
 
     def step(self) -> None:
-        """Plan, execute, apply: once."""
+        """Plan a step, execute it and apply its result; with overlap the result of the one before,
+        while this one is computed."""
         if self.grammars is not None and self.grammars.is_ready:
             self.grammars.collect()
         is_watched = self.step_log.is_on
         if is_watched:
             self.step_log.begin(self.scheduler)
         plan = self.scheduler.plan()
-        if plan is None:
-            return
-        if is_watched:
-            self.step_log.note_plan(plan, self.scheduler)
+        if plan is not None:
+            if is_watched:
+                self.step_log.note_plan(plan, self.scheduler)
+            self._pending.append((plan.step_id, self._submit(plan)))
+        if plan is None or len(self._pending) > self.has_overlap:
+            self._take_result()
+
+    def settle(self) -> None:
+        """Wait for the pending step, if there is one; its requests go on."""
+        self._take_result()
+
+    def _submit(self, plan: StepPlan) -> PendingStep:
         try:
-            result = self._executor.submit(plan).result()
+            return self._executor.submit(plan)
         except Exception as error:
-            log.exception("step %d failed", plan.step_id)
+            return FailedStep(error)
+
+    def _take_result(self) -> None:
+        """Apply the result of the oldest pending step."""
+        if not self._pending:
+            return
+        step_id, pending = self._pending.popleft()
+        try:
+            result = pending.result()
+        except Exception as error:
+            log.exception("step %d failed", step_id)
+            self._await_void()
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
             return
         self.scheduler.apply(result)
         self.last_step_s = time.monotonic()
-        if is_watched:
+        if self.step_log.is_on:
             self.step_log.end(result, self.scheduler)
+
+    def _await_void(self) -> None:
+        """A step has failed: wait until the device is done with what was submitted behind it."""
+        while self._pending:
+            step_id, pending = self._pending.popleft()
+            try:
+                pending.result()
+            except Exception as error:
+                log.info("step %d, behind the one that failed: %s", step_id, error)
 
     def flush_cache(self) -> int:
         """Drop cached KV that nothing uses; the number of tokens dropped."""
@@ -246,6 +284,7 @@ class LoadedModel:
                 num_host_pages=config.host_kv_tokens // config.page_size,
                 stored=self._stored_prefixes(),
             ),
+            has_overlap=not config.disable_overlap,
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
 

@@ -98,7 +98,9 @@ class Request:
     first `num_computed_tokens` of them is in `pages`. Until the grammar is there, all but the last
     token may be computed.
 
-    Invariant: num_published <= num_computed_tokens (after a step) <= num_tokens, and
+    Invariant: num_computed_tokens <= num_scheduled_tokens <= num_tokens + 1; the two are equal
+    unless plans in flight compute what lies between (schedule/in_flight.py), and the one token
+    beyond is sampled by them. num_published <= num_scheduled_tokens, and
     `pages[: num_published / page_size]` belong to the tree, the rest to the request.
     """
 
@@ -124,7 +126,8 @@ class Request:
     error_kind: str = "EngineError"  # the class of `error`
     follower: Follower | None = None  # where the output is in its grammar, once that is there
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
-    num_computed_tokens: int = 0
+    num_computed_tokens: int = 0  # by steps whose results are in
+    num_scheduled_tokens: int = 0  # by these and by the plans in flight: the next one goes on here
     num_cached_tokens: int = 0  # prompt tokens that needed no computing, at the first admission
     is_admitted: bool = False  # was running at least once
     num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
@@ -174,8 +177,10 @@ class Request:
 
     @property
     def num_ready(self) -> int:
-        """Those of them without KV: 1 while it decodes."""
-        return self.num_ready_tokens - self.num_computed_tokens
+        """Those of them that no plan computes yet: 1 while it decodes; below 1 where its next token
+        is being sampled."""
+        is_waiting = self.grammar is not None and self.follower is None
+        return len(self.token_ids) - is_waiting - self.num_scheduled_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -220,9 +225,13 @@ class Request:
     @property
     def adjustment(self) -> Adjustment | None:
         """What changes the logits of the next token, if anything does."""
+        return self.adjustment_after(0)
+
+    def adjustment_after(self, num_unknown: int) -> Adjustment | None:
+        """The same for the token that comes so many after it, whatever those will be."""
         if self._adjustment is None:
             return None
-        is_early = self.num_output_tokens < self.sampling.min_tokens
+        is_early = self.num_output_tokens + num_unknown < self.sampling.min_tokens
         if not is_early and not self.sampling.changes_logits:
             return None
         masked = tuple(self.stop_ids) if is_early else ()

@@ -174,7 +174,8 @@ class StepResult:
 
     step_id: int
     rows: tuple[RowResult, ...]
-    duration_s: float | None = None  # of computing, where that is known
+    # Of computing, where that is known; the time that a step waited for the one before is none.
+    duration_s: float | None = None
     transfer_s: float | None = None  # of the transfers before
     payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in their order
 
@@ -183,7 +184,8 @@ class PendingStep(Protocol):
     """A step that the executor has taken on, and may still be computing."""
 
     def result(self) -> StepResult:
-        """Waits until it is done; called once. Raises what went wrong with the step as a whole."""
+        """Waits until it is done; called once, and in the order of the steps. Raises what went
+        wrong with the step as a whole: what was submitted behind it is then of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +197,14 @@ class FinishedStep:
     def result(self) -> StepResult:
         """The answers."""
         return self.outcome
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that could not be submitted."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        """Raises what was wrong."""
+        raise self.error

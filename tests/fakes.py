@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.step import (
     BlockRestore,
     BlockSave,
+    FailedStep,
     FinishedStep,
+    PendingStep,
     Row,
     RowResult,
     StepPlan,
@@ -175,13 +178,19 @@ class StepFailed(RuntimeError):
 
 
 class ScriptedExecutor:
-    """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids."""
+    """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids.
 
-    can_overlap = False
+    With `can_overlap` a step is computed when it is submitted, and its result withheld until it is
+    asked for: until then nobody else may write what its rows read.
+    """
+
     segment_cost_tokens = 0  # every run that two rows share is a segment
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, can_overlap: bool = False) -> None:
         self.page_size = page_size
+        self.can_overlap = can_overlap
+        self.pending: deque[ScriptedStep] = deque()
+        self.events: list[tuple[str, int]] = []  # what was submitted and asked for, in order
         self.requests: dict[int, Request] = {}  # the truth about each request's tokens
         self.tables: dict[int, dict[int, int]] = {}  # table row -> index -> page
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (token id, chain up to it)
@@ -189,6 +198,7 @@ class ScriptedExecutor:
         self.fail_steps: set[int] = set()
         self.row_errors: set[int] = set()
         self.plans: list[StepPlan] = []
+        self._sampled: list[tuple[int, int | None]] = []  # by the last plan: request, token
         self.defects: list[Exception] = []  # what was wrong with plans; the engine only reports it
 
     @property
@@ -196,8 +206,32 @@ class ScriptedExecutor:
         """Tokens computed over all steps."""
         return sum(plan.num_tokens for plan in self.plans)
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        return FinishedStep(self.execute(plan))
+    def submit(self, plan: StepPlan) -> PendingStep:
+        if not self.can_overlap:
+            return FinishedStep(self.execute(plan))
+        self.events.append(("submit", plan.step_id))
+        outcome = self._outcome(plan)
+        named = {row.request_id: self._pages_of(row) for row in plan.rows}
+        self.pending.append(ScriptedStep(self, plan, outcome, named))
+        assert len(self.pending) <= 2, "a third step was submitted"
+        return self.pending[-1]
+
+    def _outcome(self, plan: StepPlan) -> PendingStep:
+        """Behind a step that failed nothing is computed any more, until that is known."""
+        if any(isinstance(step.outcome, FailedStep) for step in self.pending):
+            self.plans.append(plan)
+            for row in plan.rows:
+                self._update_table(row)
+                self._poison(self._fresh_slots(row))
+            return FailedStep(StepFailed("this step came behind one that failed"))
+        try:
+            return FinishedStep(self.execute(plan))
+        except StepFailed as error:
+            return FailedStep(error)
+
+    def _pages_of(self, row: Row) -> set[int]:
+        num_pages = -(-(row.start + len(row.input_ids)) // self.page_size)
+        return {self.tables[row.table_row][index] for index in range(num_pages)}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """All rows store first, then each reads its whole prefix back."""
@@ -224,7 +258,9 @@ class ScriptedExecutor:
         assert len(set(rows_in_use)) == len(rows_in_use), "a table row is in a plan twice"
         for row in plan.rows:
             self._update_table(row)
+        self._check_pending(plan)
         self._check_segments(plan)
+        plan = replace(plan, rows=tuple(self._completed(row) for row in plan.rows))
         # A row may start on KV that another row of this plan stores, in whatever order.
         for row in sorted(plan.rows, key=lambda row: row.start):
             self._store(row)
@@ -232,8 +268,34 @@ class ScriptedExecutor:
             self._poison([slot for row in plan.rows for slot in self._fresh_slots(row)])
             raise StepFailed(f"step {len(self.plans)} was told to fail")
         results = tuple(self._answer(row, plan) for row in plan.rows)
+        self._sampled = [(row.request_id, r.token_id) for row, r in zip(plan.rows, results)]
         self._poison_failed_rows(plan)
         return StepResult(plan.step_id, results, payloads=tuple(payloads))
+
+    def _completed(self, row: Row) -> Row:
+        """With the token that the plan did not know yet."""
+        if row.from_previous is None:
+            return row
+        request_id, token_id = self._sampled[row.from_previous]
+        assert row.input_ids == (0,) and row.mask is None
+        assert request_id == row.request_id, "a row goes on from another request's"
+        failed = row.request_id in self.row_errors
+        assert token_id is not None or failed, "a row goes on from one that sampled nothing"
+        return row._replace(input_ids=(token_id or 0,))
+
+    def _check_pending(self, plan: StepPlan) -> None:
+        """What a pending step's rows name belongs to their own requests, and only they write it."""
+        loads = [c for c in plan.transfers if isinstance(c, Transfer) and c.kind == "load"]
+        copied = {page for copy in loads for page in copy.device_pages}
+        for step in self.pending:
+            owners = {row.table_row: row.request_id for row in step.plan.rows}
+            for number, named in step.named.items():
+                assert copied.isdisjoint(named), "a copy writes what a pending step reads"
+                for row in plan.rows:
+                    assert owners.get(row.table_row, row.request_id) == row.request_id
+                    written = {slot // self.page_size for slot in self._fresh_slots(row)}
+                    is_own = number == row.request_id
+                    assert is_own or written.isdisjoint(named), "a pending step's page is written"
 
     def _slots_of(self, pages: Sequence[int]) -> list[int]:
         return [page * self.page_size + i for page in pages for i in range(self.page_size)]
@@ -303,16 +365,22 @@ class ScriptedExecutor:
         return [self._slot(row, position) for position in range(row.start, end)]
 
     def _store(self, row: Row) -> None:
-        chain = self.kv[self._slot(row, row.start - 1)][1] if row.start else 1
+        before = self.kv[self._slot(row, row.start - 1)] if row.start else (0, 1)
+        if before == _POISON:
+            return self._poison(self._fresh_slots(row))
+        _, chain = before
         for slot, token_id in zip(self._fresh_slots(row), row.input_ids, strict=True):
             chain = chain_of([token_id], chain)
             self.kv[slot] = (token_id, chain)
 
     def _answer(self, row: Row, plan: StepPlan) -> RowResult:
         end = row.start + len(row.input_ids)
-        chains = self._read_back(row, end)
         if row.request_id in self.row_errors:
             return RowResult(error="this row was told to fail")
+        if self._may_read_failed and self._reads_poison(row, end):
+            is_seen = row.sampling or row.target_ids or row.pooled_from is not None
+            return RowResult(error="it reads what a failed row wrote") if is_seen else RowResult()
+        chains = self._read_back(row, end)
         scores = tuple(
             score_of(chains[row.start + row.target_start + i], target)
             for i, target in enumerate(row.target_ids)
@@ -334,7 +402,10 @@ class ScriptedExecutor:
 
     def _read_back(self, row: Row, end: int) -> list[int]:
         """The chain after each of the row's tokens, all checked against the request's own."""
-        truth = self.requests[row.request_id].token_ids
+        truth = list(self.requests[row.request_id].token_ids)
+        if row.from_previous is not None:
+            assert len(truth) == row.start, "a row goes on from a token that is known"
+            truth.append(row.input_ids[0])
         chain, chains = 1, []
         for position in range(end):
             chain = chain_of([truth[position]], chain)
@@ -344,6 +415,15 @@ class ScriptedExecutor:
                 f"request {row.request_id} reads KV of another prefix at position {position}"
             )
         return chains
+
+    @property
+    def _may_read_failed(self) -> bool:
+        """Whether a pending step has failed rows that the planner has not heard of."""
+        answers = (step.outcome.result() for step in self.pending)
+        return any(row.error for answer in answers for row in answer.rows)
+
+    def _reads_poison(self, row: Row, end: int) -> bool:
+        return any(self.kv[self._slot(row, position)] == _POISON for position in range(end))
 
     def _poison_failed_rows(self, plan: StepPlan) -> None:
         """KV of a failed row is worthless, unless a healthy row of this step reads it too."""
@@ -360,6 +440,21 @@ class ScriptedExecutor:
     def _poison(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.kv[slot] = _POISON
+
+
+@dataclass(eq=False)
+class ScriptedStep:
+    """A step of a scripted executor whose result is not known yet."""
+
+    executor: ScriptedExecutor
+    plan: StepPlan
+    outcome: PendingStep
+    named: dict[int, set[int]]  # pages that each request's row reads or writes
+
+    def result(self) -> StepResult:
+        assert self.executor.pending.popleft() is self, "results are asked for out of order"
+        self.executor.events.append(("result", self.plan.step_id))
+        return self.outcome.result()
 
 
 @dataclass(eq=False)

@@ -21,6 +21,7 @@ from fakes import (
 from stemma.runtime.engine import Engine
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.schedule.admission import MIN_RATIO
+from stemma.runtime.schedule.in_flight import MAX_WAITING_SHARE
 from stemma.runtime.schedule.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.policy import DEFAULT_POLICY
 
@@ -40,10 +41,12 @@ class House:
     policy: str = DEFAULT_POLICY
     kv_cache: KVCacheOptions | None = None
     is_hopeful: bool = False  # admits as if hardly anything was generated: many preemptions
+    has_overlap: bool = False
+    waiting_share: float = MAX_WAITING_SHARE  # with overlap, see schedule/in_flight.py
     requests: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.executor = ScriptedExecutor(self.page_size)
+        self.executor = ScriptedExecutor(self.page_size, can_overlap=self.has_overlap)
         self.engine = Engine(
             self.executor,
             num_pages=self.num_pages,
@@ -55,6 +58,7 @@ class House:
             vocab_size=VOCAB_SIZE,
             kv_cache=self.kv_cache,
         )
+        self.engine.scheduler._in_flight.max_waiting_share = self.waiting_share
         if self.is_hopeful:
             hope(self.engine)
 
@@ -82,9 +86,10 @@ class House:
         for _ in range(max_steps):
             if not self.engine.has_work:
                 return
-            num_before = len(self.executor.plans)
+            num_before, had_pending = len(self.executor.plans), bool(self.executor.pending)
             self.step()
-            assert len(self.executor.plans) > num_before, "work is left but nothing was planned"
+            num_new = len(self.executor.plans) - num_before
+            assert num_new or had_pending, "work is left but nothing was planned"
         raise AssertionError(f"still busy after {max_steps} steps: {self.engine.describe()}")
 
     def assert_nothing_held(self) -> None:

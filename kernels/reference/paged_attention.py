@@ -5,13 +5,24 @@ Cost O(sum over rows of queries * keys), scores of a row at once in memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows
 from ..ops import KVLayer
+from ..quantized_kv import QuantizedKV
 from .dense import widen
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttentionPlan:
+    """The step's rows as they are."""
+
+    rows: AttentionRows
+    options: AttentionOptions
 
 
 def plan_attention(
@@ -20,31 +31,56 @@ def plan_attention(
     num_heads: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
     padded_tokens: int | None = None,
-) -> AttentionRows:
-    assert options == DEFAULT_OPTIONS
-    return rows
+) -> ReferenceAttentionPlan:
+    return ReferenceAttentionPlan(rows, options)
 
 
 def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
-    assert isinstance(kv_layer, Tensor)
-    assert isinstance(plan, AttentionRows), "the plan comes from this backend's plan_attention"
+    assert isinstance(plan, ReferenceAttentionPlan), "the plan comes from this backend"
+    rows = plan.rows
     out = torch.empty_like(q)
-    for row in range(plan.num_rows):
-        tokens = slice(int(plan.query_start[row]), int(plan.query_start[row + 1]))
-        slots = torch.from_numpy(plan.slots(row, 0, int(plan.seq_lens[row])))
-        keys, values = kv_layer.index_select(2, slots.to(q.device)).unbind(0)
-        out[tokens] = _attend(q[tokens], keys, values)
+    for row in range(rows.num_rows):
+        tokens = slice(int(rows.query_start[row]), int(rows.query_start[row + 1]))
+        slots = torch.from_numpy(rows.slots(row, 0, int(rows.seq_lens[row]))).to(q.device)
+        keys, values = _gather(kv_layer, slots)
+        out[tokens] = _attend(q[tokens], keys, values, plan.options)
     return out
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _gather(kv_layer: KVLayer, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [KV, S, D] of S slots, quantized ones multiplied out in float32."""
+    if isinstance(kv_layer, Tensor):
+        keys, values = widen(kv_layer.index_select(2, slots)).unbind(0)
+        return keys, values
+    assert isinstance(kv_layer, QuantizedKV)
+    numbers = kv_layer.values[:, :, slots].to(torch.float32)
+    keys, values = (numbers * kv_layer.scales[:, :, slots, None]).unbind(0)
+    return keys, values
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """q [L, H, D] at the last L of the S positions of keys, values [KV, S, D] -> [L, H, D]."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads, num_keys, _ = keys.shape
+    scale = head_dim**-0.5 if options.scale is None else options.scale
     grouped = widen(q).view(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = torch.einsum("lkgd,ksd->kgls", grouped, widen(keys)) * head_dim**-0.5
-    position = torch.arange(num_keys, device=q.device)
-    is_future = position > position[num_keys - num_queries :, None]
-    probs = torch.softmax(scores.masked_fill(is_future, -torch.inf), dim=-1)
-    out = torch.einsum("kgls,ksd->lkgd", probs, widen(values))
+    keys, values = keys.to(grouped.dtype), values.to(grouped.dtype)
+    scores = torch.einsum("lkgd,ksd->kgls", grouped, keys) * scale
+    if options.soft_cap is not None:
+        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+    is_hidden = ~_is_visible(num_queries, num_keys, options, q.device)
+    probs = torch.softmax(scores.masked_fill(is_hidden, -torch.inf), dim=-1)
+    out = torch.einsum("kgls,ksd->lkgd", probs, values)
     return out.reshape(num_queries, num_heads, head_dim).to(q.dtype)
+
+
+def _is_visible(
+    num_queries: int, num_keys: int, options: AttentionOptions, device: torch.device
+) -> Tensor:
+    """[L, S], of the queries at the last L positions."""
+    key = torch.arange(num_keys, device=device)
+    query = key[num_keys - num_queries :, None]
+    is_visible = key <= query
+    if options.window is not None:
+        is_visible &= (key > query - options.window) | (key < options.num_sink_tokens)
+    return is_visible

@@ -10,14 +10,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, empty
 
 from ..adjusted_rows import AdjustedRows
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ..attention_rows import AttentionRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
 from ..sampling_rows import SamplingRows
-from . import adjust, dense, experts, kv_store, logprobs, page_table, sampling, token_mask
+from . import (
+    adjust,
+    dense,
+    experts,
+    kv_store,
+    logprobs,
+    page_copy,
+    page_table,
+    paged_attention,
+    sampling,
+    token_mask,
+)
 
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
@@ -48,11 +62,59 @@ MODELS = {  # by head_dim
     128: Heads(32, 8, 128),  # Llama-3.1-8B
     256: Heads(16, 8, 256),  # Gemma-2-9B
 }
+GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_experts(), *_kv_store(), *_dense(), *_logits(), *_inputs()]
+    return [*_attention(), *_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
+
+
+def _attention() -> Iterator[Launch]:
+    """Both widths and the merge of each; the rare ones go through the table of tiles."""
+    for name, kind in {**FLOATS, **EIGHT_BITS}.items():
+        for head_dim, model in MODELS.items():
+            is_rare = (name, head_dim) not in (("bf16", 64), ("bf16", 128), ("fp8", 128))
+            run = partial(_attend, kind, model)
+            yield Launch(f"attention {name} {head_dim}", run, is_rare)
+            if name in ("bf16", "fp8", "fp32"):
+                for group in (32, 64):
+                    run = partial(_attend, kind, Heads(group, 1, head_dim))
+                    yield Launch(f"attention {name} {head_dim}, {group} to 1", run, is_rare=True)
+    bf16, llama = torch.bfloat16, MODELS[128]
+    yield Launch("attention bf16 256 of Gemma 2", partial(_attend, bf16, MODELS[256], GEMMA_2))
+    yield Launch("attention bf16 128, pages of 1", partial(_attend, bf16, llama, page_size=1))
+    run = partial(_attend, bf16, Heads(32, 32, 96))
+    yield Launch("attention bf16 96, 1 to 1", run, is_rare=True)
+    sinks = AttentionOptions(window=4096, num_sink_tokens=4)
+    run = partial(_attend, bf16, llama, sinks)
+    yield Launch("attention bf16 128, window and sinks", run, is_rare=True)
+
+
+def _attend(
+    kind: torch.dtype,
+    model: Heads,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    page_size: int = 16,
+) -> None:
+    """63 rows that decode beside a prompt, padded as a captured step is. KV in 8 bits is read by
+    bfloat16 queries."""
+    is_quantized = kind in EIGHT_BITS.values()
+    dtype = torch.bfloat16 if is_quantized else kind
+    kv_layer = _kv_layer(model, dtype, kind if is_quantized else None)
+    num_queries = np.array([1] * (NUM_TOKENS - 1) + [512], dtype=np.int32)
+    table = empty(NUM_TOKENS, 8192, dtype=torch.int32)
+    rows = AttentionRows(
+        query_start=np.concatenate([[0], np.cumsum(num_queries)]).astype(np.int32),
+        seq_lens=np.full(NUM_TOKENS, 4096, dtype=np.int32),
+        page_table=table.numpy(),
+        table_rows=np.arange(NUM_TOKENS, dtype=np.int32),
+        page_size=page_size,
+    )
+    plan = paged_attention.plan_attention(rows, kv_layer, model.num_heads, options, 1024)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, table)
+    q = empty(1024, model.num_heads, model.head_dim, dtype=dtype)
+    paged_attention.paged_attention(q, kv_layer, bound)
 
 
 def _experts() -> Iterator[Launch]:
@@ -76,6 +138,52 @@ def _run_experts(dtype: torch.dtype, num_tokens: int, activation: Activation) ->
     )
     x = empty(num_tokens, hidden, dtype=dtype)
     layer(x, _ints(num_tokens, top_k), empty(num_tokens, top_k))
+
+
+def _sampling() -> Iterator[Launch]:
+    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere. Draws also over
+    Qwen's and Llama 2's, which have other numbers of spans."""
+    for vocab_size in (128256, 151936, 50257, 32000):
+        is_rare = vocab_size != 128256
+        yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size), is_rare)
+    for vocab_size in (128256, 50257):
+        is_rare = vocab_size != 128256
+        yield Launch(f"adjust_logits {vocab_size}", partial(_adjust, vocab_size), is_rare)
+        yield Launch(f"token_logprobs {vocab_size}", partial(_logprobs, vocab_size), is_rare)
+        yield Launch(f"apply_token_mask {vocab_size}", partial(_mask, vocab_size), is_rare)
+
+
+def _sample(vocab_size: int) -> None:
+    temperature = top_p = min_p = _doubles(NUM_TOKENS)
+    top_k = seed = position = _ints(NUM_TOKENS)
+    rows = SamplingRows(temperature, top_k, top_p, min_p, seed, position)
+    sampling.sample(empty(NUM_TOKENS, vocab_size), rows)
+
+
+def _adjust(vocab_size: int) -> None:
+    num_entries = 1000
+    rows = AdjustedRows(
+        place=_ints(NUM_TOKENS),
+        repetition=_doubles(NUM_TOKENS),
+        frequency=_doubles(NUM_TOKENS),
+        presence=_doubles(NUM_TOKENS),
+        latest=_ints(NUM_TOKENS),
+        entry_start=_ints(NUM_TOKENS + 1),
+        token_id=_ints(num_entries),
+        count=_ints(num_entries),
+        is_in_prompt=empty(num_entries, dtype=torch.bool),
+        bias=_doubles(num_entries),
+    )
+    adjust.adjust_logits(empty(NUM_TOKENS, vocab_size), rows, _ints(NUM_TOKENS))
+
+
+def _logprobs(vocab_size: int) -> None:
+    logprobs.token_logprobs(empty(NUM_TOKENS, vocab_size), _ints(NUM_TOKENS))
+
+
+def _mask(vocab_size: int) -> None:
+    masks = empty(NUM_TOKENS, -(-vocab_size // 32), dtype=torch.int32)
+    token_mask.apply_token_mask(empty(NUM_TOKENS, vocab_size), _ints(NUM_TOKENS), masks)
 
 
 def _kv_store() -> Iterator[Launch]:
@@ -145,52 +253,11 @@ def _gather_rows(dtype: torch.dtype) -> None:
     dense.gather_rows(empty(128256, 4096, dtype=dtype), _ints(NUM_TOKENS))
 
 
-def _logits() -> Iterator[Launch]:
-    """Vocabularies of Llama 3, Qwen 2 and Llama 2."""
-    for vocab_size in (128256, 151936, 32000):
-        run, is_rare = partial(_sample, vocab_size), vocab_size != 128256
-        yield Launch(f"sample {vocab_size}", run, is_rare)
-    yield Launch("adjust_logits", _adjust_logits)
-    yield Launch("apply_token_mask", _apply_token_mask)
-    yield Launch("token_logprobs", _token_logprobs)
-
-
-def _sample(vocab_size: int) -> None:
-    ints, floats = _ints(NUM_TOKENS), empty(NUM_TOKENS, dtype=torch.float64)
-    rows = SamplingRows(floats, ints, floats, floats, ints, ints)
-    sampling.sample(empty(NUM_TOKENS, vocab_size), rows)
-
-
-def _adjust_logits() -> None:
-    ints, floats = _ints(NUM_TOKENS), empty(NUM_TOKENS, dtype=torch.float64)
-    are_in_prompt = empty(NUM_TOKENS, dtype=torch.bool)
-    rows = AdjustedRows(
-        place=ints,
-        repetition=floats,
-        frequency=floats,
-        presence=floats,
-        latest=ints,
-        entry_start=ints,
-        token_id=ints,
-        count=ints,
-        is_in_prompt=are_in_prompt,
-        bias=floats,
-    )
-    adjust.adjust_logits(empty(NUM_TOKENS, 128256), rows, ints)
-
-
-def _apply_token_mask() -> None:
-    masks = empty(NUM_TOKENS, 128256 // 32, dtype=torch.int32)
-    token_mask.apply_token_mask(empty(NUM_TOKENS, 128256), _ints(NUM_TOKENS), masks)
-
-
-def _token_logprobs() -> None:
-    logprobs.token_logprobs(empty(NUM_TOKENS, 128256), _ints(NUM_TOKENS))
-
-
 def _inputs() -> Iterator[Launch]:
     yield Launch("take_inputs", _take_inputs)
     yield Launch("update_pages", _update_pages)
+    for page_size in (1, 16):
+        yield Launch(f"page_copy bf16 pages of {page_size}", partial(_page_copy, page_size))
 
 
 def _take_inputs() -> None:
@@ -203,5 +270,19 @@ def _update_pages() -> None:
     )
 
 
+def _page_copy(page_size: int) -> None:
+    model = MODELS[128]
+    layers = [empty(2, model.num_kv_heads, NUM_SLOTS, model.head_dim, dtype=torch.bfloat16)] * 2
+    shape = (NUM_TOKENS, len(layers), 2, model.num_kv_heads, page_size, model.head_dim)
+    packed = empty(shape, dtype=torch.bfloat16)
+    copy = page_copy.PageCopy(layers, page_size)
+    copy.pack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+    copy.unpack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+
+
 def _ints(*shape: int) -> Tensor:
     return empty(shape, dtype=torch.int64)
+
+
+def _doubles(*shape: int) -> Tensor:
+    return empty(shape, dtype=torch.float64)

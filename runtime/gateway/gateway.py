@@ -97,6 +97,7 @@ class Gateway:
                     self._engine.step()
                     self._advance()
                 self._send_events()
+            self._engine.settle()
             self._say_farewell()
         finally:
             self._listener.close()

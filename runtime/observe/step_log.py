@@ -33,9 +33,10 @@ class StepLog:
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
         self._names: dict[int, tuple[int, dict[str, Any]]] = {}  # with the step that it came with
         self._forced: dict[int, int] = {}  # tokens told as forced, by request
-        self._began_s = self._planned_s = 0.0
+        self._began_s = 0.0
+        self._ended_s = 0.0  # the last step
         self._before = (0, 0, 0)  # evicted tokens, preemptions, forced tokens
-        self._step: dict[str, Any] | None = None
+        self._open: dict[int, dict[str, Any]] = {}  # steps that were planned and have not ended
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -46,16 +47,17 @@ class StepLog:
         self._steps.clear()
         self._names.clear()
         self._forced.clear()
-        self._step = None
+        self._open.clear()
 
     def begin(self, scheduler: Scheduler) -> None:
         """A step is about to be planned."""
         self._began_s = time.perf_counter()
-        self._before = _counts(scheduler)
+        if not self._open:
+            self._before = _counts(scheduler)
 
     def note_plan(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """It was planned; `scheduler` knows its requests still."""
-        self._planned_s = time.perf_counter()
+        planned_s = time.perf_counter()
         decode: list[int] = []
         others: list[tuple[int, str, int, int, int]] = []
         sums = {PREFILL: 0, DECODE: 0, FORCED: 0, SCORING: 0, "cached": 0}
@@ -74,8 +76,10 @@ class StepLog:
             sums[FORCED] += num_forced
             sums["cached"] += num_cached
         sums[DECODE] += len(decode)
-        self._step = {
+        self._open[plan.step_id] = {
             "id": plan.step_id,
+            "start_s": self._began_s,
+            "plan_ms": round(1000 * (planned_s - self._began_s), 3),
             "tokens": sums,
             "decode": decode[:MAX_ROWS],
             "rows": others[:MAX_ROWS],
@@ -100,19 +104,23 @@ class StepLog:
         return num_forced
 
     def end(self, result: StepResult, scheduler: Scheduler) -> None:
-        """It was carried out and applied."""
-        step, self._step = self._step, None
+        """It was carried out and applied. A step that was planned beside another begins when that
+        one ends, and what happened meanwhile counts once."""
+        step = self._open.pop(result.step_id, None)
+        for failed in [number for number in self._open if number < result.step_id]:
+            del self._open[failed]
         if step is None:
             return
         kv_cache, now_s = scheduler.kv_cache, time.perf_counter()
-        evicted, preempted, jumped = (
-            after - before for after, before in zip(_counts(scheduler), self._before)
-        )
+        counts = _counts(scheduler)
+        evicted, preempted, jumped = (after - before for after, before in zip(counts, self._before))
+        self._before = counts
+        start_s = max(step["start_s"], self._ended_s)
+        self._ended_s = now_s
         device_s = result.duration_s
         step |= {
-            "start_s": round(self._began_s, 4),
-            "ms": round(1000 * (now_s - self._began_s), 3),
-            "plan_ms": round(1000 * (self._planned_s - self._began_s), 3),
+            "start_s": round(start_s, 4),
+            "ms": round(1000 * (now_s - start_s), 3),
             "device_ms": None if device_s is None else round(1000 * device_s, 3),
             "num_waiting": scheduler.num_waiting,
             "num_running": len(scheduler.running),

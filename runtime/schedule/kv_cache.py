@@ -6,7 +6,8 @@
 A prompt chunk enters the tree when it is planned, so that later rows of the same step can already
 read it; generated tokens enter when the request ends or is preempted. Where the tree already has a
 run by then, the request's own pages for it are freed. A failed step's inserts are taken out again.
-An entry of a page table never changes once it was sent, so a step in flight reads what was planned.
+An entry of a page table never changes once it was sent, so a step in flight reads what was planned;
+what a request that ends leaves is given back when no step in flight names it (`Remains`).
 
 What is cached and nobody reads, on this tier and the colder ones, is prefix_cache.py's; what that
 keeps for programs gives way to any request that needs the pages.
@@ -16,9 +17,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ...radix.check import check
 from ...radix.owners import note_user
+from ...radix.pages import Pages
+from ...radix.tree import Node
 from ..request import Request, RequestState
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
 from .tiers import Publication, withdraw
@@ -27,6 +31,13 @@ __all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "Publication
 
 PREEMPTED_TTL_S = 600.0  # a preempted request's KV is leased so long (guess)
 PREEMPTED_PRIORITY = 1_000_000  # above all that programs may ask for
+
+
+class Remains(NamedTuple):
+    """What is left of a request that has gone: pages of its own, and a lock on what it read."""
+
+    pages: Pages
+    node: Node
 
 
 class KVCacheManager(PrefixCache):
@@ -43,6 +54,7 @@ class KVCacheManager(PrefixCache):
         request.node = match.node
         request.pages = array("i", match.pages)
         request.num_published = request.num_computed_tokens = match.num_tokens
+        request.num_scheduled_tokens = match.num_tokens
         request.num_sent_pages = 0
 
     def load(self, request: Request) -> None:
@@ -65,6 +77,7 @@ class KVCacheManager(PrefixCache):
             request.pages.extend(pages)
             request.num_published += num_tokens
             request.num_computed_tokens += num_tokens
+            request.num_scheduled_tokens += num_tokens
             request.num_host_tokens += num_tokens
 
     def restore(self, request: Request) -> None:
@@ -91,14 +104,16 @@ class KVCacheManager(PrefixCache):
             request.node = inserted.node
             request.pages.extend(pages)
             request.num_published = request.num_computed_tokens = end
+            request.num_scheduled_tokens = end
             request.num_disk_tokens += end - start
             self._copies.extend(self.stored.restore(request, start, end))
 
     def catch_up(self, request: Request) -> None:
-        """Adopt what others have published of the request's tokens since it was attached."""
-        if request.num_published != request.num_computed_tokens:
+        """Adopt what others have published of the request's tokens since it was attached. What a
+        plan in flight computes of them comes before: then it counts as computed after that."""
+        done = request.num_scheduled_tokens
+        if request.num_published != done:
             return
-        done = request.num_computed_tokens
         if request.match_limit - done < self.page_size:
             return
         assert request.node is not None
@@ -110,7 +125,9 @@ class KVCacheManager(PrefixCache):
             request.node = match.node
             request.pages.extend(match.pages)
             request.num_published += match.num_tokens
-            request.num_computed_tokens += match.num_tokens
+            request.num_scheduled_tokens += match.num_tokens
+            if request.num_computed_tokens == done:
+                request.num_computed_tokens += match.num_tokens
 
     def reserve(self, request: Request, num_tokens: int) -> None:
         """Give the request pages for its first `num_tokens` tokens, evicting what nobody uses, then
@@ -150,26 +167,37 @@ class KVCacheManager(PrefixCache):
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Take back all that the request holds; with `keep`, what it computed stays cached."""
-        if request.node is None:
-            return
+        remains = self.detach(request, keep=keep)
+        if remains is not None:
+            self.give_back(remains)
+
+    def detach(self, request: Request, *, keep: bool = True) -> Remains | None:
+        """The same, but for what plans in flight may name of it: the caller gives that back."""
+        node = request.node
+        if node is None:
+            return None
         start = request.num_published // self.page_size
         own = request.pages[start:]
         if keep and self.stored is not None and request.state is RequestState.RUNNING:
             done = request.token_ids[: request.num_computed_tokens]
             self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
-        if keep:
-            num_whole = request.num_computed_tokens // self.page_size - start
+        num_whole = request.num_computed_tokens // self.page_size - start
+        if keep and num_whole > 0:
             tokens = request.token_ids[request.num_published :][: num_whole * self.page_size]
-            inserted = self.tree.extend(
-                request.node, tokens, own[:num_whole], owner=request.program
-            )
-            self.allocator.free(inserted.duplicate_pages)
-            own = own[num_whole:]
-        self.allocator.free(own)
-        self.tree.unlock(request.node)
+            inserted = self.tree.extend(node, tokens, own[:num_whole], owner=request.program)
+            self.tree.move_lock(node, inserted.node)
+            node = inserted.node
+            own = inserted.duplicate_pages + own[num_whole:]
         request.node = None
         request.pages = array("i")
-        request.num_published = request.num_computed_tokens = request.num_sent_pages = 0
+        request.num_published = request.num_computed_tokens = 0
+        request.num_scheduled_tokens = request.num_sent_pages = 0
+        return Remains(own, node)
+
+    def give_back(self, remains: Remains) -> None:
+        """No plan in flight names these any more."""
+        self.allocator.free(remains.pages)
+        self.tree.unlock(remains.node)
 
     def unpublish(self, publications: Iterable[Publication]) -> None:
         """Take inserts of a failed step out again, but for what a healthy request still reads."""
@@ -229,11 +257,13 @@ class KVCacheManager(PrefixCache):
         if self.stored is not None:
             self.stored.forget(request)
 
-    def check(self, requests: Iterable[Request]) -> None:
+    def check(self, requests: Iterable[Request], remains: Sequence[Remains] = ()) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
         running = [request for request in requests if request.node is not None]
         held = [r.pages[r.num_published // self.page_size :] for r in running]
         locks = [r.node for r in running if r.node is not None]
+        held += [left.pages for left in remains]
+        locks += [left.node for left in remains]
         check(self.tree, self.allocator, held, locks, self.leases.nodes())
         if self.host is not None:
             self.host.check()

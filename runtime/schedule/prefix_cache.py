@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
+from typing import NamedTuple
 
 from ...radix.leases import Lease, Leases
 from ...radix.owners import age_path
@@ -36,6 +37,16 @@ DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
 PREFETCH_AHEAD_S = 0.05  # before its use is a prefix loaded (guess)
 MIN_EVICTED_TOKENS = 64  # at once, where they are copied to the host: one long copy, not many
 _UNOWNED = "(several)"  # the label of what no program has alone
+
+
+class Unsettled(NamedTuple):
+    """What is only in a tree because a plan's copies put it there: gone if the plan fails."""
+
+    loaded: tuple[Publication, ...]  # on the device
+    stored: tuple[Publication, ...]  # on the host
+
+
+_NO_TRANSFERS: tuple[tuple[TierCopy, ...], Unsettled] = ((), Unsettled((), ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ class PrefixCache:
         self._to_prefetch: list[tuple[float, int, Lease]] = []  # when, a number
         self._prefetch_at: dict[Lease, float] = {}  # its valid entry there
         self._num_prefetches = 0
-        self._loads: list[Publication] = []  # of the plan in flight, or being made
+        self._loads: list[Publication] = []  # of the next plan
         self._beneficiary: Request | None = None  # for whom pages are made free now
 
     @property
@@ -111,30 +122,31 @@ class PrefixCache:
             self.host.leases.expire(now_s)
             self._prefetch_due(now_s)
 
-    def take_transfers(self) -> tuple[TierCopy, ...]:
+    def take_transfers(self) -> tuple[tuple[TierCopy, ...], Unsettled]:
         """The copies between tiers that the plan now made must carry out first."""
+        if not self._copies:
+            return _NO_TRANSFERS
         taken = joined(self._copies)
         self._copies.clear()
-        return taken
+        loaded = tuple(self._loads)
+        self._loads.clear()
+        return taken, Unsettled(loaded, () if self.host is None else self.host.take_unsettled())
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """The plan in flight was carried out."""
+        """A plan was carried out."""
         if self.host is not None:
             self.costs.note(plan, result, self.page_size)
-            self.host.settle()
         if self.stored is not None:
-            self.stored.settle(_saves(plan), result.payloads)
-        self._loads.clear()
+            self.stored.settle(_saves(plan.transfers), result.payloads)
 
-    def undo_transfers(self, plan: StepPlan) -> None:
-        """It failed, and its copies may not have been made; no request reads them any more."""
+    def undo_transfers(self, transfers: Sequence[TierCopy], unsettled: Unsettled) -> None:
+        """Their plan failed, and they may not have been made; no request reads them any more."""
         if self.host is not None:
-            self.host.undo()
+            self.host.undo(unsettled.stored)
         if self.stored is not None:
-            self.stored.settle(_saves(plan), ())
-        for load in self._loads:
+            self.stored.settle(_saves(transfers), ())
+        for load in unsettled.loaded:
             self.allocator.free(withdraw(self.tree, self.leases, load))
-        self._loads.clear()
 
     # --- What programs know and say ---------------------------------------------------------------
 
@@ -383,8 +395,8 @@ class PrefixCache:
         return num_tokens
 
 
-def _saves(plan: StepPlan) -> list[BlockSave]:
-    return [copy for copy in plan.transfers if isinstance(copy, BlockSave)]
+def _saves(transfers: Sequence[TierCopy]) -> list[BlockSave]:
+    return [copy for copy in transfers if isinstance(copy, BlockSave)]
 
 
 def _num_missing(lease: Lease) -> int:

@@ -50,14 +50,14 @@ class PromptLimits:
             self._late -= num_tokens
 
     def _is_late(self, request: Request) -> bool:
-        if request.num_computed_tokens >= request.num_prompt_tokens:
+        if request.num_scheduled_tokens >= request.num_prompt_tokens:
             return False
         return level_of(request) >= self._level + LATE_LEVELS
 
     def _is_long(self, request: Request) -> bool:
         """Whether a request's prompt, but for what was cached, fills more than half a step; a
         forced run behind it counts as decoding."""
-        if request.num_computed_tokens >= request.num_prompt_tokens:
+        if request.num_scheduled_tokens >= request.num_prompt_tokens:
             return False
         if request.is_admitted:
             num_uncached = request.num_tokens - request.num_cached_tokens

@@ -11,11 +11,16 @@ from ..request import Request, Scoring
 from ..step import PageUpdate, Row
 from .grammar import Follower
 
+PLACEHOLDER = (0,)
 
-def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
-    """The next `num_tokens` tokens; one more of `masked` if the row samples under a grammar."""
+
+def row_of(
+    request: Request, num_tokens: int, masked: list[Follower], from_previous: int | None = None
+) -> Row:
+    """The next `num_tokens` tokens; one more of `masked` if the row samples under a grammar.
+    `from_previous`: the row of the plan before that samples the one token."""
     token_ids, pages = request.token_ids, request.pages
-    start = request.num_computed_tokens
+    start = request.num_scheduled_tokens
     end = start + num_tokens
     update = None
     first = request.num_sent_pages
@@ -29,7 +34,7 @@ def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
         targets, target_start = _targets(request, request.scoring, start, end)
     elif request.hidden is not None:
         pooled_from = request.hidden.first_wanted(start, end, len(token_ids))
-    elif end == len(token_ids):
+    elif end == len(token_ids) or from_previous is not None:
         sampling = request.sampling
     mask = None
     if sampling is not None and request.follower is not None:
@@ -39,11 +44,11 @@ def row_of(request: Request, num_tokens: int, masked: list[Follower]) -> Row:
         request.id,
         request.table_row,
         start,
-        tuple(token_ids[start:end]),
+        tuple(token_ids[start:end]) if from_previous is None else PLACEHOLDER,
         update,
-        None,
+        from_previous,
         sampling,
-        None if sampling is None else request.adjustment,
+        None if sampling is None else request.adjustment_after(from_previous is not None),
         targets,
         target_start,
         mask,

@@ -9,6 +9,8 @@ generate (`admission.py`). A request whose grammar is still being compiled compu
 token; tokens that its grammar forces are appended at once and computed as one chunk
 (`grammar.py`). When pages run out all the same, the policy's victim is preempted: what
 it computed stays cached while there is room, and it waits at the head of the queue.
+
+A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ from .deadlines import Deadlines, expiry, refusal
 from .fairness import TenantShares
 from .gate import WorkingSet
 from .grammar import Follower
+from .in_flight import Held, InFlight, Planned
 from .kv_cache import KVCacheManager
 from .latencies import Latencies
 from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
@@ -60,23 +63,16 @@ class SchedulerStats:
     num_jumped_tokens: int = 0  # of these: forced by a grammar, not sampled
     num_shared_tokens: int = 0  # KV that rows did not read because a segment was read once for all
     num_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """The plan in flight: its requests, row by row, and what it published."""
-
-    plan: StepPlan
-    requests: tuple[Request, ...]
-    publications: tuple[Publication | None, ...]
+    num_overlapped_steps: int = 0  # of these: planned while the one before was computed
+    num_void_rows: int = 0  # computed in vain, since their requests had ended meanwhile
 
 
 class Scheduler:
     """Owns all requests that have not finished, and the order in which they run.
 
     Invariant: at most `max_running_requests` run; each has a table row of its own; at most one plan
-    is in flight (overlap comes later, the plan's shape already allows it). `running` is in the
-    policy's order: the last is the next to be preempted.
+    is in flight, two with `has_overlap`. `running` is in the policy's order: the last is the next
+    to be preempted.
     """
 
     def __init__(
@@ -91,11 +87,13 @@ class Scheduler:
         decode_slowdown: float = DEFAULT_SLOWDOWN,
         vocab_size: int = 0,
         tenant_weights: Mapping[Hashable, float] | None = None,
+        has_overlap: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
         `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars.
-        `tenant_weights`: see `fairness`. `clock`: that of requests' deadlines, in seconds."""
+        `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
+        `clock`: that of requests' deadlines, in seconds."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -118,7 +116,7 @@ class Scheduler:
         self.new_tokens = NewTokenEstimate(self.output_share)
         self._num_new_tokens = 0  # that the running requests may still generate
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
-        self._in_flight: _Planned | None = None
+        self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
         self._compiling: dict[Request, None] = {}  # those that lack their grammar
         self._is_stalled = False  # the last plan was empty: they all wait
@@ -140,18 +138,22 @@ class Scheduler:
 
     @property
     def in_flight(self) -> tuple[Request, ...]:
-        """The requests of the plan that is neither applied nor failed, row by row."""
-        return () if self._in_flight is None else self._in_flight.requests
+        """The requests of the last plan while it is neither applied nor failed, row by row."""
+        newest = self._in_flight.newest
+        return () if newest is None else newest.requests
 
     def is_behind_prefix(self, request: Request) -> bool:
         """Whether a request that waits shares more with a prompt that is being computed than is
         there of it yet: it is admitted once that has come further."""
-        cut = [(r, r.num_computed_tokens) for r in self.running if r.num_ready > 1]
+        cut = [(r, r.num_scheduled_tokens) for r in self.running if r.num_ready > 1]
         return _shares_with(request, cut)
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan would have rows or copies between tiers, or a request is to be ended."""
+        """Whether a plan would have rows or copies between tiers, or a request is to be ended, or
+        a plan is in flight."""
+        if self._in_flight:
+            return True
         if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
         if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
@@ -214,15 +216,18 @@ class Scheduler:
         self.working_set.end(program)
 
     def abort(self, request: Request) -> None:
-        """End a request now, whatever its state; nothing happens if it has already ended."""
+        """End a request now, whatever its state; nothing happens if it has already ended. What a
+        plan in flight names of it is given back with that."""
         if not request.is_finished:
             self._finish(request, FinishReason.ABORT)
 
     # --- planning -------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None if nothing can run; its pages are reserved, prompts published."""
-        assert self._in_flight is None, "the previous plan was neither applied nor failed"
+        """The next step, or None if nothing can run, or none should before the results are in; its
+        pages are reserved, prompts published."""
+        if self._in_flight.is_closed:
+            return None
         self.kv_cache.begin_step()
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
@@ -233,17 +238,19 @@ class Scheduler:
         requests: list[Request] = []
         publications: list[Publication | None] = []
         masked: list[Follower] = []
-        for request, num_tokens in self._share_out():
-            rows.append(row_of(request, num_tokens, masked))
+        continued = self._in_flight.continued
+        for request, num_tokens in self._share_out(continued):
+            rows.append(row_of(request, num_tokens, masked, continued.get(request)))
             requests.append(request)
             # What was generated enters the tree with its whole run, when the request ends.
-            is_output = request.num_computed_tokens >= len(request.prompt)
-            end = request.num_computed_tokens + num_tokens
+            is_output = request.num_scheduled_tokens >= len(request.prompt)
+            end = request.num_scheduled_tokens + num_tokens
             publications.append(None if is_output else self.kv_cache.publish(request, end))
+            request.num_scheduled_tokens = end
         self._is_stalled = False
-        if not rows:
+        if not rows and not self._in_flight:
             self._sleep()
-        transfers = self.kv_cache.take_transfers()
+        transfers, unsettled = self.kv_cache.take_transfers()
         if not rows and not transfers:
             return None
         self._step_id += 1
@@ -255,10 +262,14 @@ class Scheduler:
         self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
         masks = masks_of(masked, self._mask_words)
         plan = StepPlan(self._step_id, tuple(rows), segments, masks, transfers)
-        self._in_flight = _Planned(
-            plan,
-            tuple(requests[index] for index in order),
-            tuple(publications[index] for index in order),
+        self.stats.num_overlapped_steps += bool(self._in_flight)
+        self._in_flight.add(
+            Planned(
+                plan,
+                tuple([requests[index] for index in order]),
+                tuple([publications[index] for index in order]),
+                unsettled,
+            )
         )
         return plan
 
@@ -314,7 +325,7 @@ class Scheduler:
             return FinishReason.STOP
         return self._append_forced(request, request.follower)
 
-    def _share_out(self) -> Iterator[tuple[Request, int]]:
+    def _share_out(self, continued: Container[Request]) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
         self._is_gated = self._has_unasked = False
@@ -323,10 +334,9 @@ class Scheduler:
         cut: list[tuple[Request, int]] = []  # with where their chunks end
         if self.waiting.policy.has_gate:  # levels change while requests run
             self.running.sort(key=self.waiting.policy.keep)
-        in_order = self._decoding_first()
-        decoding = [request for request in in_order if request.num_ready == 1]
+        decoding, filling = self._ready(continued)
         self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_gate)
-        for request in in_order:
+        for request in (*decoding, *filling):
             if budget <= 0:
                 return
             if request.state is not RequestState.RUNNING:
@@ -337,23 +347,25 @@ class Scheduler:
                 num_tokens = self._chunk(request, budget)
                 if num_tokens == 0:
                     continue
-            end = request.num_computed_tokens + num_tokens
+            end = request.num_scheduled_tokens + num_tokens
             if self._reserve_or_preempt(request, end, planned):
                 if end < request.num_ready_tokens:
                     cut.append((request, end))
                 planned.append(request)
                 yield request, num_tokens
                 budget -= num_tokens
+            elif self._in_flight:
+                return
         # When pages are short, admitting now would only preempt again.
         if self.waiting and budget > 0 and self.stats.num_preemptions == num_preemptions:
             yield from self._admissions(budget, cut)
 
-    def _decoding_first(self) -> list[Request]:
-        """The running requests with tokens to compute, those with one before all others."""
+    def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
+        """The running requests with one token to compute, and those with more."""
         filling = [r for r in self.running if r.num_ready > 1]
-        if not filling and not self._compiling:
-            return self.running[:]
-        return [r for r in self.running if r.num_ready == 1] + filling
+        if not filling and not self._compiling and not self._in_flight:
+            return self.running[:], filling
+        return [r for r in self.running if r.num_ready == 1 or r in continued], filling
 
     def _admissions(
         self, budget: int, cut: list[tuple[Request, int]]
@@ -395,15 +407,16 @@ class Scheduler:
         others have taken what there is for such prompts beside decode rows."""
         num_tokens = min(request.num_ready, self.limits.max_chunk(request, budget))
         if num_tokens < request.num_ready:
-            end = request.num_computed_tokens + num_tokens
-            aligned = end - end % self.kv_cache.page_size
-            if aligned > request.num_computed_tokens:
-                num_tokens = aligned - request.num_computed_tokens
+            start = request.num_scheduled_tokens
+            aligned = start + num_tokens - (start + num_tokens) % self.kv_cache.page_size
+            if aligned > start:
+                num_tokens = aligned - start
         self.limits.take(request, num_tokens)
         return num_tokens
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
-        """Reserve pages for `end` tokens; False when the request had to be preempted itself.
+        """Reserve pages for `end` tokens; False when the request had to be preempted itself, or,
+        beside a plan in flight, would have to wait for what it will give back.
 
         Victims are those that this step has not planned yet.
         """
@@ -412,7 +425,10 @@ class Scheduler:
                 self.kv_cache.reserve(request, end)
                 return True
             except OutOfPages:
-                num_missing = end - request.num_computed_tokens
+                if self._in_flight:
+                    self._in_flight.close()
+                    return False
+                num_missing = end - request.num_scheduled_tokens
                 if len(self.running) == 1 and self.kv_cache.break_pins(num_missing):
                     continue
                 victim = next(r for r in reversed(self.running) if r not in planned)
@@ -432,6 +448,7 @@ class Scheduler:
             return 0
         if (
             not self.running
+            and not self._in_flight
             and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
         ):
             self.kv_cache.break_pins(request.num_missing)
@@ -508,9 +525,11 @@ class Scheduler:
     # --- results --------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> None:
-        """Take in what the executor made of the plan in flight; finished requests leave."""
-        planned, self._in_flight = self._in_flight, None
-        assert planned is not None and planned.plan.step_id == result.step_id, "not this plan's"
+        """Take in what the executor made of the oldest plan in flight; finished requests leave."""
+        planned = self._in_flight.take(result.step_id)
+        self._is_stalled = False
+        self._give_back(planned.held)
+        self.kv_cache.unpublish(planned.suspects)
         self.kv_cache.settle(planned.plan, result)
         if not planned.requests:
             return
@@ -519,16 +538,21 @@ class Scheduler:
         if result.duration_s is not None:
             self.costs.note(planned.plan, result.duration_s, self._clock())
         self.stats.num_computed_tokens += planned.plan.num_tokens
+        self.stats.num_void_rows += len(planned.void)
         row_tokens = self.costs.row_tokens
+        errors: dict[Request, str] = {}
         for row, request, outcome in zip(
             planned.plan.rows, planned.requests, result.rows, strict=True
         ):
-            if outcome.error is None:
-                request.num_computed_tokens += len(row.input_ids)
+            if outcome.error is not None:
+                errors[request] = outcome.error
+            elif request.state is RequestState.RUNNING:  # else its row is void
+                request.num_computed_tokens = row.start + len(row.input_ids)
                 self._charge(request, len(row.input_ids), row_tokens)
-        self._fail_rows(planned, [outcome.error for outcome in result.rows])
+        if errors:
+            self._fail_rows(planned, errors)
         for request, outcome in zip(planned.requests, result.rows):
-            if not request.is_finished:
+            if request.state is RequestState.RUNNING:
                 self._take(request, outcome)
 
     def _charge(self, request: Request, num_tokens: int, row_tokens: float) -> None:
@@ -539,32 +563,53 @@ class Scheduler:
         self.shares.charge(request, service)
 
     def fail(self, error: str) -> None:
-        """The plan in flight could not be executed: its requests end, its inserts are undone."""
-        planned, self._in_flight = self._in_flight, None
-        assert planned is not None, "no plan is in flight"
-        for request in [r for r in self.running if r not in planned.requests]:
-            self._leave(request, keep=False)  # it may read what the plan was to write
-            self.waiting.put_back(request)
-        self._fail_rows(planned, [error] * len(planned.requests), are_all=True)
+        """The oldest plan in flight could not be executed: its requests end, its inserts are
+        undone. So are those of a plan behind it, whose other requests begin again.
 
-    def _fail_rows(
-        self, planned: _Planned, errors: Sequence[str | None], *, are_all: bool = False
-    ) -> None:
-        """End the rows that have an error; `are_all`: the plan's copies have failed too.
-
-        NOTE: all pages are settled before the first listener hears of it: it may abort others.
+        NOTE: the device must be done with both.
         """
-        failed = [index for index, error in enumerate(errors) if error is not None]
-        for index in failed:
-            self._leave(planned.requests[index], keep=False)
-        publications = (planned.publications[index] for index in failed)
-        self.kv_cache.unpublish(p for p in publications if p is not None)
-        if are_all:
-            self.kv_cache.undo_transfers(planned.plan)
-        for index in failed:
-            request = planned.requests[index]
+        plans = self._in_flight.take_all()
+        first = plans[0]
+        errors = {r: error for r in first.requests if r not in first.void}
+        for request in self.running[:]:
+            self._leave(request, keep=False)  # it may read what the plan was to write
+            if request not in errors:
+                self.waiting.put_back(request)
+        self._is_stalled = False
+        for planned in plans:
+            self._give_back(planned.held)
+        for planned in plans:
+            self.kv_cache.unpublish((*planned.suspects, *planned.publications_of(planned.requests)))
+            self.kv_cache.undo_transfers(planned.plan.transfers, planned.unsettled)
+        self.kv_cache.undo_transfers(*self.kv_cache.take_transfers())  # they may go on from those
+        self._end_failed(errors)
+
+    def _fail_rows(self, planned: Planned, errors: Mapping[Request, str]) -> None:
+        """End the requests whose rows have an error, but for those whose rows are void; whoever may
+        have gone on from what they published, and is not known to be well, begins again."""
+        ended = [request for request in errors if request.state is RequestState.RUNNING]
+        for request in ended:
+            self._leave(request, keep=False)
+        newer = self._in_flight.newest
+        bad = [p for plan in (planned, newer) if plan for p in plan.publications_of(errors)]
+        if bad:
+            doubtful = [r for r in self.running if not self._in_flight.is_proven(r, planned)]
+            for request in doubtful:
+                self._leave(request, keep=False)
+                self.waiting.put_back(request)
+            if newer is None:
+                self.kv_cache.unpublish(bad)
+            else:
+                newer.suspects += (*bad, *newer.publications_of(doubtful))
+                self._in_flight.close()
+        self._end_failed({request: errors[request] for request in ended})
+
+    def _end_failed(self, errors: Mapping[Request, str]) -> None:
+        """NOTE: all pages are settled before the first listener hears of it: it may abort
+        others."""
+        for request, error in errors.items():
             if not request.is_finished:
-                request.error = errors[index]
+                request.error = error
                 _note_lost(request)
                 self._finish(request, FinishReason.ERROR)
 
@@ -647,23 +692,36 @@ class Scheduler:
         self.working_set.note_finish(request, self._clock())
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
-        """Give back pages and table row."""
-        self.kv_cache.release(request, keep=keep)
+        """Give back pages and table row, once no plan in flight names them."""
+        held = Held(self.kv_cache.detach(request, keep=keep), request.table_row)
+        naming = self._in_flight.leave(request)
+        if naming is None:
+            self._give_back((held,))
+        else:
+            naming.held.append(held)
         self.running.remove(request)
         self._num_new_tokens -= request.num_new_tokens
-        self._free_rows.append(request.table_row)
         request.table_row = -1
         request.state = RequestState.WAITING
+
+    def _give_back(self, held: Iterable[Held]) -> None:
+        for remains, table_row in held:
+            if remains is not None:
+                self.kv_cache.give_back(remains)
+            self._free_rows.append(table_row)
 
     # --- checks ---------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises when pages, locks or table rows do not add up (tests call it after each step)."""
-        self.kv_cache.check(self.running)
+        held = self._in_flight.held
+        self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
+        self._in_flight.check(self.running)
         num_new_tokens = sum(request.num_new_tokens for request in self.running)
         assert self._num_new_tokens == num_new_tokens, f"{self._num_new_tokens} {num_new_tokens}"
         rows = [request.table_row for request in self.running] + self._free_rows
-        assert len(rows) == len(set(rows)), f"a table row is owned twice: {sorted(rows)}"
+        rows += [left.table_row for left in held]
+        assert sorted(rows) == list(range(len(rows))), f"a table row is lost or owned twice: {rows}"
 
 
 def _note_lost(request: Request) -> bool:

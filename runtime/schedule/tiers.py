@@ -12,7 +12,7 @@ page may be evicted, stored, given away and loaded into within one plan: nothing
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...radix.check import check
@@ -82,7 +82,7 @@ class HostTier:
         self.num_stored_tokens = 0  # copied here since the start
         self.num_loaded_tokens = 0
         self._copies = copies
-        self._unsettled: list[Publication] = []  # what is only there once its copy was made
+        self._unsettled: list[Publication] = []  # by copies that no plan has taken yet
 
     def store(
         self,
@@ -130,15 +130,16 @@ class HostTier:
             match.node, due_s=like.due_s, expires_s=like.expires_s, priority=like.priority
         )
 
-    def settle(self) -> None:
-        """The plan that took the last copies was carried out."""
+    def take_unsettled(self) -> tuple[Publication, ...]:
+        """What is only here once the copies of the plan now made were carried out."""
+        taken = tuple(self._unsettled)
         self._unsettled.clear()
+        return taken
 
-    def undo(self) -> None:
-        """It failed: what depended on its copies is not here."""
-        for publication in self._unsettled:
+    def undo(self, unsettled: Iterable[Publication]) -> None:
+        """That plan failed: what depended on its copies is not here."""
+        for publication in unsettled:
             self.allocator.free(withdraw(self.tree, self.leases, publication))
-        self._unsettled.clear()
 
     def flush(self) -> int:
         """Drop everything; the number of tokens dropped."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
+from attention_trees import Branch, branches, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,27 +15,6 @@ from stemma.kernels.registry import KernelMode, select_kernels
 NUM_HEADS, NUM_KV_HEADS = 6, 2
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.05}
 FAST: tuple[KernelMode, ...] = ("cpu", "auto")
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A run of whole pages that the branches below it share; a row where there are none."""
-
-    num_pages: int
-    below: tuple[Branch, ...] = ()
-    num_queries: int = 1
-    num_own: int = 5  # tokens of a row past the shared pages, >= num_queries
-
-
-branches = st.deferred(
-    lambda: st.builds(
-        Branch,
-        st.integers(1, 4),
-        st.one_of(st.just(()), st.lists(branches, min_size=1, max_size=3).map(tuple)),
-        st.integers(1, 5),
-        st.integers(5, 40),
-    )
-)
 
 
 @settings(max_examples=60, deadline=None)
@@ -50,7 +28,7 @@ def test_any_tree_gives_what_each_row_gives_alone(
     forest: list[Branch], page_size: int, head_dim: int, min_rows: int
 ) -> None:
     """With `min_rows` 1 also segments of a single row, which no planner would choose."""
-    rows = _rows_of(forest, page_size, min_rows)
+    rows = rows_of(forest, page_size, min_rows)
     for dtype, tolerance in TOLERANCE.items():
         generator = torch.Generator().manual_seed(page_size)
         num_slots = (int(rows.page_table.max()) + 1) * page_size
@@ -67,7 +45,7 @@ def test_any_tree_gives_what_each_row_gives_alone(
 def test_a_long_shared_prefix_of_many_rows() -> None:
     """More query rows than one unit of work takes, and keys past many blocks."""
     forest = [Branch(700, tuple(Branch(1, num_own=5 + i) for i in range(80)))]
-    rows = _rows_of(forest, 1, 2)
+    rows = rows_of(forest, 1, 2)
     generator = torch.Generator().manual_seed(0)
     num_slots = int(rows.page_table.max()) + 1
     kv_layer = torch.randn(2, NUM_KV_HEADS, num_slots, 32, generator=generator).bfloat16()
@@ -78,7 +56,7 @@ def test_a_long_shared_prefix_of_many_rows() -> None:
 
 
 def test_scores_too_large_for_an_exponential_are_merged_all_the_same() -> None:
-    rows = _rows_of([Branch(20, (Branch(2), Branch(2)))], 1, 2)
+    rows = rows_of([Branch(20, (Branch(2), Branch(2)))], 1, 2)
     generator = torch.Generator().manual_seed(0)
     kv_layer = torch.randn(2, NUM_KV_HEADS, 64, 16, generator=generator).bfloat16() * 30
     q = torch.randn(2, NUM_HEADS, 16, generator=generator).bfloat16() * 30
@@ -91,7 +69,7 @@ def test_scores_too_large_for_an_exponential_are_merged_all_the_same() -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_own_kv_begins_where_the_last_segment_of_a_row_ends(page_size: int) -> None:
     forest = [Branch(3, (Branch(2, (Branch(1), Branch(1))), Branch(1)))]
-    rows = _rows_of(forest, page_size, 2)
+    rows = rows_of(forest, page_size, 2)
     ends = np.array([[0, 3, 0, 3], [3, 5, 0, 2]]) * [page_size, page_size, 1, 1]
     assert rows.segments.tolist() == ends.tolist()
     assert rows.own_start().tolist() == [5 * page_size, 5 * page_size, 3 * page_size]
@@ -104,46 +82,3 @@ def _outputs(
     return [
         k.paged_attention(q, kv_layer, k.plan_attention(rows, kv_layer, NUM_HEADS)) for k in kernels
     ]
-
-
-def _rows_of(forest: list[Branch], page_size: int, min_rows: int) -> AttentionRows:
-    """Rows in depth-first order over shuffled pages, with a segment for each run that at least
-    `min_rows` rows share."""
-    segments: list[tuple[int, int, int, int]] = []
-    tables: list[list[int]] = []
-    shapes: list[tuple[int, int]] = []
-    num_pages = 0
-
-    def visit(branch: Branch, above: list[int], shared: int) -> None:
-        """`shared`: how many tokens of `above` segments cover."""
-        nonlocal num_pages
-        path = [*above, *range(num_pages, num_pages + branch.num_pages)]
-        num_pages += branch.num_pages
-        first_row, place = len(tables), len(segments)
-        end = len(path) * page_size
-        is_shared = _num_rows(branch) >= min_rows
-        for below in branch.below:
-            visit(below, path, end if is_shared else shared)
-        if not branch.below:
-            own = -(-branch.num_own // page_size)
-            tables.append([*path, *range(num_pages, num_pages + own)])
-            shapes.append((branch.num_queries, end + branch.num_own))
-            num_pages += own
-        if is_shared:
-            segments.insert(place, (shared, end, first_row, len(tables)))
-
-    for tree in forest:
-        visit(tree, [], 0)
-    order = np.random.default_rng(1).permutation(len(tables)).astype(np.int32)
-    shuffled = np.random.default_rng(num_pages).permutation(num_pages).astype(np.int32)
-    table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for row, pages in zip(order, tables, strict=True):
-        table[row, : len(pages)] = shuffled[pages]
-    query_start = np.cumsum([0] + [queries for queries, _ in shapes]).astype(np.int32)
-    seq_lens = np.array([keys for _, keys in shapes], dtype=np.int32)
-    found = np.array(segments, dtype=np.int32).reshape(-1, 4)
-    return AttentionRows(query_start, seq_lens, table, order, page_size, found)
-
-
-def _num_rows(branch: Branch) -> int:
-    return sum(map(_num_rows, branch.below)) if branch.below else 1

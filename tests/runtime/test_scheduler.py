@@ -3,111 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from fakes import STOP_ID, VOCAB_SIZE, FakeListener, expected_output
+from fakes import STOP_ID, FakeListener, expected_output
 from house import FAMILIES, House, assert_right, listener_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_work import STOP_IDS, events, houses, play
 
 from stemma.errors import PromptTooLong
-from stemma.runtime.request import FinishReason, HiddenSum, Request, Scoring
-from stemma.runtime.schedule.policy import POLICY_NAMES
-
-STOP_IDS = frozenset({STOP_ID})
-
+from stemma.runtime.request import FinishReason, Request, Scoring
 
 # --- random workloads -----------------------------------------------------------------------------
 
 
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    """A prefix of one of three families and a few tokens of one's own: much is shared."""
-    family = draw(st.sampled_from(FAMILIES))
-    shared = family[: draw(st.integers(0, 40))]
-    return (shared + draw(st.lists(st.integers(1, 2), max_size=6))) or [1]
-
-
-@st.composite
-def submissions(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
-    prompt = draw(prompts())
-    if draw(st.integers(0, 4)) == 0:
-        start = draw(st.integers(0, len(prompt) - 1))
-        targets = tuple(prompt[start + 1 :]) + (draw(st.integers(0, VOCAB_SIZE - 1)),)
-        return "submit", {"prompt": prompt, "scoring": Scoring(start, targets)}
-    if draw(st.integers(0, 4)) == 0:
-        return "submit", {"prompt": prompt, "hidden": HiddenSum(draw(st.booleans()))}
-    stop_after = draw(st.one_of(st.none(), st.integers(1, 6)))
-    return "submit", {
-        "prompt": prompt,
-        "max_tokens": draw(st.integers(1, 20)),
-        "listener": FakeListener(stop_after=stop_after),
-        "stop_ids": draw(st.sampled_from([frozenset(), STOP_IDS])),
-        "priority": draw(st.integers(-2, 2)),
-    }
-
-
-EVENTS = st.lists(
-    st.one_of(
-        submissions(),
-        st.tuples(st.just("abort"), st.integers(0, 20)),
-        st.tuples(st.just("step"), st.integers(1, 4)),
-        st.tuples(st.just("flush"), st.just(0)),
-        st.tuples(st.just("policy"), st.sampled_from(POLICY_NAMES)),
-    ),
-    max_size=24,
-)
-HOUSES = st.builds(
-    House,
-    num_pages=st.sampled_from([48, 64, 200]),
-    page_size=st.just(1),
-    token_budget=st.sampled_from([1, 3, 16, 64]),
-    max_running=st.sampled_from([1, 2, 8]),
-    policy=st.sampled_from(POLICY_NAMES),
-    is_hopeful=st.booleans(),
-) | st.builds(
-    House,
-    num_pages=st.sampled_from([4, 6, 20]),
-    page_size=st.just(16),
-    token_budget=st.sampled_from([16, 17, 64]),
-    max_running=st.sampled_from([1, 3, 8]),
-    policy=st.sampled_from(POLICY_NAMES),
-    is_hopeful=st.booleans(),
-)
-
-
-def play(house: House, events: list[tuple[str, object]]) -> None:
-    """Carry out the events, then run dry."""
-    for kind, what in events:
-        if kind == "submit":
-            assert isinstance(what, dict)
-            try:
-                house.submit(**what)
-            except PromptTooLong:
-                assert len(what["prompt"]) >= house.engine.max_model_len
-        elif kind == "abort" and house.requests:
-            assert isinstance(what, int)
-            request = house.requests[what % len(house.requests)]
-            house.engine.abort(request)
-            assert request.is_finished
-            house.engine.scheduler.check()
-        elif kind == "step":
-            assert isinstance(what, int)
-            for _ in range(what):
-                house.step()
-        elif kind == "policy":
-            assert isinstance(what, str)
-            house.engine.set_schedule_policy(what)
-        elif kind == "flush":
-            house.engine.flush_cache()
-            house.engine.scheduler.check()
-    house.run()
-
-
 @settings(max_examples=150, deadline=None)
-@given(HOUSES, EVENTS)
+@given(houses(), events())
 def test_outputs_equal_an_unbounded_run_whatever_the_workload(
-    house: House, events: list[tuple[str, object]]
+    house: House, work: list[tuple[str, object]]
 ) -> None:
-    play(house, events)
+    play(house, work)
     for request in house.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR
@@ -115,13 +28,13 @@ def test_outputs_equal_an_unbounded_run_whatever_the_workload(
 
 
 @settings(max_examples=150, deadline=None)
-@given(HOUSES, EVENTS, st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8)))
+@given(houses(), events(), st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8)))
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
-    house: House, events: list[tuple[str, object]], fail_steps: set[int], row_errors: set[int]
+    house: House, work: list[tuple[str, object]], fail_steps: set[int], row_errors: set[int]
 ) -> None:
     house.executor.fail_steps = fail_steps
     house.executor.row_errors = row_errors
-    play(house, events)
+    play(house, work)
     hit = {
         row.request_id
         for number, plan in enumerate(house.executor.plans, 1)

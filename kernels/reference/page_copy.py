@@ -1,0 +1,23 @@
+"""Whole KV pages between the pool and one packed tensor, in plain torch: the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class PageCopy:
+    """See `ops.PageCopy`."""
+
+    def __init__(self, layers: Sequence[Tensor], page_size: int) -> None:
+        # Each [2, num_kv_heads, num_pages, page_size, head_dim].
+        self._layers = [layer.unflatten(2, (-1, page_size)) for layer in layers]
+
+    def pack(self, pages: Tensor, packed: Tensor) -> None:
+        for layer, target in zip(self._layers, packed, strict=True):
+            target.copy_(layer.index_select(2, pages))
+
+    def unpack(self, pages: Tensor, packed: Tensor) -> None:
+        for layer, source in zip(self._layers, packed, strict=True):
+            layer.index_copy_(2, pages, source)

@@ -1,0 +1,86 @@
+"""The tiles that attention is compiled with: a table, no search at run time.
+
+What limits each: shared memory holds (num_stages - 1) blocks of keys and values (227 KB a block of
+threads, 228 KB a multiprocessor), registers hold a tile's scores and sums (255 a thread, 65,536 a
+multiprocessor). Chosen from what the compiler reports for sm_90: no spills, and for narrow tiles at
+least 40 KB of loads in flight a multiprocessor (docs/gpu-attention.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How the kernel is compiled for one width of items."""
+
+    rows: int  # query tokens by query heads of a KV head
+    keys: int  # of a block
+    num_warps: int
+    num_stages: int
+    residents: int  # programs that a multiprocessor holds at once
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """What a head's numbers are rounded up to in registers."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def tile_rows(width: str, group: int, kv_itemsize: int) -> int:
+    """Rows of a tile; `group` query heads share a KV head.
+
+    A narrow tile holds a token's heads, up to 64 of them (the tensor cores take 16 at least), a
+    wide one a power of two of rows that goes with wgmma.
+    """
+    if width == "wide":
+        return 64 if kv_itemsize == 4 else 128
+    return min(max(16, 1 << (group - 1).bit_length()), 64)
+
+
+def tile_of(width: str, head_dim: int, group: int, kv_itemsize: int) -> Tile:
+    """kv_itemsize: bytes of a number of the KV; 1 is widened to the queries' 2."""
+    rows = tile_rows(width, group, kv_itemsize)
+    dim = min(max(padded_head_dim(head_dim), 64), 256)
+    return Tile(rows, *_TILES[width, kv_itemsize, dim, rows])
+
+
+# By width, bytes a number, head_dim and rows: keys, warps, stages, residents.
+_TILES = {
+    ("narrow", 2, 64, 16): (64, 4, 3, 5),
+    ("narrow", 2, 64, 32): (64, 4, 3, 4),
+    ("narrow", 2, 64, 64): (64, 4, 3, 3),
+    ("narrow", 2, 128, 16): (64, 4, 3, 3),
+    ("narrow", 2, 128, 32): (64, 4, 3, 2),
+    ("narrow", 2, 128, 64): (64, 4, 3, 2),
+    ("narrow", 2, 256, 16): (32, 4, 3, 2),
+    ("narrow", 2, 256, 32): (32, 8, 3, 2),
+    ("narrow", 2, 256, 64): (32, 8, 3, 1),
+    ("narrow", 1, 64, 16): (64, 4, 4, 4),
+    ("narrow", 1, 64, 32): (64, 4, 3, 3),
+    ("narrow", 1, 64, 64): (64, 4, 3, 2),
+    ("narrow", 1, 128, 16): (32, 4, 4, 3),
+    ("narrow", 1, 128, 32): (32, 4, 4, 2),
+    ("narrow", 1, 128, 64): (32, 4, 3, 3),
+    ("narrow", 1, 256, 16): (32, 4, 4, 3),
+    ("narrow", 1, 256, 32): (32, 8, 3, 2),
+    ("narrow", 1, 256, 64): (16, 8, 3, 1),
+    ("narrow", 4, 64, 16): (32, 4, 3, 4),
+    ("narrow", 4, 64, 32): (32, 4, 3, 3),
+    ("narrow", 4, 64, 64): (32, 8, 2, 2),
+    ("narrow", 4, 128, 16): (16, 4, 3, 5),
+    ("narrow", 4, 128, 32): (16, 4, 3, 2),
+    ("narrow", 4, 128, 64): (32, 8, 2, 2),
+    ("narrow", 4, 256, 16): (16, 4, 3, 2),
+    ("narrow", 4, 256, 32): (16, 8, 2, 2),
+    ("narrow", 4, 256, 64): (16, 8, 2, 1),
+    ("wide", 2, 64, 128): (128, 8, 3, 1),
+    ("wide", 2, 128, 128): (64, 8, 3, 1),
+    ("wide", 2, 256, 128): (32, 8, 3, 1),
+    ("wide", 1, 64, 128): (64, 8, 3, 1),
+    ("wide", 1, 128, 128): (32, 8, 3, 1),
+    ("wide", 1, 256, 128): (32, 8, 2, 1),
+    ("wide", 4, 64, 64): (32, 8, 2, 2),
+    ("wide", 4, 128, 64): (32, 8, 2, 2),
+    ("wide", 4, 256, 64): (16, 8, 2, 1),
+}

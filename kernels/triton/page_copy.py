@@ -1,0 +1,90 @@
+"""Whole KV pages of all layers between the pool and one packed tensor, in one launch.
+
+A page's head is contiguous on both sides. A program copies some of them for one layer and head, as
+words of up to 8 bytes that mean nothing here, two to a vector. Where the layers lie is read from a
+table of addresses, made once. Everything is read once and written once; the bus to the host, whose
+transfers this is for, is 50 times slower than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .language import tl, triton
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+_TILE = 1024  # words of a program
+
+
+class PageCopy:
+    """See `ops.PageCopy`; refers to the layers' memory."""
+
+    def __init__(self, layers: Sequence[Tensor], page_size: int) -> None:
+        first = layers[0]
+        assert all(layer.is_contiguous() and layer.shape == first.shape for layer in layers)
+        _, self._num_kv_heads, self._num_slots, self._head_dim = first.shape
+        self._dtype = first.dtype
+        self._page_size = page_size
+        self._layers = tuple(layers)  # kept, as the table of addresses keeps nothing alive
+        addresses = [layer.data_ptr() for layer in layers]
+        self._table = torch.tensor(addresses, dtype=torch.int64, device=first.device)
+
+    def pack(self, pages: Tensor, packed: Tensor) -> None:
+        self._run(pages, packed, is_pack=True)
+
+    def unpack(self, pages: Tensor, packed: Tensor) -> None:
+        self._run(pages, packed, is_pack=False)
+
+    def _run(self, pages: Tensor, packed: Tensor, is_pack: bool) -> None:
+        num_layers, _, num_kv_heads, num_pages, page_size, head_dim = packed.shape
+        expected = (len(self._layers), 2, self._num_kv_heads, len(pages), self._page_size)
+        assert packed.shape == (*expected, self._head_dim) and packed.dtype is self._dtype
+        assert packed.stride()[4:] == (head_dim, 1), "a page's head is contiguous"
+        if not num_pages:
+            return
+        word_bytes = math.gcd(8, page_size * head_dim * packed.itemsize)
+        words = packed.flatten(4).view(_WORDS[word_bytes])
+        size = words.shape[-1]
+        block = min(_TILE, triton.next_power_of_2(size))
+        num_tile_pages = _TILE // block
+        grid = (
+            triton.cdiv(num_pages, num_tile_pages),
+            num_layers * 2 * num_kv_heads,
+            triton.cdiv(size, block),
+        )
+        _copy_pages[grid](
+            self._table, pages, words, num_pages, self._num_slots // page_size,
+            *words.stride()[:4],
+            NUM_HEADS=num_kv_heads, SIZE=size, BLOCK=block, PAGES=num_tile_pages, IS_PACK=is_pack,
+            num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_pages"])
+def _copy_pages(
+    table, pages, packed, num_pages, num_pool_pages,
+    layer_stride, kv_stride, head_stride, page_stride,
+    NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGES: tl.constexpr,
+    IS_PACK: tl.constexpr,
+):  # fmt: skip
+    """PAGES pages of one layer's keys or values of one head, BLOCK words of each."""
+    index = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
+    head = (tl.program_id(1) % (2 * NUM_HEADS)).to(tl.int64)
+    layer = (tl.program_id(1) // (2 * NUM_HEADS)).to(tl.int64)
+    words = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = (index < num_pages)[:, None] & (words < SIZE)[None, :]
+    page = tl.load(pages + index, mask=index < num_pages, other=0).to(tl.int64)
+    pool = tl.load(table + layer).to(tl.pointer_type(packed.dtype.element_ty))
+    # NOTE: torch's memory begins at 16 bytes at least, which the compiler cannot know of a number.
+    pool = tl.multiple_of(pool, 16)
+    in_pool = pool + ((head * num_pool_pages + page) * SIZE)[:, None] + words[None, :]
+    first = layer * layer_stride + head // NUM_HEADS * kv_stride + head % NUM_HEADS * head_stride
+    in_packed = packed + first + (index.to(tl.int64) * page_stride)[:, None] + words[None, :]
+    if IS_PACK:
+        tl.store(in_packed, tl.load(in_pool, mask=is_inside), mask=is_inside)
+    else:
+        tl.store(in_pool, tl.load(in_packed, mask=is_inside), mask=is_inside)

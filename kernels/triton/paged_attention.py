@@ -1,0 +1,376 @@
+"""Paged attention of a whole step by a work list: decode, prompt chunks and shared segments alike.
+
+    tile     BLOCK_M rows (query tokens by the query heads of one KV head) against BLOCK_N keys at
+             a time, softmax online (Milakov and Gimelshein 2018; FlashAttention-2: Dao 2023)
+    narrow   the tokens of a decode row: 16 rows and more, several tiles a multiprocessor, bound by
+             the bandwidth of KV
+    wide     prompt chunks and segments of many rows: products wide enough for Hopper's wgmma
+
+Both widths are one kernel. A fixed number of programs takes the items of `work_list` in turn, each
+for one KV head; how many items there are is read on the device. A token with several items leaves a
+normalized result and the logarithm of its sum for each (base 2), which a second kernel merges
+(split KV: Flash-Decoding, Dao et al. 2023; cascades: FlashInfer, Ye et al. 2024). Scores and sums
+are in float32, probabilities go to the queries' dtype for the second product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ..attention_rows import AttentionRows
+from ..ops import DeviceArrays, DevicePlan, KVLayer
+from ..quantized_kv import QuantizedKV
+from . import work_list
+from .attention_tiles import padded_head_dim, tile_of, tile_rows
+from .language import tl, triton
+from .work_list import AttentionShape, plan_work
+
+# What being in a segment costs a row, in tokens of KV. A partial result is written and read in
+# float32, 8 bytes a number and query head; a token's KV has 2 numbers of 2 bytes a KV head. So one
+# is worth 2 * group tokens (8 at Llama-3's 4), and a lone segment has some 8 parts. Counted, not
+# measured.
+SEGMENT_COST_TOKENS = 64
+
+_LOG2_E = math.log2(math.e)
+# Below every score, and finite: the difference of two of them is 0 and not NaN.
+_LOWEST = tl.constexpr(-1e38)
+_TOKEN = tl.constexpr(work_list.TOKEN)
+_NUM_TOKENS = tl.constexpr(work_list.NUM_TOKENS)
+_TABLE_ROW = tl.constexpr(work_list.TABLE_ROW)
+_FIRST_KEY = tl.constexpr(work_list.FIRST_KEY)
+_END_KEY = tl.constexpr(work_list.END_KEY)
+_POSITION = tl.constexpr(work_list.POSITION)
+_FIRST_PART = tl.constexpr(work_list.FIRST_PART)
+_PART_KEYS = tl.constexpr(work_list.PART_KEYS)
+_FIRST_ITEM = tl.constexpr(work_list.FIRST_ITEM)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAttentionPlan:
+    """A step's work list on the device, and what does not change from step to step."""
+
+    lists: DeviceArrays  # WorkList.arrays
+    page_table: Tensor  # [max_running_requests, max_pages] int32
+    page_size: int
+    options: AttentionOptions
+    max_partials: int
+
+
+def plan_attention(
+    rows: AttentionRows,
+    kv_layer: KVLayer,
+    num_heads: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    padded_tokens: int | None = None,
+) -> DevicePlan:
+    values = kv_layer.values if isinstance(kv_layer, QuantizedKV) else kv_layer
+    _, num_kv_heads, num_slots, _ = values.shape
+    group = num_heads // num_kv_heads
+    shape = AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        num_slots=num_slots,
+        narrow_rows=tile_rows("narrow", group, values.itemsize),
+        wide_rows=tile_rows("wide", group, values.itemsize),
+        window=options.window,
+        num_sink_tokens=options.num_sink_tokens,
+    )
+    work = plan_work(rows, shape, padded_tokens)
+
+    def bind(lists: DeviceArrays, page_table: Tensor) -> TritonAttentionPlan:
+        return TritonAttentionPlan(lists, page_table, rows.page_size, options, work.max_partials)
+
+    return DevicePlan(work.arrays(), bind)
+
+
+def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+    assert isinstance(plan, TritonAttentionPlan), "the plan comes from this backend"
+    num_tokens, num_heads, head_dim = q.shape
+    assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    wide = torch.float32
+    partials = torch.empty((plan.max_partials, num_heads, head_dim), dtype=wide, device=q.device)
+    partial_sums = torch.empty((plan.max_partials, num_heads), dtype=wide, device=q.device)
+    for width in ("narrow", "wide"):
+        _attend(width, q, kv_layer, plan, out, partials, partial_sums)
+    if plan.max_partials:
+        _merge(plan, out, partials, partial_sums)
+    return out
+
+
+def _attend(
+    width: str,
+    q: Tensor,
+    kv_layer: KVLayer,
+    plan: TritonAttentionPlan,
+    out: Tensor,
+    partials: Tensor,
+    partial_sums: Tensor,
+) -> None:
+    """Launch one width over its items; there are none of it where its list is empty."""
+    runs, items = plan.lists[f"{width}_runs"], plan.lists[f"{width}_items"]
+    if not len(items):
+        return
+    _, num_heads, head_dim = q.shape
+    is_quantized = isinstance(kv_layer, QuantizedKV)
+    values = kv_layer.values if isinstance(kv_layer, QuantizedKV) else kv_layer
+    assert q.dtype == values.dtype or (is_quantized and q.itemsize == 2), "16 bits over 8"
+    assert values.stride(3) == 1 and values.stride(2) == head_dim, "a head's slots are contiguous"
+    scales = kv_layer.scales if isinstance(kv_layer, QuantizedKV) else partial_sums  # not read
+    num_kv_heads = values.shape[1]
+    options = plan.options
+    scale = head_dim**-0.5 if options.scale is None else options.scale
+    assert scale > 0, "the largest score is the largest product"
+    cap = options.soft_cap
+    tile = tile_of(width, head_dim, num_heads // num_kv_heads, values.itemsize)
+    _attend_items[(_num_programs(q.device, tile.residents),)](
+        q, values, scales, plan.page_table, runs, items, plan.lists["num_items"],
+        plan.lists["partial_start"], out, partials, partial_sums,
+        runs.shape[1], plan.page_table.stride(0), q.stride(0), values.stride(0), values.stride(1),
+        scales.stride(0), scales.stride(1),
+        scale * _LOG2_E if cap is None else 2 * scale / cap * _LOG2_E,
+        0.0 if cap is None else cap * _LOG2_E,
+        WIDTH=0 if width == "narrow" else 1,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        PAGE_SIZE=plan.page_size,
+        WINDOW=options.window or 0, NUM_SINKS=options.num_sink_tokens, HAS_CAP=cap is not None,
+        IS_QUANTIZED=is_quantized,
+        VALUE_UNIT=256.0 if is_quantized and q.dtype == torch.float16 else 1.0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=padded_head_dim(head_dim),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def _merge(plan: TritonAttentionPlan, out: Tensor, partials: Tensor, partial_sums: Tensor) -> None:
+    num_tokens, num_heads, head_dim = out.shape
+    _merge_partials[(_num_programs(out.device, 8),)](
+        plan.lists["partial_start"], partials, partial_sums, out,
+        min(num_tokens, len(plan.lists["partial_start"]) - 1),
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_P=8, BLOCK_H=4,
+        BLOCK_D=padded_head_dim(head_dim), num_warps=4,
+    )  # fmt: skip
+
+
+def _num_programs(device: torch.device, residents: int) -> int:
+    """As many as the device holds at once; a few in the interpreter, which runs one at a time."""
+    if device.type != "cuda":
+        return 3
+    return residents * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit
+def _slots(pages, keys, PAGE_SIZE: tl.constexpr):
+    slots = tl.load(pages + keys // PAGE_SIZE)
+    return slots if PAGE_SIZE == 1 else slots * PAGE_SIZE + keys % PAGE_SIZE
+
+
+@triton.jit
+def _attend_blocks(
+    q, kv, scales, pages, begin, end, gap_begin, gap, first_key, end_key, upper, lower,
+    m, total, acc, kv_stride, scales_stride, score_scale, cap,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, IS_QUANTIZED: tl.constexpr,
+    VALUE_UNIT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """Blocks `begin` to `end` of keys and values, from `gap_begin` on `gap` blocks further: updates
+    the rows' maxima, sums and weighted values.
+
+    Slots are found one block ahead, so that nothing stands between a block and its loads, which
+    the pipeline issues num_stages - 1 blocks ahead. Past the item's end its last key is loaded
+    again, which belongs to the row, and masked.
+    """
+    BLOCK_D: tl.constexpr = acc.shape[1]
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    first = first_key + tl.where(begin >= gap_begin, begin + gap, begin) * BLOCK_N + offs_n
+    next_slots = _slots(pages, tl.minimum(first, end_key - 1), PAGE_SIZE)
+    for index in range(begin, end):
+        slots = next_slots
+        ahead = index + 1
+        ahead = first_key + tl.where(ahead >= gap_begin, ahead + gap, ahead) * BLOCK_N + offs_n
+        next_slots = _slots(pages, tl.minimum(ahead, end_key - 1), PAGE_SIZE)
+        at = kv + slots.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :]
+        if BLOCK_D == HEAD_DIM:
+            k = tl.load(at)
+            v = tl.load(at + kv_stride)
+        else:
+            k = tl.load(at, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+            v = tl.load(at + kv_stride, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        # Where nothing needs the scores themselves their scale goes into the exponent's FFMA.
+        SCALE_LATE: tl.constexpr = not (IS_QUANTIZED or HAS_CAP)
+        if IS_QUANTIZED:
+            scores *= (tl.load(scales + slots) * score_scale)[None, :]
+        elif HAS_CAP:
+            scores *= score_scale
+        if HAS_CAP:
+            # cap * tanh(x), tanh(x) = 1 - 2 / (e^2x + 1); the scale has made a power of 2 of it.
+            scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
+        if IS_MASKED:
+            block = tl.where(index >= gap_begin, index + gap, index)
+            key = first_key + block * BLOCK_N + offs_n
+            is_seen = (key[None, :] <= upper[:, None]) & (key < end_key)[None, :]
+            if WINDOW > 0:
+                is_near = key[None, :] >= lower[:, None]
+                if NUM_SINKS > 0:
+                    is_near = is_near | (key < NUM_SINKS)[None, :]
+                is_seen = is_seen & is_near
+            scores = tl.where(is_seen, scores, float("-inf"))
+        late_scale = score_scale if SCALE_LATE else 1.0
+        m_new = tl.maximum(m, tl.max(scores, 1) * late_scale)
+        p = tl.exp2(scores * late_scale - m_new[:, None])
+        decay = tl.exp2(m - m_new)
+        total = total * decay + tl.sum(p, 1)
+        m = m_new
+        if IS_QUANTIZED:
+            p *= (tl.load(scales + scales_stride + slots) * VALUE_UNIT)[None, :]
+        acc = acc * decay[:, None]
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+    return m, total, acc
+
+
+@triton.jit(do_not_specialize=["max_runs"])
+def _attend_items(
+    q, kv, scales, page_table, runs, items, num_items, partial_start, out, partials, partial_sums,
+    max_runs, table_stride, q_stride, kv_stride, head_stride, scales_stride, scales_head_stride,
+    score_scale, cap,
+    WIDTH: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, NUM_SINKS: tl.constexpr,
+    HAS_CAP: tl.constexpr, IS_QUANTIZED: tl.constexpr, VALUE_UNIT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A program takes every num_programs-th unit (an item by a KV head), back and forth.
+
+    Units come longest first; going back and forth gives each program about the same to do.
+    """
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    TILE_HEADS: tl.constexpr = min(GROUP, BLOCK_M)
+    HEAD_TILES: tl.constexpr = NUM_KV_HEADS * ((GROUP + TILE_HEADS - 1) // TILE_HEADS)
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
+    num_units = tl.load(num_items + WIDTH) * HEAD_TILES
+    full_rounds = num_units // num_programs
+    last = program if full_rounds % 2 == 0 else num_programs - 1 - program
+    num_rounds = full_rounds + (last < num_units % num_programs).to(tl.int32)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    for turn in range(num_rounds):
+        unit = turn * num_programs + (program if turn % 2 == 0 else num_programs - 1 - program)
+        item = unit // HEAD_TILES
+        head_tile = unit % HEAD_TILES
+        kv_head = head_tile % NUM_KV_HEADS
+        run = runs + tl.load(items + item)
+        token = tl.load(run + _TOKEN * max_runs)
+        num_tokens = tl.load(run + _NUM_TOKENS * max_runs)
+        pages = page_table + tl.load(run + _TABLE_ROW * max_runs).to(tl.int64) * table_stride
+        position = tl.load(run + _POSITION * max_runs)
+        part = item - tl.load(run + _FIRST_ITEM * max_runs)
+        part_keys = tl.load(run + _PART_KEYS * max_runs)
+        first_part = tl.load(run + _FIRST_PART * max_runs)
+        first_key = tl.load(run + _FIRST_KEY * max_runs) + part * part_keys
+        end_key = tl.minimum(first_key + part_keys, tl.load(run + _END_KEY * max_runs))
+
+        row_token = offs_m // TILE_HEADS
+        group_head = head_tile // NUM_KV_HEADS * TILE_HEADS + offs_m % TILE_HEADS
+        head = kv_head * GROUP + group_head
+        is_row = (row_token < num_tokens) & (group_head < GROUP)
+        q_at = q + (token + row_token).to(tl.int64) * q_stride + head * HEAD_DIM
+        q_mask = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
+        q_tile = tl.load(q_at[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
+
+        is_whole = position < 0
+        upper = tl.where(is_whole, end_key, position + row_token)
+        lower = tl.where(is_whole, 0, position + row_token - WINDOW + 1)
+        num_blocks = tl.cdiv(end_key - first_key, BLOCK_N)
+        m = tl.full([BLOCK_M], _LOWEST, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        head_kv = kv + kv_head.to(tl.int64) * head_stride
+        head_scales = scales + kv_head.to(tl.int64) * scales_head_stride
+        num_full = 0
+        full_begin = 0
+        if BLOCK_M >= 64:  # a narrow tile's masks cost next to nothing
+            # Blocks [full_begin, full_end) are seen whole by all rows.
+            seen_end = tl.where(is_whole, end_key, tl.minimum(position + 1, end_key))
+            full_end = tl.maximum(seen_end - first_key, 0) // BLOCK_N
+            if WINDOW > 0:
+                hidden = tl.where(is_whole, 0, position + num_tokens - WINDOW - first_key)
+                full_begin = tl.minimum(tl.cdiv(tl.maximum(hidden, 0), BLOCK_N), full_end)
+            num_full = full_end - full_begin
+            m, total, acc = _attend_blocks(
+                q_tile, head_kv, head_scales, pages, full_begin, full_end, full_end, 0, first_key,
+                end_key, upper, lower, m, total, acc, kv_stride, scales_stride, score_scale, cap,
+                HEAD_DIM, PAGE_SIZE, WINDOW, NUM_SINKS, HAS_CAP, IS_QUANTIZED, VALUE_UNIT,
+                PRECISION, BLOCK_N, False,
+            )  # fmt: skip
+        m, total, acc = _attend_blocks(
+            q_tile, head_kv, head_scales, pages, 0, num_blocks - num_full, full_begin, num_full,
+            first_key, end_key, upper, lower, m, total, acc, kv_stride, scales_stride, score_scale,
+            cap, HEAD_DIM, PAGE_SIZE, WINDOW, NUM_SINKS, HAS_CAP, IS_QUANTIZED, VALUE_UNIT,
+            PRECISION, BLOCK_N, True,
+        )  # fmt: skip
+
+        # A row may see no key of this item: its maximum stays the lowest, which weighs nothing.
+        total = tl.where(total == 0.0, 1.0, total)
+        result = acc / (total * VALUE_UNIT)[:, None]
+        if first_part < 0:
+            place = (token + row_token).to(tl.int64) * NUM_HEADS + head
+            out_at = out + place[:, None] * HEAD_DIM + offs_d[None, :]
+            tl.store(out_at, result.to(out.dtype.element_ty), mask=q_mask)
+        else:
+            partial = tl.load(partial_start + token + row_token, mask=is_row, other=0)
+            place = (partial + first_part + part).to(tl.int64) * NUM_HEADS + head
+            tl.store(partials + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=q_mask)
+            tl.store(partial_sums + place, m + tl.log2(total), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _merge_partials(
+    partial_start, partials, partial_sums, out, num_tokens,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A program takes every num_programs-th pair of a token and BLOCK_H heads; where the token has
+    partial results, their sum weighted by their shares, BLOCK_P at a time."""
+    HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
+    offs_p = tl.arange(0, BLOCK_P)
+    offs_d = tl.arange(0, BLOCK_D)
+    for pair in range(tl.program_id(0), num_tokens * HEAD_BLOCKS, tl.num_programs(0)):
+        token = pair // HEAD_BLOCKS
+        first = tl.load(partial_start + token)
+        end = tl.load(partial_start + token + 1)
+        if end > first:
+            head = pair % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+            is_number = (head < NUM_HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :]
+            m = tl.full([BLOCK_H], _LOWEST, tl.float32)
+            total = tl.zeros([BLOCK_H], tl.float32)
+            acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+            for start in range(first, end, BLOCK_P):
+                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS + head[None, :]
+                is_partial = start + offs_p < end
+                sums = tl.load(
+                    partial_sums + place,
+                    mask=is_partial[:, None] & (head < NUM_HEADS)[None, :],
+                    other=float("-inf"),
+                )
+                values = tl.load(
+                    partials + place[:, :, None] * HEAD_DIM + offs_d[None, None, :],
+                    mask=is_partial[:, None, None] & is_number[None, :, :],
+                    other=0.0,
+                )
+                m_new = tl.maximum(m, tl.max(sums, 0))
+                weights = tl.exp2(sums - m_new[None, :])
+                decay = tl.exp2(m - m_new)
+                total = total * decay + tl.sum(weights, 0)
+                acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * values, 0)
+                m = m_new
+            result = (acc / total[:, None]).to(out.dtype.element_ty)
+            place = token * NUM_HEADS + head.to(tl.int64)
+            tl.store(out + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=is_number)

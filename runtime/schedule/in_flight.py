@@ -1,0 +1,180 @@
+"""The plans whose results are not in: while the device computes one, the next is made (overlap).
+
+The host plans step t + 1 while the device computes t, so that the device never waits for a plan:
+the idea of NanoFlow's asynchronous scheduling (arXiv:2408.12757, section 4.2.1) and of SGLang's and
+vLLM's overlapped schedulers. What t samples is not known yet: a row that goes on names the row of t
+whose token is its input, and whether a request ends with that token is learned one step late. Then
+its row of t + 1 is void.
+
+    a request's tokens   0 ....... num_computed ....... num_tokens . num_scheduled
+                         |  results are in  | plans in flight compute |  1, being sampled  |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..request import Request
+from ..step import Row, StepPlan
+from .kv_cache import Remains
+from .prefix_cache import Unsettled
+from .tiers import Publication
+
+MAX_PLANS = 2
+# Rows under a grammar that may wait while the others of their step go on. A waiting row has every
+# second step only: of m such rows in a hundred the step pays m / 2 to save its host time, which is
+# about 3 of a hundred on a GPU (docs/scheduler.md).
+MAX_WAITING_SHARE = 1 / 16
+
+
+class Held(NamedTuple):
+    """What a request that has left gives back once no plan names it any more."""
+
+    remains: Remains | None
+    table_row: int
+
+
+@dataclass(slots=True, eq=False)
+class Planned:
+    """A plan with its requests, row by row, and what is undone if it fails.
+
+    `continued`: the requests that may go on before its results are in, with their rows.
+    """
+
+    plan: StepPlan
+    requests: tuple[Request, ...]
+    publications: tuple[Publication | None, ...]
+    unsettled: Unsettled
+    continued: dict[Request, int] = field(default_factory=dict)
+    void: set[Request] = field(default_factory=set)  # have left: nothing of their rows is taken
+    held: list[Held] = field(default_factory=list)
+    suspects: list[Publication] = field(default_factory=list)  # to unpublish after it
+
+    def row_of(self, request: Request) -> Row | None:
+        """The request's row, if it has one."""
+        if request not in self.requests:
+            return None
+        return self.plan.rows[self.requests.index(request)]
+
+    def publications_of(self, requests: Container[Request]) -> Iterator[Publication]:
+        """What these requests' rows have published."""
+        for request, publication in zip(self.requests, self.publications, strict=True):
+            if publication is not None and request in requests:
+                yield publication
+
+
+class InFlight:
+    """Owns the plans in flight, the oldest first.
+
+    Invariant: at most two, and no page or table row that one of them names is given to anybody else
+    before its result is in. While `is_closed`, no plan is added until there is none.
+    """
+
+    def __init__(self, *, has_overlap: bool) -> None:
+        self._plans: deque[Planned] = deque()
+        self._has_overlap = has_overlap
+        self.max_waiting_share = MAX_WAITING_SHARE
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __iter__(self) -> Iterator[Planned]:
+        return iter(self._plans)
+
+    @property
+    def newest(self) -> Planned | None:
+        """The plan made last."""
+        return self._plans[-1] if self._plans else None
+
+    @property
+    def continued(self) -> dict[Request, int]:
+        """Requests that go on from a token which the newest plan samples, with its rows."""
+        return self._plans[-1].continued if self._plans else {}
+
+    @property
+    def held(self) -> list[Held]:
+        """All that is to be given back."""
+        return [held for planned in self._plans for held in planned.held]
+
+    def close(self) -> None:
+        """Nothing can be planned, or should, before all results are in."""
+        self.is_closed = bool(self._plans)
+
+    def add(self, planned: Planned) -> None:
+        """A plan was made."""
+        assert len(self._plans) <= self._has_overlap, "the plan before was not taken in"
+        self._plans.append(planned)
+        if self._has_overlap:
+            num_waiting = _find_continued(planned)
+            if num_waiting > self.max_waiting_share * len(planned.requests):
+                self.close()
+
+    def take(self, step_id: int) -> Planned:
+        """The oldest plan, whose result is in, is in flight no more."""
+        assert self._plans and self._plans[0].plan.step_id == step_id, "not the oldest plan's"
+        planned = self._plans.popleft()
+        self.is_closed = self.is_closed and bool(self._plans)
+        return planned
+
+    def take_all(self) -> list[Planned]:
+        """All of them, the device being done with each."""
+        assert self._plans, "no plan is in flight"
+        planned = list(self._plans)
+        self._plans.clear()
+        self.is_closed = False
+        return planned
+
+    def leave(self, request: Request) -> Planned | None:
+        """A request leaves: its rows are void. The last plan that names it, if any does."""
+        naming = [planned for planned in self._plans if request in planned.requests]
+        for planned in naming:
+            planned.void.add(request)
+        return naming[-1] if naming else None
+
+    def is_proven(self, request: Request, planned: Planned) -> bool:
+        """Whether all that a running request reads was there before `planned`, which is in flight
+        no more, or was read by its row there, which is well; else it may have adopted KV since that
+        another row of that plan was to write."""
+        newest = self.newest
+        row = None if newest is None else newest.row_of(request)
+        if row is None and request not in planned.requests:
+            return request.num_published != request.num_scheduled_tokens
+        start = request.num_scheduled_tokens if row is None else row.start
+        return request in planned.requests and start == request.num_computed_tokens
+
+    def check(self, running: Sequence[Request]) -> None:
+        """Raises AssertionError when the plans do not agree with the requests."""
+        assert len(self._plans) <= 1 + self._has_overlap
+        ends: dict[Request, int] = {}
+        for planned in self._plans:
+            rows = {held.table_row for held in self.held}
+            for row, request in zip(planned.plan.rows, planned.requests, strict=True):
+                if request in planned.void:
+                    assert row.table_row in rows, f"the table row of {request.id} is not kept"
+                else:
+                    assert row.table_row == request.table_row, f"request {request.id} has moved"
+                    ends[request] = row.start + len(row.input_ids)
+        assert set(ends) <= set(running), "a request has left, and its row is not void"
+        for request in running:
+            num_computed, num_scheduled = request.num_computed_tokens, request.num_scheduled_tokens
+            assert num_computed <= num_scheduled <= request.num_tokens + 1, request.id
+            assert request in ends or num_computed == num_scheduled, request.id
+            assert ends.get(request, 0) <= num_scheduled, request.id
+
+
+def _find_continued(planned: Planned) -> int:
+    """Note which of a plan's rows may go on; how many must wait until their tokens are known, since
+    a grammar decides what may follow. One whose output is full goes on no more."""
+    num_waiting = 0
+    for index, (row, request) in enumerate(zip(planned.plan.rows, planned.requests)):
+        if row.mask is not None:
+            num_waiting += 1
+        elif row.sampling is not None:
+            num_output = row.start + len(row.input_ids) + 1 - len(request.prompt)
+            if num_output < request.max_output_tokens:
+                planned.continued[request] = index
+    return num_waiting

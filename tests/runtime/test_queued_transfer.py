@@ -1,0 +1,184 @@
+"""A GPU's tier moves leave KV bit-equal, in plan order, and only the results wait for them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stemma.kernels.ops import MakePageCopy
+from stemma.kernels.reference.page_copy import PageCopy
+from stemma.kernels.registry import select_kernels
+from stemma.runtime.memory import queued_transfer
+from stemma.runtime.memory.block_key import BLOCK_TOKENS, Block
+from stemma.runtime.memory.device_pool import DeviceKVPool
+from stemma.runtime.memory.host_pool import HostKVPool, PinnedKVPool
+from stemma.runtime.memory.queued_transfer import QueuedKVTransfer
+from stemma.runtime.memory.transfer import KVTransfer
+from stemma.runtime.model_config import ModelConfig
+from stemma.runtime.step import BlockRestore, BlockSave, TierCopy, Transfer
+
+NUM_PAGES, NUM_HOST_PAGES = 12, 20
+BLOCK = Block(b"key", None, b"")
+
+
+class LateQueue:
+    """A queue whose copies to the host are late: made when somebody waits for them, or when
+    something is copied the other way, which may just have been stored."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.num_copies = 0
+        self.num_waits = 0
+        self._host: set[int] = set()
+        self._late: list[Callable[[], object]] = []
+
+    def own(self, host: torch.Tensor) -> None:
+        self._host.add(host.untyped_storage().data_ptr())
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        self.own(memory)
+        return memory
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert target.shape == source.shape and target.dtype is source.dtype
+        self.num_copies += 1
+        if target.untyped_storage().data_ptr() in self._host:
+            held = source.clone()  # the device packs into other memory meanwhile
+            self._late.append(lambda: target.copy_(held))
+        else:
+            self._flush()
+            target.copy_(source)
+
+    def event(self) -> LateQueue:
+        return self
+
+    def wait(self) -> None:
+        self.num_waits += 1
+        self._flush()
+
+    def _flush(self) -> None:
+        for copy in self._late:
+            copy()
+        self._late.clear()
+
+
+@pytest.fixture(scope="module")
+def model_config(checkpoint: Path) -> ModelConfig:
+    return ModelConfig.from_folder(checkpoint)
+
+
+def device_of(
+    config: ModelConfig, dtype: torch.dtype, page_size: int, num_pages: int = NUM_PAGES
+) -> DeviceKVPool:
+    """Full of bits that are the same in every call, NaNs of every kind among them."""
+    device = DeviceKVPool(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+    generator = torch.Generator().manual_seed(1)
+    for layer in device.layers:
+        layer.view(torch.uint8).random_(0, 256, generator=generator)
+    return device
+
+
+def transfer_of(
+    device: DeviceKVPool, make_page_copy: MakePageCopy = PageCopy
+) -> tuple[QueuedKVTransfer, LateQueue]:
+    host, queue = PinnedKVPool(device, NUM_HOST_PAGES), LateQueue()
+    queue.own(host.pages)
+    return QueuedKVTransfer(device, host, make_page_copy, queue), queue
+
+
+def same_bits(one: DeviceKVPool, other: DeviceKVPool) -> bool:
+    pairs = zip(one.layers, other.layers, strict=True)
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "page_size"), [(torch.bfloat16, 16), (torch.bfloat16, 1), (torch.float32, 4)]
+)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_moves_leave_what_the_cpus_copies_leave(
+    model_config: ModelConfig, dtype: torch.dtype, page_size: int, data: st.DataObject
+) -> None:
+    """Pages are stored, overwritten and loaded again within one plan."""
+    plain, device = (device_of(model_config, dtype, page_size) for _ in range(2))
+    copies: list[TierCopy] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        count = data.draw(st.integers(0, NUM_PAGES))
+
+        def draw(num_pages: int, count: int = count) -> list[int]:
+            first = data.draw(st.integers(0, num_pages - count))
+            scattered = data.draw(st.permutations(range(num_pages)))[:count]
+            return data.draw(st.sampled_from([list(range(first, first + count)), scattered]))
+
+        kind = data.draw(st.sampled_from(["store", "load"]))
+        copies.append(Transfer(kind, array("i", draw(NUM_PAGES)), array("i", draw(NUM_HOST_PAGES))))
+    KVTransfer(plain, HostKVPool(plain, NUM_HOST_PAGES)).run(copies)
+    transfer, queue = transfer_of(device)
+    assert transfer.run(copies).payloads() == () and queue.num_waits == 0
+    assert same_bits(device, plain)
+
+
+@pytest.mark.parametrize("make_page_copy", [PageCopy, None], ids=["reference", "triton"])
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_blocks_are_the_cpus_and_come_back_from_any_token_on(
+    model_config: ModelConfig, page_size: int, make_page_copy: MakePageCopy | None
+) -> None:
+    dtype, num_block_pages = torch.float16, BLOCK_TOKENS // page_size
+    if make_page_copy is None:
+        make_page_copy = select_kernels(dtype, mode="triton").make_page_copy
+    plain, device = (
+        device_of(model_config, dtype, page_size, 3 * num_block_pages) for _ in range(2)
+    )
+    order = np.random.default_rng(5).permutation(3 * num_block_pages).tolist()
+    pages = array("i", order[:num_block_pages])
+    others = array("i", order[num_block_pages : 2 * num_block_pages - 1])
+    save = BlockSave(BLOCK, pages)
+    (expected,) = KVTransfer(plain, None).run([save])
+    transfer, queue = transfer_of(device, make_page_copy)
+    queued = transfer.run([save, BlockSave(BLOCK, pages)])
+    assert queue.num_waits == 0
+    payload, again = queued.payloads()
+    assert queue.num_waits == 1
+    assert np.array_equal(payload, expected) and np.array_equal(again, expected)
+    restore = BlockRestore(expected, page_size, others)
+    KVTransfer(plain, None).run([restore])
+    transfer.run([restore])
+    assert same_bits(device, plain)
+
+
+def test_a_run_of_host_pages_is_one_copy_and_large_transfers_are_cut(
+    model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = device_of(model_config, torch.bfloat16, 4)
+    transfer, queue = transfer_of(device)
+    scattered, run = array("i", [7, 3, 9, 1, 0]), array("i", range(10, 15))
+    transfer.run([Transfer("store", scattered, run)])
+    assert queue.num_copies == 2  # the pages' numbers, and the pages
+    before = device_of(model_config, torch.bfloat16, 4)
+    for layer in device.layers:
+        layer.zero_()
+    page_bytes = sum(layer.nbytes for layer in device.layers) // NUM_PAGES
+    monkeypatch.setattr(queued_transfer, "_MAX_STAGED_BYTES", 2 * page_bytes)
+    transfer.run([Transfer("load", scattered, run)])
+    assert queue.num_copies == 2 + 3 * 2
+    for page in range(NUM_PAGES):
+        slots = slice(4 * page, 4 * page + 4)
+        for layer, old in zip(device.layers, before.layers, strict=True):
+            bits = layer[:, :, slots].contiguous().view(torch.uint8)
+            expected = old[:, :, slots].contiguous().view(torch.uint8)
+            assert torch.equal(bits, expected) if page in scattered else not bits.any()
+
+
+def test_a_pinned_pool_is_as_large_as_a_plain_one(model_config: ModelConfig) -> None:
+    device = device_of(model_config, torch.bfloat16, 4)
+    pinned, plain = PinnedKVPool(device, 5), HostKVPool(device, 5)
+    assert pinned.num_bytes == plain.num_bytes and pinned.pages.shape[0] == 5
