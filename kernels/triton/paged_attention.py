@@ -204,7 +204,7 @@ def _attend_blocks(
             k = tl.load(at, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
             v = tl.load(at + kv_stride, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-        # Without what needs the scores themselves, their scale goes into the exponent's product-sum.
+        # Where nothing needs the scores themselves their scale goes into the exponent's FFMA.
         SCALE_LATE: tl.constexpr = not (IS_QUANTIZED or HAS_CAP)
         if IS_QUANTIZED:
             scores *= (tl.load(scales + slots) * score_scale)[None, :]

@@ -42,6 +42,7 @@ DIRECT = -1  # as a first part: the run's tokens have no other item
 # Programs that fill an H200 (132 multiprocessors): three narrow tiles or one wide tile on each.
 _NARROW_PROGRAMS = 384
 _WIDE_PROGRAMS = 132
+_WIDE_ROUNDS = 4
 # A part's keys are a multiple of this, so that only the last has a partly filled block of keys (but
 # in wide tiles of 64 numbers a head, whose blocks are 128).
 _PART_MULTIPLE = 64
@@ -50,6 +51,8 @@ _PART_MULTIPLE = 64
 _MIN_WIDE_PART = 512
 # Average levels of segments that padded arrays have room for.
 _MAX_LEVELS = 4
+
+_ONE = np.ones(1, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class Capacity:
         segment_tokens = _MAX_LEVELS * padded_tokens
         wide_runs = passes * (padded_tokens // shape.wide_tokens + long_rows)
         wide_runs += segment_tokens // shape.wide_tokens + rows
-        wide_splits = 2 * _WIDE_PROGRAMS // shape.num_kv_heads
+        wide_splits = _WIDE_ROUNDS * _WIDE_PROGRAMS // shape.num_kv_heads
         return cls(
             tokens=padded_tokens,
             segments=rows,
@@ -203,9 +206,7 @@ class _Runs:
         if capacity is not None:
             num_left, tokens_left = capacity.segments, capacity.segment_tokens
         level = np.zeros(rows.num_rows, dtype=np.int32)
-        levels: list[
-            list[tuple[int, ...]]
-        ] = []  # TOKEN to END_KEY, of segments without common rows
+        levels: list[list[tuple[int, ...]]] = []  # columns to END_KEY; none of a level share rows
         for _, token_end, row, row_end in rows.segments.tolist():
             num_tokens = query_start[row_end] - query_start[row]
             is_cut = window is not None and int(rows.seq_lens[row:row_end].max()) > window
@@ -227,7 +228,7 @@ class _Runs:
         """What segments leave of the rows."""
         is_narrow = self.rows.num_queries <= self.shape.narrow_tokens
         for narrow in (True, False):
-            chosen = np.flatnonzero(is_narrow == narrow)
+            chosen = np.flatnonzero(is_narrow == narrow).astype(np.int32)
             if len(chosen):
                 self._add_rows(chosen, own_start[chosen], narrow)
 
@@ -240,7 +241,7 @@ class _Runs:
                 continue
             runs = np.empty((NUM_COLUMNS, chosen.shape[1]), dtype=np.int32)
             runs[: len(chosen)] = chosen
-            num_tiles = np.int32(1)
+            num_tiles = _ONE
             if not narrow:
                 runs, num_tiles = _tiles(runs, self.shape.wide_tokens)
             runs[POSITION] = SEEN_WHOLE
@@ -255,7 +256,7 @@ class _Runs:
         runs[FIRST_KEY] = own_start
         runs[END_KEY] = rows.seq_lens[chosen]
         runs[POSITION] = runs[END_KEY] - runs[NUM_TOKENS]
-        num_tiles = np.int32(1)
+        num_tiles = _ONE
         if not is_narrow:
             runs, num_tiles = _tiles(runs, shape.wide_tokens)
             runs[END_KEY] = runs[POSITION] + runs[NUM_TOKENS]
@@ -272,13 +273,19 @@ class _Runs:
             sinks = runs[:, has_sinks]
             sinks[FIRST_KEY], sinks[END_KEY] = 0, num_before[has_sinks]
             sinks[POSITION] = SEEN_WHOLE
-            self._add(sinks, is_narrow, 1)
+            self._add(sinks, is_narrow, 1)  # they are few
 
-    def _max_parts(self, is_narrow: bool, num_tiles: IntArray | np.int32) -> IntArray | int:
-        """Parts that fill the device; num_tiles: of the same row or segment."""
+    def _max_parts(self, is_narrow: bool, num_tiles: IntArray) -> IntArray | int:
+        """Parts that fill the device; num_tiles: of the same row or segment.
+
+        Wide tiles of one row that are more than fit at once are cut until their last round, which
+        may be nearly empty, is one of four.
+        """
         if is_narrow:
             return self.shape.max_narrow_parts
-        return np.maximum(_WIDE_PROGRAMS // (num_tiles * np.int32(self.shape.num_kv_heads)), 1)
+        num_units = num_tiles * np.int32(self.shape.num_kv_heads)
+        rounds = np.where(num_units <= _WIDE_PROGRAMS, 1, _WIDE_ROUNDS)
+        return np.maximum(rounds * np.int32(_WIDE_PROGRAMS) // num_units, 1)
 
     def _add(self, runs: IntArray, is_narrow: bool, max_parts: IntArray | int) -> None:
         least = self.shape.min_narrow_part if is_narrow else _MIN_WIDE_PART
@@ -329,6 +336,7 @@ class _Runs:
             too_many = num_partials > capacity.partials
             if not (too_narrow or too_wide or too_many):
                 return
+            assert any(group.num_parts.max() > 1 for group in self.groups), "too little capacity"
             for group in self.groups:
                 if too_many or (too_narrow if group.is_narrow else too_wide):
                     group.runs[PART_KEYS] *= 2
