@@ -30,10 +30,10 @@ from .attention_tiles import padded_head_dim, tile_of, tile_rows
 from .language import tl, triton
 from .work_list import AttentionShape, plan_work
 
-# What being in a segment costs a row, in tokens of KV. Its partial result is written and read in
+# What being in a segment costs a row, in tokens of KV. A partial result is written and read in
 # float32, 8 bytes a number and query head; a token's KV has 2 numbers of 2 bytes a KV head. So one
-# is worth 2 * group tokens (8 at Llama-3's 4), and a lone segment is cut into some 8 parts. Counted,
-# not measured.
+# is worth 2 * group tokens (8 at Llama-3's 4), and a lone segment has some 8 parts. Counted, not
+# measured.
 SEGMENT_COST_TOKENS = 64
 
 _LOG2_E = math.log2(math.e)
@@ -125,6 +125,7 @@ def _attend(
     num_kv_heads = values.shape[1]
     options = plan.options
     scale = head_dim**-0.5 if options.scale is None else options.scale
+    assert scale > 0, "the largest score is the largest product"
     cap = options.soft_cap
     tile = tile_of(width, head_dim, num_heads // num_kv_heads, values.itemsize)
     _attend_items[(_num_programs(q.device, tile.residents),)](
@@ -203,9 +204,11 @@ def _attend_blocks(
             k = tl.load(at, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
             v = tl.load(at + kv_stride, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        # Where nothing needs the scores themselves their scale goes into the exponent's FFMA.
+        SCALE_LATE: tl.constexpr = not (IS_QUANTIZED or HAS_CAP)
         if IS_QUANTIZED:
             scores *= (tl.load(scales + slots) * score_scale)[None, :]
-        else:
+        elif HAS_CAP:
             scores *= score_scale
         if HAS_CAP:
             # cap * tanh(x), tanh(x) = 1 - 2 / (e^2x + 1); the scale has made a power of 2 of it.
@@ -220,8 +223,9 @@ def _attend_blocks(
                     is_near = is_near | (key < NUM_SINKS)[None, :]
                 is_seen = is_seen & is_near
             scores = tl.where(is_seen, scores, float("-inf"))
-        m_new = tl.maximum(m, tl.max(scores, 1))
-        p = tl.exp2(scores - m_new[:, None])
+        late_scale = score_scale if SCALE_LATE else 1.0
+        m_new = tl.maximum(m, tl.max(scores, 1) * late_scale)
+        p = tl.exp2(scores * late_scale - m_new[:, None])
         decay = tl.exp2(m - m_new)
         total = total * decay + tl.sum(p, 1)
         m = m_new
@@ -313,7 +317,9 @@ def _attend_items(
             PRECISION, BLOCK_N, True,
         )  # fmt: skip
 
-        result = acc / tl.where(total == 0.0, 1.0, total * VALUE_UNIT)[:, None]
+        # A row may see no key of this item: its maximum stays the lowest, which weighs nothing.
+        total = tl.where(total == 0.0, 1.0, total)
+        result = acc / (total * VALUE_UNIT)[:, None]
         if first_part < 0:
             place = (token + row_token).to(tl.int64) * NUM_HEADS + head
             out_at = out + place[:, None] * HEAD_DIM + offs_d[None, :]

@@ -42,14 +42,17 @@ DIRECT = -1  # as a first part: the run's tokens have no other item
 # Programs that fill an H200 (132 multiprocessors): three narrow tiles or one wide tile on each.
 _NARROW_PROGRAMS = 384
 _WIDE_PROGRAMS = 132
-# Parts begin at a multiple of this after their run's first key, so that only the last has a partly
-# filled block.
-_PART_MULTIPLE = 128
+_WIDE_ROUNDS = 4
+# A part's keys are a multiple of this, so that only the last has a partly filled block of keys (but
+# in wide tiles of 64 numbers a head, whose blocks are 128).
+_PART_MULTIPLE = 64
 # A wide part is at least this long: its partial results are written in a tenth of its time
 # (2 * 128 rows * 512 bytes against 512 keys * 512 bytes, from the second-level cache; a guess).
 _MIN_WIDE_PART = 512
 # Average levels of segments that padded arrays have room for.
 _MAX_LEVELS = 4
+
+_ONE = np.ones(1, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class Capacity:
         segment_tokens = _MAX_LEVELS * padded_tokens
         wide_runs = passes * (padded_tokens // shape.wide_tokens + long_rows)
         wide_runs += segment_tokens // shape.wide_tokens + rows
-        wide_splits = 2 * _WIDE_PROGRAMS // shape.num_kv_heads
+        wide_splits = _WIDE_ROUNDS * _WIDE_PROGRAMS // shape.num_kv_heads
         return cls(
             tokens=padded_tokens,
             segments=rows,
@@ -196,38 +199,53 @@ class _Runs:
         """
         rows, window = self.rows, self.shape.window
         own_start = np.zeros(rows.num_rows, dtype=np.int32)
-        num_left, tokens_left = len(rows.segments), len(rows.segments) * int(rows.query_start[-1])
+        if not len(rows.segments):
+            return own_start
+        query_start = rows.query_start.tolist()
+        num_left, tokens_left = len(rows.segments), len(rows.segments) * query_start[-1]
         if capacity is not None:
             num_left, tokens_left = capacity.segments, capacity.segment_tokens
-        for _, token_end, row_start, row_end in rows.segments.tolist():
-            token, last = rows.query_start[[row_start, row_end]].tolist()
-            is_cut = window is not None and int(rows.seq_lens[row_start:row_end].max()) > window
-            if is_cut or num_left == 0 or tokens_left < last - token:
+        level = np.zeros(rows.num_rows, dtype=np.int32)
+        levels: list[list[tuple[int, ...]]] = []  # columns to END_KEY; none of a level share rows
+        for _, token_end, row, row_end in rows.segments.tolist():
+            num_tokens = query_start[row_end] - query_start[row]
+            is_cut = window is not None and int(rows.seq_lens[row:row_end].max()) > window
+            if is_cut or num_left == 0 or tokens_left < num_tokens:
                 continue
-            num_left, tokens_left = num_left - 1, tokens_left - (last - token)
-            self._add_segment(token, last, row_start, int(own_start[row_start]), token_end)
-            own_start[row_start:row_end] = token_end
+            num_left, tokens_left = num_left - 1, tokens_left - num_tokens
+            depth, first_key = int(level[row]), int(own_start[row])
+            if depth == len(levels):
+                levels.append([])
+            place = query_start[row], num_tokens, int(rows.table_rows[row])
+            levels[depth].append((*place, first_key, token_end))
+            level[row:row_end] += 1
+            own_start[row:row_end] = token_end
+        for segments in levels:
+            self._add_level(np.array(segments, dtype=np.int32).T)
         return own_start
 
     def add_rows(self, own_start: IntArray) -> None:
         """What segments leave of the rows."""
         is_narrow = self.rows.num_queries <= self.shape.narrow_tokens
         for narrow in (True, False):
-            chosen = np.flatnonzero(is_narrow == narrow)
+            chosen = np.flatnonzero(is_narrow == narrow).astype(np.int32)
             if len(chosen):
                 self._add_rows(chosen, own_start[chosen], narrow)
 
-    def _add_segment(self, token: int, last: int, row: int, first_key: int, end_key: int) -> None:
-        shape = self.shape
-        is_narrow = last - token <= shape.narrow_tokens
-        runs = np.empty((NUM_COLUMNS, 1), dtype=np.int32)
-        runs[TOKEN], runs[NUM_TOKENS] = token, last - token
-        runs[TABLE_ROW] = self.rows.table_rows[row]
-        runs[FIRST_KEY], runs[END_KEY] = first_key, end_key
-        if not is_narrow:
-            runs = _tiles(runs, shape.wide_tokens)
-        runs[POSITION], runs[END_KEY] = SEEN_WHOLE, end_key
-        self._add(runs, is_narrow, self._max_parts(is_narrow, np.int32(runs.shape[1])))
+    def _add_level(self, segments: IntArray) -> None:
+        """segments [5, S], the columns from TOKEN to END_KEY."""
+        is_narrow = segments[NUM_TOKENS] <= self.shape.narrow_tokens
+        for narrow in (True, False):
+            chosen = segments[:, is_narrow == narrow]
+            if chosen.shape[1] == 0:
+                continue
+            runs = np.empty((NUM_COLUMNS, chosen.shape[1]), dtype=np.int32)
+            runs[: len(chosen)] = chosen
+            num_tiles = _ONE
+            if not narrow:
+                runs, num_tiles = _tiles(runs, self.shape.wide_tokens)
+            runs[POSITION] = SEEN_WHOLE
+            self._add(runs, narrow, self._max_parts(narrow, num_tiles))
 
     def _add_rows(self, chosen: IntArray, own_start: IntArray, is_narrow: bool) -> None:
         rows, shape = self.rows, self.shape
@@ -238,11 +256,10 @@ class _Runs:
         runs[FIRST_KEY] = own_start
         runs[END_KEY] = rows.seq_lens[chosen]
         runs[POSITION] = runs[END_KEY] - runs[NUM_TOKENS]
-        num_tiles = np.int32(1)
+        num_tiles = _ONE
         if not is_narrow:
-            num_tiles = -(-runs[NUM_TOKENS] // np.int32(shape.wide_tokens))
-            num_tiles = np.repeat(num_tiles, num_tiles)
-            runs = _tiles(runs, shape.wide_tokens)
+            runs, num_tiles = _tiles(runs, shape.wide_tokens)
+            runs[END_KEY] = runs[POSITION] + runs[NUM_TOKENS]
         if shape.window is not None:
             nearest = runs[POSITION] - np.int32(shape.window - 1)
             self._add_sinks(runs, np.minimum(nearest, shape.num_sink_tokens), is_narrow)
@@ -256,19 +273,25 @@ class _Runs:
             sinks = runs[:, has_sinks]
             sinks[FIRST_KEY], sinks[END_KEY] = 0, num_before[has_sinks]
             sinks[POSITION] = SEEN_WHOLE
-            self._add(sinks, is_narrow, 1)
+            self._add(sinks, is_narrow, 1)  # they are few
 
-    def _max_parts(self, is_narrow: bool, num_tiles: IntArray | np.int32) -> IntArray | int:
-        """Parts that fill the device; num_tiles: of the same row or segment."""
+    def _max_parts(self, is_narrow: bool, num_tiles: IntArray) -> IntArray | int:
+        """Parts that fill the device; num_tiles: of the same row or segment.
+
+        Wide tiles of one row that are more than fit at once are cut until their last round, which
+        may be nearly empty, is one of four.
+        """
         if is_narrow:
             return self.shape.max_narrow_parts
-        return np.maximum(_WIDE_PROGRAMS // (num_tiles * np.int32(self.shape.num_kv_heads)), 1)
+        num_units = num_tiles * np.int32(self.shape.num_kv_heads)
+        rounds = np.where(num_units <= _WIDE_PROGRAMS, 1, _WIDE_ROUNDS)
+        return np.maximum(rounds * np.int32(_WIDE_PROGRAMS) // num_units, 1)
 
     def _add(self, runs: IntArray, is_narrow: bool, max_parts: IntArray | int) -> None:
         least = self.shape.min_narrow_part if is_narrow else _MIN_WIDE_PART
-        part_keys = -((runs[FIRST_KEY] - runs[END_KEY]) // max_parts)
-        np.maximum(part_keys, least, out=part_keys)
-        runs[PART_KEYS] = (part_keys + (_PART_MULTIPLE - 1)) & -_PART_MULTIPLE
+        num_keys = runs[END_KEY] - runs[FIRST_KEY]
+        num_parts = np.minimum(np.maximum(num_keys // least, 1), max_parts)
+        runs[PART_KEYS] = (-(-num_keys // num_parts) + (_PART_MULTIPLE - 1)) & -_PART_MULTIPLE
         self.groups.append(_Group(runs, is_narrow, _num_parts(runs)))
 
     def finish(self, capacity: Capacity | None) -> WorkList:
@@ -313,6 +336,7 @@ class _Runs:
             too_many = num_partials > capacity.partials
             if not (too_narrow or too_wide or too_many):
                 return
+            assert any(group.num_parts.max() > 1 for group in self.groups), "too little capacity"
             for group in self.groups:
                 if too_many or (too_narrow if group.is_narrow else too_wide):
                     group.runs[PART_KEYS] *= 2
@@ -356,8 +380,8 @@ def _num_parts(runs: IntArray) -> IntArray:
     return num_parts
 
 
-def _tiles(runs: IntArray, tile_tokens: int) -> IntArray:
-    """Runs cut into tiles of tokens, each up to the last key that its last token sees."""
+def _tiles(runs: IntArray, tile_tokens: int) -> tuple[IntArray, IntArray]:
+    """Runs cut into tiles of tokens, and of how many each is one."""
     num_tokens = runs[NUM_TOKENS]
     num_tiles = -(-num_tokens // np.int32(tile_tokens))
     run = np.repeat(np.arange(len(num_tiles), dtype=np.int32), num_tiles)
@@ -367,13 +391,12 @@ def _tiles(runs: IntArray, tile_tokens: int) -> IntArray:
     tiles[TOKEN] += start
     tiles[NUM_TOKENS] = np.minimum(num_tokens[run] - start, tile_tokens)
     tiles[POSITION] += start
-    tiles[END_KEY] = tiles[POSITION] + tiles[NUM_TOKENS]
-    return tiles
+    return tiles, num_tiles[run]
 
 
 def _padded(array: IntArray, size: int) -> IntArray:
     """With its last axis grown to `size`; what is added is not read."""
     assert array.shape[-1] <= size, f"{array.shape[-1]} entries in {size}"
-    padded = np.zeros((*array.shape[:-1], size), dtype=np.int32)
+    padded = np.empty((*array.shape[:-1], size), dtype=np.int32)
     padded[..., : array.shape[-1]] = array
     return padded
