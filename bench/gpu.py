@@ -10,12 +10,13 @@ missing nothing is lost: engines run in this process. docs/benchmarks.md has the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import runpy
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,15 @@ def run(args: argparse.Namespace) -> int:
     details = {"scale": args.scale, "sections": sections}
     if args.commit is not None:
         details["commit"] = args.commit
-    for name, messages in _sections(names, rows, args):
-        started = time.monotonic()
-        entry: dict[str, Any] = {"section": name}
-        sections.append(entry)
-        for message in messages:
-            _take(message, name, rows, entry, args)
-        entry["seconds"] = time.monotonic() - started
-        write_file("gpu", rows, args, is_partial=True, **details)  # a run that is ended leaves it
+    with contextlib.closing(_sections(names, rows, args)) as found:
+        for name, messages in found:
+            started = time.monotonic()
+            entry: dict[str, Any] = {"section": name}
+            sections.append(entry)
+            for message in messages:
+                _take(message, name, rows, entry, args)
+            entry["seconds"] = time.monotonic() - started
+            write_file("gpu", rows, args, is_partial=True, **details)  # what an ended run leaves
     path = write_file("gpu", rows, args, **details)
     if args.json:
         print(json.dumps(rows))
@@ -99,35 +101,17 @@ def _why_no_device(args: argparse.Namespace) -> str | None:
 
 def _sections(
     names: list[str], rows: list[dict[str, Any]], args: argparse.Namespace
-) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+) -> Generator[tuple[str, Iterator[dict[str, Any]]]]:
     """Each section's name and messages; `rows` are those so far."""
-    from .roofline.section_process import SectionProcess
-    from .roofline.sections import SECTIONS, ceilings_of, measured
+    from .roofline.section_process import in_processes
+    from .roofline.sections import Setting, ceilings_of, measured
 
-    peer = None if args.no_peer else args.peer_python
-    if args.one_process:
-        for name in names:
-            yield name, measured(name, args.device, args.scale, ceilings_of(rows), peer)
+    setting = Setting(args.device, args.scale, None if args.no_peer else args.peer_python)
+    if not args.one_process:
+        yield from in_processes(names, setting, rows, args.time_limit)
         return
-    end = time.monotonic() + args.time_limit
-    ahead = SectionProcess(names[0], args.device, args.scale, peer)
-    for number, name in enumerate(names):
-        process, has_next = ahead, number + 1 < len(names)
-        if has_next:
-            ahead = SectionProcess(names[number + 1], args.device, args.scale, peer)
-        left = end - time.monotonic()
-        try:
-            if left < 1:
-                yield name, iter([{"error": "no time was left", "log": ""}])
-            else:
-                limit_s = min(left, SECTIONS[name].limit_s)
-                yield name, process.run(ceilings_of(rows), limit_s)
-        except BaseException:
-            if has_next:
-                ahead.close()
-            raise
-        finally:
-            process.close()
+    for name in names:
+        yield name, measured(name, setting, ceilings_of(rows))
 
 
 def _take(

@@ -52,7 +52,7 @@ def _prepared(
 ) -> Iterator[Row]:
     """The row of its error; and, where the error is small, a call to time."""
     call = bound_call(ctx, batch)
-    row = error_row(f"{name}, error", call(), batch.expected(), ctx.dtype)
+    row = error_row(f"{name}, error", call(), batch.expected(), batch.q.dtype)
     yield row
     if row.verdict(not ctx.has_gpu) == "met":
         calls[name] = [call]
@@ -164,8 +164,9 @@ def _mixed(ctx: Context) -> Iterator[Row]:
 
 def bound_call(ctx: Context, batch: PagedBatch) -> Call:
     """The attention of a batch, planned and on the device."""
-    plan = batch.bound(ctx.kernels)
-    return lambda: ctx.kernels.paged_attention(batch.q, batch.kv_layer, plan)
+    kernels = ctx.kernels_of(batch.q.dtype)
+    plan = batch.bound(kernels)
+    return lambda: kernels.paged_attention(batch.q, batch.kv_layer, plan)
 
 
 def error_row(

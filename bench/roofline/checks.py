@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,20 +41,26 @@ class AttentionCase:
 
 
 def checks(ctx: Context) -> Iterator[Row]:
-    """Attention in all its forms, then every other op."""
+    """Attention in all its forms, then every other op; of all these, this process's share."""
+    first, step = ctx.shard
+    for name, check in list(_all_checks(ctx))[first::step]:
+        yield from attempt(name, check)
+
+
+def _all_checks(ctx: Context) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if ctx.has_gpu else (ctx.dtype,)
     cases = _attention_cases() if ctx.has_gpu else _tiny_cases()
     for dtype in dtypes:
         for case in cases if dtype is ctx.dtype else cases[:_NUM_PLAIN]:
             name = f"{case.name}, {_short(dtype)}"
-            yield from attempt(name, lambda c=case, n=name, d=dtype: _attention(ctx, c, n, d))
+            yield name, partial(_attention, ctx, case, name, dtype)
         for check in (_norm, _rotate, _activation, _store, _output, _gated):
             name = f"{check.__name__.strip('_')}, {_short(dtype)}"
-            yield from attempt(name, lambda c=check, n=name, d=dtype: _compared(ctx, n, d, c))
+            yield name, partial(_compared, ctx, name, dtype, check)
     for name, lengths, shared in _latent_cases(ctx):
-        yield from attempt(name, lambda n=name, c=lengths, s=shared: _latent(ctx, n, c, s))
-    for check_rows in (_store_quantized, _sample, _adjust, _mask, _logprobs, _inputs, _pages):
-        yield from attempt(check_rows.__name__.strip("_"), lambda c=check_rows: c(ctx))
+        yield name, partial(_latent, ctx, name, lengths, shared)
+    for rows in (_store_quantized, _sample, _adjust, _mask, _logprobs, _inputs, _pages):
+        yield rows.__name__.strip("_"), partial(rows, ctx)
 
 
 def _attention_cases() -> list[AttentionCase]:
@@ -120,6 +127,7 @@ def _attention(ctx: Context, case: AttentionCase, name: str, dtype: torch.dtype)
     )  # fmt: skip
     if case.quantized is not None:
         batch = batch.quantized(case.quantized)
+        dtype = batch.q.dtype
     kernels = ctx.kernels_of(dtype)
     plan = batch.bound(kernels, case.options)
     first, second = (kernels.paged_attention(batch.q, batch.kv_layer, plan) for _ in range(2))
@@ -230,14 +238,18 @@ def _gated(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
 
 def _sample(ctx: Context) -> Iterator[Row]:
     """The tokens themselves: draws are in float64, the same everywhere."""
-    logits = make_logits(ctx, 9)
-    logits[3, : ctx.sizes.vocab // 2] = -torch.inf
-    for name, temperature, top_k, top_p, min_p in (
-        ("greedy", 0.0, 0, 1.0, 0.0), ("all tokens", 1.0, 0, 1.0, 0.0),
-        ("top-k", 0.7, 40, 1.0, 0.0), ("top-p", 1.3, 0, 0.8, 0.0), ("min-p", 1.0, 0, 1.0, 0.05),
-        ("all of them", 1.0, 100, 0.9, 0.01),
-    ):  # fmt: skip
-        rows = sampling_rows(ctx, 9, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    num_rows = 9 if ctx.has_gpu else 1
+    logits = make_logits(ctx, num_rows)
+    logits[-1, : ctx.sizes.vocab // 2] = -torch.inf
+    ways = [
+        ("greedy", 0.0, 0, 1.0, 0.0), ("all of them", 1.0, 100, 0.9, 0.01),
+        ("all tokens", 1.0, 0, 1.0, 0.0), ("top-k", 0.7, 40, 1.0, 0.0),
+        ("top-p", 1.3, 0, 0.8, 0.0), ("min-p", 1.0, 0, 1.0, 0.05),
+    ]  # fmt: skip
+    for name, temperature, top_k, top_p, min_p in ways if ctx.has_gpu else ways[:2]:
+        rows = sampling_rows(
+            ctx, num_rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )
         found, is_finite = ctx.kernels.sample(logits.clone(), rows)
         expected, _ = _reference(ctx).sample(logits.clone(), rows)
         yield _mismatches(f"sample: {name}", found, expected)

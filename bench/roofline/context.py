@@ -24,7 +24,8 @@ class Context:
     device: str  # "cuda" or "cpu"
     sizes: Sizes
     ceilings: Ceilings
-    peer_python: str | None  # of the peer's environment; None: no peer
+    peer_python: str | None = None  # of the peer's environment; None: no peer
+    shard: tuple[int, int] = (0, 1)  # which of how many processes that share the section
 
     @property
     def has_gpu(self) -> bool:

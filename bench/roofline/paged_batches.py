@@ -49,9 +49,10 @@ class PagedBatch:
         return replace(self, rows=rows)
 
     def quantized(self, dtype: torch.dtype) -> PagedBatch:
-        """The same KV in int8 or float8_e4m3fn."""
+        """The same KV in int8 or float8_e4m3fn; queries of 16 bits, as kernels want them there."""
         assert isinstance(self.kv_layer, Tensor)
-        return replace(self, kv_layer=quantize(self.kv_layer, dtype))
+        q = self.q if self.q.itemsize == 2 else self.q.half()
+        return replace(self, q=q, kv_layer=quantize(self.kv_layer, dtype))
 
     def bound(self, kernels: Kernels, options: AttentionOptions = DEFAULT_OPTIONS) -> object:
         """The plan, on the device."""

@@ -1,14 +1,13 @@
 """The sections of a GPU run: what each measures, and how long it may take.
 
 A section runs in a process of its own, so that a kernel which hangs or faults, and leaves the
-device unusable to its process, costs its own section alone. It is asked by a line of JSON on its
-standard input, once everything is imported, and answers in lines: rows as they are measured, then
-the device as it found it.
+device unusable to its process, costs its own section alone. It imports everything while another
+section measures, waits for the ceilings on its standard input, and answers in lines: rows as they
+are measured, then the device as it found it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -20,15 +19,29 @@ from . import attention, ceilings, checks, experts, latent, serving, small_ops, 
 from .ceilings import Ceilings, device_record
 from .context import Context, Section
 from .rows import Row, attempt
-from .sizes import SIZES
+from .sizes import FULL, SIZES
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A section, and after how many seconds it is ended at full size."""
+    """A section; at full size it is ended after `limit_s`, and `num_shards` processes share it."""
 
     measure: Section
     limit_s: float
+    num_shards: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all sections of a run are told."""
+
+    device: str
+    scale: str
+    peer_python: str | None
+
+    def num_shards(self, name: str) -> int:
+        """Processes that share a section."""
+        return SECTIONS[name].num_shards if self.scale == FULL.name else 1
 
 
 def _ceilings(ctx: Context) -> Iterator[Row]:
@@ -38,7 +51,7 @@ def _ceilings(ctx: Context) -> Iterator[Row]:
 
 SECTIONS: dict[str, Plan] = {
     "ceilings": Plan(_ceilings, 60),
-    "checks": Plan(checks.checks, 150),
+    "checks": Plan(checks.checks, 150, num_shards=6),  # most of it is compiling
     "decode": Plan(attention.decode, 60),
     "tree": Plan(attention.tree, 60),
     "extend": Plan(attention.extend, 60),
@@ -53,10 +66,11 @@ BASE = "ceilings"  # of the sections: always run
 
 
 def measured(
-    name: str, device: str, scale: str, rates: dict[str, float], peer_python: str | None
+    name: str, setting: Setting, rates: dict[str, float], shard: tuple[int, int] = (0, 1)
 ) -> Iterator[dict[str, Any]]:
     """The section's messages, in this process."""
-    ctx = Context(device, SIZES[scale], Ceilings(**rates), peer_python)
+    sizes = SIZES[setting.scale]
+    ctx = Context(setting.device, sizes, Ceilings(**rates), setting.peer_python, shard)
     for row in attempt(name, lambda: SECTIONS[name].measure(ctx)):
         yield {"row": row.to_json(name, not ctx.has_gpu)}
     yield {"device": device_record(ctx.tensors)}
@@ -76,19 +90,15 @@ def ceilings_of(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> int:
-    """A section's process: flags, one line in, lines out."""
-    parser = argparse.ArgumentParser(prog="section")
-    for flag in ("--section", "--device", "--scale"):
-        parser.add_argument(flag, required=True)
-    parser.add_argument("--peer-python")
-    args = parser.parse_args()
+    """A section's process: two lines of JSON in, what to measure and then the ceilings."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anything prints is no reply
-    asked = sys.stdin.readline()
-    if not asked:
+    asked = json.loads(sys.stdin.readline())
+    rates = sys.stdin.readline()
+    if not rates:
         return 0
-    rates = json.loads(asked)
-    for message in measured(args.section, args.device, args.scale, rates, args.peer_python):
+    setting, shard = Setting(**asked["setting"]), tuple(asked["shard"])
+    for message in measured(asked["section"], setting, json.loads(rates), shard):
         print(json.dumps(message), file=replies, flush=True)
     return 0
 

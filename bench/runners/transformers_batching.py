@@ -14,8 +14,8 @@ from typing import Any
 from ..workloads import PromptBook, WorkItem, Workload
 from .protocol import main
 
-_CPU_PAGE = 32  # tokens; on a GPU the size and number of pages are left to the library
-_CPU_BATCH_TOKENS = 512
+_CPU_PAGE, _GPU_PAGE = 32, 256  # tokens; the latter is the library's own
+_CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 512, 2048
 _NEVER = -1  # an end-of-sequence id that no token has
 
 
@@ -46,6 +46,8 @@ class TransformersBatching:
                 **batching_options(is_cuda, args.kv_tokens)
             ),
         )
+        if is_cuda:
+            self._manager.warmup()  # as its own `generate_batch` does: records graphs, if any
         self._manager.start()
 
     def run(self, workload: Workload) -> PromptBook:
@@ -80,15 +82,16 @@ class TransformersBatching:
 
 
 def batching_options(is_cuda: bool, kv_tokens: int | None) -> dict[str, Any]:
-    """On a GPU the library sizes its cache by what memory is free, and picks attention and graphs;
-    on a CPU it would take most of the machine's."""
-    if is_cuda:
+    """On a GPU the library picks attention and graphs and, unless it is told, sizes its cache by
+    what memory is free; on a CPU it would take most of the machine's."""
+    if is_cuda and not kv_tokens:
         return {"allow_block_sharing": True}
+    page = _GPU_PAGE if is_cuda else _CPU_PAGE
     return {
         "allow_block_sharing": True,
-        "page_size": _CPU_PAGE,
-        "num_blocks": (kv_tokens or 4096) // _CPU_PAGE,
-        "max_batch_tokens": _CPU_BATCH_TOKENS,
+        "page_size": page,
+        "num_blocks": (kv_tokens or 4096) // page,
+        "max_batch_tokens": _GPU_BATCH_TOKENS if is_cuda else _CPU_BATCH_TOKENS,
     }
 
 

@@ -10,14 +10,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, empty
 
 from ..adjusted_rows import AdjustedRows
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ..attention_rows import AttentionRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
 from ..sampling_rows import SamplingRows
-from . import adjust, dense, experts, kv_store, logprobs, page_table, sampling, token_mask
+from . import (
+    adjust,
+    dense,
+    experts,
+    kv_store,
+    logprobs,
+    page_copy,
+    page_table,
+    paged_attention,
+    sampling,
+    token_mask,
+)
 
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
@@ -48,11 +62,59 @@ MODELS = {  # by head_dim
     128: Heads(32, 8, 128),  # Llama-3.1-8B
     256: Heads(16, 8, 256),  # Gemma-2-9B
 }
+GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
+    return [*_attention(), *_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
+
+
+def _attention() -> Iterator[Launch]:
+    """Both widths and the merge of each; the rare ones go through the table of tiles."""
+    for name, kind in {**FLOATS, **EIGHT_BITS}.items():
+        for head_dim, model in MODELS.items():
+            is_rare = (name, head_dim) not in (("bf16", 64), ("bf16", 128), ("fp8", 128))
+            run = partial(_attend, kind, model)
+            yield Launch(f"attention {name} {head_dim}", run, is_rare)
+            if name in ("bf16", "fp8", "fp32"):
+                for group in (32, 64):
+                    run = partial(_attend, kind, Heads(group, 1, head_dim))
+                    yield Launch(f"attention {name} {head_dim}, {group} to 1", run, is_rare=True)
+    bf16, llama = torch.bfloat16, MODELS[128]
+    yield Launch("attention bf16 256 of Gemma 2", partial(_attend, bf16, MODELS[256], GEMMA_2))
+    yield Launch("attention bf16 128, pages of 1", partial(_attend, bf16, llama, page_size=1))
+    run = partial(_attend, bf16, Heads(32, 32, 96))
+    yield Launch("attention bf16 96, 1 to 1", run, is_rare=True)
+    sinks = AttentionOptions(window=4096, num_sink_tokens=4)
+    run = partial(_attend, bf16, llama, sinks)
+    yield Launch("attention bf16 128, window and sinks", run, is_rare=True)
+
+
+def _attend(
+    kind: torch.dtype,
+    model: Heads,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    page_size: int = 16,
+) -> None:
+    """63 rows that decode beside a prompt, padded as a captured step is. KV in 8 bits is read by
+    bfloat16 queries."""
+    is_quantized = kind in EIGHT_BITS.values()
+    dtype = torch.bfloat16 if is_quantized else kind
+    kv_layer = _kv_layer(model, dtype, kind if is_quantized else None)
+    num_queries = np.array([1] * (NUM_TOKENS - 1) + [512], dtype=np.int32)
+    table = empty(NUM_TOKENS, 8192, dtype=torch.int32)
+    rows = AttentionRows(
+        query_start=np.concatenate([[0], np.cumsum(num_queries)]).astype(np.int32),
+        seq_lens=np.full(NUM_TOKENS, 4096, dtype=np.int32),
+        page_table=table.numpy(),
+        table_rows=np.arange(NUM_TOKENS, dtype=np.int32),
+        page_size=page_size,
+    )
+    plan = paged_attention.plan_attention(rows, kv_layer, model.num_heads, options, 1024)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, table)
+    q = empty(1024, model.num_heads, model.head_dim, dtype=dtype)
+    paged_attention.paged_attention(q, kv_layer, bound)
 
 
 def _experts() -> Iterator[Launch]:
@@ -192,6 +254,8 @@ def _gather_rows(dtype: torch.dtype) -> None:
 def _inputs() -> Iterator[Launch]:
     yield Launch("take_inputs", _take_inputs)
     yield Launch("update_pages", _update_pages)
+    for page_size in (1, 16):
+        yield Launch(f"page_copy bf16 pages of {page_size}", partial(_page_copy, page_size))
 
 
 def _take_inputs() -> None:
@@ -202,6 +266,16 @@ def _update_pages() -> None:
     page_table.update_pages(
         empty(NUM_TOKENS, 8192, dtype=torch.int32), empty(NUM_TOKENS, 3, dtype=torch.int32)
     )
+
+
+def _page_copy(page_size: int) -> None:
+    model = MODELS[128]
+    layers = [empty(2, model.num_kv_heads, NUM_SLOTS, model.head_dim, dtype=torch.bfloat16)] * 2
+    shape = (NUM_TOKENS, len(layers), 2, model.num_kv_heads, page_size, model.head_dim)
+    packed = empty(shape, dtype=torch.bfloat16)
+    copy = page_copy.PageCopy(layers, page_size)
+    copy.pack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+    copy.unpack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
 
 
 def _ints(*shape: int) -> Tensor:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 from stemma.bench import gpu
-from stemma.bench.roofline import sections, serving
+from stemma.bench.roofline import checks, sections, serving
 from stemma.bench.roofline.attention import error_row
 from stemma.bench.roofline.ceilings import Ceilings, causal_flop
 from stemma.bench.roofline.context import Context
@@ -28,6 +29,7 @@ from stemma.bench.roofline.model_engine import Clocked, ModelEngine
 from stemma.bench.roofline.paged_batches import make_batch, quantize, relative_error, widened
 from stemma.bench.roofline.rows import Row, at_least, at_most, attempt
 from stemma.bench.roofline.section_process import SectionProcess
+from stemma.bench.roofline.sections import Setting
 from stemma.bench.roofline.sizes import FULL, LLAMA_1B, LLAMA_8B, TINY, Heads
 from stemma.bench.roofline.timing import Timer
 from stemma.bench.runners.transformers_batching import batching_options
@@ -41,7 +43,7 @@ BLOCKED = ("zmq", "orjson", "llguidance", "jsonschema", "fastapi", "uvicorn", "h
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context("cuda", TINY, CEILINGS, peer_python=None)
+    return Context("cuda", TINY, CEILINGS)
 
 
 def report(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -134,14 +136,26 @@ def test_it_runs_from_a_checkout_without_what_a_server_needs(tmp_path: Path) -> 
 
 
 def test_a_section_that_hangs_is_ended_in_time() -> None:
-    process = SectionProcess("decode", "cuda", "tiny", None)
+    process = SectionProcess("decode", Setting("cuda", "tiny", None))
     started = time.monotonic()
     try:
-        messages = list(process.run(sections.unknown_ceilings(), limit_s=0.01))
+        process.begin(sections.unknown_ceilings(), limit_s=0.01)
+        (message,) = process.messages()
     finally:
         process.close()
-    assert messages[-1]["error"].startswith("ended with status -9")
+    assert message["error"].startswith("ended with status -9")
+    assert message["error"].endswith("behind: the start")
     assert time.monotonic() - started < 10
+
+
+def test_shards_have_every_check_once() -> None:
+    def names(index: int, count: int) -> list[str]:
+        ctx = Context("cpu", TINY, CEILINGS, shard=(index, count))
+        return [row.case for row in checks.checks(ctx)]
+
+    parts = [names(index, 3) for index in range(3)]
+    assert all(parts)
+    assert sorted(chain(*parts)) == sorted(names(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -324,6 +338,40 @@ def test_a_peer_that_is_not_done_in_time_gives_a_least_ratio(
     assert len(started) == 3
 
 
+def test_a_peer_that_fails_is_run_again_with_a_cache_of_our_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes_given = []
+
+    class RunsOutOfMemory:
+        def __init__(self, spec: object, threads: None, kv_tokens: int) -> None:
+            sizes_given.append(kv_tokens)
+            self.kv_tokens, self.pid, self.welcome = kv_tokens, os.getpid(), {"version": "5"}
+
+        def __enter__(self) -> RunsOutOfMemory:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def close(self) -> None: ...
+        def load(self, path: Path, repeat: int) -> None: ...
+
+        def run(self) -> dict[str, Any]:
+            if not self.kv_tokens:
+                raise EngineError("transformers: OutOfMemoryError")
+            return {"wall_s": 2.0}
+
+    monkeypatch.setattr(serving, "RunningEngine", RunsOutOfMemory)
+    ctx = Context("cpu", TINY, CEILINGS, peer_python=sys.executable)
+    with contextlib.ExitStack() as stack:
+        peer = serving._Peer(ctx, tmp_path, stack)
+        work = next(serving._workloads(ctx, 512))[0]
+        (row,) = peer.rows(work, "case", at_least(5.0), 1.0)
+        (again,) = peer.rows(work, "case", at_least(5.0), 1.0)
+    assert (row.ratio, again.ratio) == (2.0, 2.0)
+    assert "OutOfMemoryError" in row.details["failed_at_first"]
+    assert sizes_given == [0, TINY.serving.kv_tokens]
+
+
 def test_counted_work() -> None:
     """Llama-3.1-8B: 8.03e9 parameters, 0.525e9 of them the embedding; half of the square."""
     assert causal_flop(8192, Heads(32, 8, 128)) == 2 * 2 * 8192**2 // 2 * 32 * 128
@@ -362,7 +410,8 @@ def test_a_request_that_fails_ends_the_measurement() -> None:
 
 
 def test_the_peer_chooses_for_itself_on_a_gpu() -> None:
-    assert batching_options(True, 4096) == {"allow_block_sharing": True}
+    assert batching_options(True, 0) == {"allow_block_sharing": True}
+    assert batching_options(True, 4096)["num_blocks"] == 16
     assert batching_options(False, 4096)["num_blocks"] == 128
 
 
