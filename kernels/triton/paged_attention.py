@@ -120,7 +120,8 @@ def _attend(
     _, num_heads, head_dim = q.shape
     is_quantized = isinstance(kv_layer, QuantizedKV)
     values = kv_layer.values if isinstance(kv_layer, QuantizedKV) else kv_layer
-    assert q.dtype == values.dtype or (is_quantized and q.itemsize == 2), "16 bits over 8"
+    is_served = q.itemsize == 2 if is_quantized else q.dtype == values.dtype
+    assert is_served, f"no kernel for {q.dtype} queries over {values.dtype} KV"
     assert values.stride(3) == 1 and values.stride(2) == head_dim, "a head's slots are contiguous"
     scales = kv_layer.scales if isinstance(kv_layer, QuantizedKV) else partial_sums  # not read
     num_kv_heads = values.shape[1]
