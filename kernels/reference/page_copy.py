@@ -12,7 +12,9 @@ class PageCopy:
 
     def __init__(self, layers: Sequence[Tensor], page_size: int) -> None:
         # Each [2, num_kv_heads, num_pages, page_size, head_dim].
-        self._layers = [layer.unflatten(2, (-1, page_size)) for layer in layers]
+        self._layers = [
+            layer.view(*layer.shape[:2], -1, page_size, layer.shape[3]) for layer in layers
+        ]
 
     def pack(self, pages: Tensor, packed: Tensor) -> None:
         for layer, target in zip(self._layers, packed, strict=True):

@@ -67,8 +67,9 @@ def _parts(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None, float | None]:
 
 def _block(num_heads: int, head_dim: int) -> int:
     """Heads of a program."""
-    size: int = triton.next_power_of_2(head_dim)
-    return min(max(1, 2 * _NUM_PAIRS // size), triton.next_power_of_2(num_heads))
+    most = max(1, 2 * _NUM_PAIRS // triton.next_power_of_2(head_dim))
+    block: int = min(most, triton.next_power_of_2(num_heads))
+    return block
 
 
 @triton.jit

@@ -27,6 +27,7 @@ class PageCopy:
         first = layers[0]
         assert all(layer.is_contiguous() and layer.shape == first.shape for layer in layers)
         _, self._num_kv_heads, self._num_slots, self._head_dim = first.shape
+        assert self._num_slots % page_size == 0, "whole pages"
         self._dtype = first.dtype
         self._page_size = page_size
         self._layers = tuple(layers)  # kept, as the table of addresses keeps nothing alive

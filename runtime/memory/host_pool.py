@@ -63,6 +63,6 @@ def _pin(memory: Tensor) -> Callable[[], object]:
 
     (torch's own pinned memory comes in powers of two: of a large pool up to half would be waste.)
     """
-    runtime = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
     return partial(runtime.cudaHostUnregister, memory.data_ptr())

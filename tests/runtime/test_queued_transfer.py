@@ -37,11 +37,11 @@ class LateQueue:
     def __init__(self) -> None:
         self.num_copies = 0
         self.num_waits = 0
-        self._host: set[int] = set()
+        self._host: list[torch.Tensor] = []  # kept, so that no other memory has their addresses
         self._late: list[Callable[[], object]] = []
 
     def own(self, host: torch.Tensor) -> None:
-        self._host.add(host.untyped_storage().data_ptr())
+        self._host.append(host)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         memory = torch.empty(num_bytes, dtype=torch.uint8)
@@ -51,7 +51,7 @@ class LateQueue:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.shape == source.shape and target.dtype is source.dtype
         self.num_copies += 1
-        if target.untyped_storage().data_ptr() in self._host:
+        if any(_memory(target) == _memory(host) for host in self._host):
             held = source.clone()  # the device packs into other memory meanwhile
             self._late.append(lambda: target.copy_(held))
         else:
@@ -69,6 +69,10 @@ class LateQueue:
         for copy in self._late:
             copy()
         self._late.clear()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 @pytest.fixture(scope="module")
