@@ -264,7 +264,10 @@ class LoadedModel:
             num_host_pages=config.host_kv_tokens // config.page_size,
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
+            max_step_tokens=config.chunked_prefill_size,
+            max_graph_tokens=config.cuda_graph_max_tokens,
             kernels=config.kernels,
+            load_format=config.load_format,
         )
         self.runner.warm_up()
         self.engine = Engine(

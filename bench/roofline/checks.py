@@ -59,7 +59,7 @@ def _all_checks(ctx: Context) -> Iterator[tuple[str, Callable[[], Iterator[Row]]
             yield name, partial(_compared, ctx, name, dtype, check)
     for name, lengths, shared in _latent_cases(ctx):
         yield name, partial(_latent, ctx, name, lengths, shared)
-    for rows in (_store_quantized, _sample, _adjust, _mask, _logprobs, _inputs, _pages):
+    for rows in (_store_quantized, _sample, _adjust, _mask, _logprobs, _inputs, _pages, _page_copy):
         yield rows.__name__.strip("_"), partial(rows, ctx)
 
 
@@ -297,6 +297,22 @@ def _pages(ctx: Context) -> Iterator[Row]:
     ctx.kernels.update_pages(ours, given)
     _reference(ctx).update_pages(theirs, given)
     yield _mismatches("update_pages", ours, theirs)
+
+
+def _page_copy(ctx: Context) -> Iterator[Row]:
+    """Out of some pages and into others."""
+    layers = [ctx.random(2, 2, 24, 16, seed=layer) for layer in range(2)]
+    copy = ctx.kernels.make_page_copy(layers, 4)
+    source, target = (torch.tensor(ids, device=ctx.tensors) for ids in ([4, 0, 3], [1, 5, 2]))
+    packed = torch.full((2, 2, 2, 3, 4, 16), torch.nan, dtype=ctx.dtype, device=ctx.tensors)
+    copy.pack(source, packed)
+    copy.unpack(target, packed)
+    found, expected = (
+        torch.stack([layer.view(2, 2, 6, 4, 16)[:, :, pages] for layer in layers])
+        for pages in (target, source)
+    )
+    yield _mismatches("page copy, packed", packed, expected)
+    yield _mismatches("page copy, unpacked", found, expected)
 
 
 def _reference(ctx: Context) -> Kernels:

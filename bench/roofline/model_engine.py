@@ -9,6 +9,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -143,6 +144,36 @@ class ModelEngine:
         request = Request(number, array("i", prompt), sampling, listener)
         self.engine.submit(request)
         return request
+
+    def decoding(self, num: int, prompt_tokens: int, max_tokens: int) -> list[Request]:
+        """Requests with prompts of their own, which begin to decode at the same time: their prompts
+        are in the cache by then."""
+        prompts = [self.prompt(prompt_tokens) for _ in range(num)]
+        for prompt in prompts:
+            self.submit(prompt, 1, Clocked())
+        self.run()
+        requests = [self.submit(prompt, max_tokens, Clocked()) for prompt in prompts]
+        while min(request.num_output_tokens for request in requests) < 1:
+            self.engine.step()
+        return requests
+
+    def advance(self, request: Request, num_tokens: int) -> list[float]:
+        """Step until it has so many more tokens; the seconds from each token to the next."""
+        assert isinstance(request.listener, Clocked)
+        times_s = request.listener.times_s
+        first = len(times_s) - 1
+        while len(times_s) <= first + num_tokens:
+            assert not request.is_finished, f"ended: {request.finish_reason}, {request.error}"
+            self.engine.step()
+        return [later - earlier for earlier, later in pairwise(times_s[first:])]
+
+    def end(self, requests: Sequence[Request]) -> None:
+        """Abort what is not finished, and forget what is cached."""
+        for request in requests:
+            if not request.is_finished:
+                self.engine.abort(request)
+        self.run()
+        self.engine.flush_cache()
 
     def run(self) -> None:
         """Step until nothing is left."""

@@ -5,11 +5,11 @@ Also the tokens of decodes while a long prompt is computed in chunks beside them
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -23,6 +23,8 @@ from .rows import Row, at_most, attempt
 
 _SETTLING = 8  # decode steps before any is timed: graphs are recorded, the host is ahead
 _HELD = 12  # steps whose device time is taken
+_RESUMING = 2  # after them, until the host is ahead again
+_SPARE = 8  # tokens that are asked for and never come: the requests are ended before
 _PROFILED = 4
 _GENTLE_SLOWDOWN = 1.4  # the default lets a step beside a prompt take 1.6 times as long
 _WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
@@ -30,8 +32,9 @@ _CALLS = (*_WAITS, "cudaMemcpyAsync", "cudaLaunchKernel", "cuLaunchKernel", "cud
 
 
 def steps(ctx: Context) -> Iterator[Row]:
-    """Every model at every batch; the first model's host gap too."""
-    for name, config in ctx.sizes.models:
+    """Every model at every batch; at last, as it slows down what follows, a profile of the first
+    model's largest batch."""
+    for name, config in reversed(ctx.sizes.models):
         yield from attempt(name, lambda n=name, c=config: _model_steps(ctx, n, c))
 
 
@@ -49,69 +52,47 @@ def _model_steps(ctx: Context, name: str, config: dict[str, Any]) -> Iterator[Ro
         for batch in sizes.step_batches:
             case = f"{name}, batch {batch}"
             yield from attempt(case, lambda b=batch, c=case: _batch(ctx, model, c, b))
+        if name == sizes.models[0][0]:
+            case = f"{name}, batch {largest}, waits for the device"
+            yield from attempt(case, lambda: _calls(ctx, model, case, largest))
 
 
 def _num_tokens(ctx: Context) -> int:
     """Tokens that a request generates at most: all of them stay until the last is measured."""
-    return 2 * _SETTLING + ctx.sizes.steps + _HELD + _PROFILED + 8
+    return _SETTLING + ctx.sizes.steps + _HELD + _RESUMING + _PROFILED + _SPARE
 
 
 def _batch(ctx: Context, model: ModelEngine, case: str, batch: int) -> Iterator[Row]:
+    """Wall time before and after the device time, so that both are of the same context."""
     sizes = ctx.sizes
-    for _ in range(2):  # the first time warms up
-        model.engine.flush_cache()
-        requests = _decoding(ctx, model, batch)
-        wall_s, median_s = _timed(model, requests[0], sizes.steps)
-        if _ == 0:
-            _abort(model, requests)
-    context = requests[0].num_tokens - sizes.steps // 2
+    requests = model.decoding(batch, sizes.step_prompt, _num_tokens(ctx))
+    model.advance(requests[0], _SETTLING)
+    before = model.advance(requests[0], sizes.steps // 2)
+    device_s = _device_s(model)
+    context = requests[0].num_tokens - _HELD // 2
+    model.advance(requests[0], _RESUMING)
+    distances = before + model.advance(requests[0], sizes.steps // 2)
+    model.end(requests)
+    wall_s = statistics.median(distances)
     weights, kv = model.weight_bytes(), model.kv_bytes(batch * context)
     floor_s = (weights + kv) / ctx.ceilings.copy_bytes_s
     yield Row(
         f"{case}, context {context}", wall_s * 1e3, "ms a step", wall_s / floor_s,
         "reading weights and KV once", at_most(1.25),
-        details={"median_ms": median_s * 1e3, "weight_bytes": weights, "kv_bytes": kv,
-                 "tokens_s": batch / wall_s, "floor_ms": floor_s * 1e3},
+        details={
+            "mean_ms": statistics.mean(distances) * 1e3,
+            "weight_bytes": weights,
+            "kv_bytes": kv,
+            "tokens_s": batch / wall_s,
+            "floor_ms": floor_s * 1e3,
+        },
     )  # fmt: skip
-    device_s = _device_s(model)
     target = at_most(0.03) if batch == max(sizes.step_batches) else None
     yield Row(
         f"{case}, host gap", (wall_s - device_s) * 1e3, "ms a step", (wall_s - device_s) / wall_s,
         "the step", target,
         details={"device_ms": device_s * 1e3, "device_over_floor": device_s / floor_s},
     )  # fmt: skip
-    yield from attempt(f"{case}, calls", lambda: _calls(ctx, model, case))
-    _abort(model, requests)
-
-
-def _decoding(ctx: Context, model: ModelEngine, batch: int) -> list[Request]:
-    """Requests that have all begun to decode, and settled."""
-    sizes = ctx.sizes
-    requests = [
-        model.submit(model.prompt(sizes.step_prompt), _num_tokens(ctx), Clocked())
-        for _ in range(batch)
-    ]
-    while min(request.num_output_tokens for request in requests) < _SETTLING // 2:
-        model.engine.step()
-    _advance(model, requests[0], _SETTLING // 2)
-    return requests
-
-
-def _timed(model: ModelEngine, request: Request, num_steps: int) -> tuple[float, float]:
-    """Seconds of a step, by the first request's tokens: on average, and at the median."""
-    times = request.listener.times_s  # type: ignore[attr-defined]
-    first = len(times)
-    _advance(model, request, num_steps)
-    taken = times[first - 1 :]
-    parts = [b - a for a, b in itertools.pairwise(taken)]
-    return (taken[-1] - taken[0]) / len(parts), statistics.median(parts)
-
-
-def _advance(model: ModelEngine, request: Request, num_tokens: int) -> None:
-    wanted = request.num_output_tokens + num_tokens
-    while request.num_output_tokens < wanted:
-        assert not request.is_finished, f"ended: {request.finish_reason}, {request.error}"
-        model.engine.step()
 
 
 def _device_s(model: ModelEngine) -> float:
@@ -125,29 +106,23 @@ def _device_s(model: ModelEngine) -> float:
     return statistics.median(executor.device_s)
 
 
-def _calls(ctx: Context, model: ModelEngine, case: str) -> Iterator[Row]:
+def _calls(ctx: Context, model: ModelEngine, case: str, batch: int) -> Iterator[Row]:
     """Calls of the driver a step: where the host waits, copies, launches."""
+    requests = model.decoding(batch, ctx.sizes.step_prompt, _num_tokens(ctx))
+    model.advance(requests[0], _SETTLING)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ctx.has_gpu else [])]
-    model.engine.step()
     with profile(activities=activities) as profiled:
-        for _ in range(_PROFILED):
-            model.engine.step()
+        model.advance(requests[0], _PROFILED)
+    model.end(requests)
     counts = Counter[str]()
     for event in profiled.events():
         counts.update(name for name in _CALLS if event.name.startswith(name))
     a_step = {name: counts[name] / _PROFILED for name in _CALLS}
     waits = sum(a_step[name] for name in _WAITS)
     yield Row(
-        f"{case}, waits for the device", waits, "a step", waits, "the read-back of tokens",
-        at_most(1.0), is_timed=False, details=a_step,
+        case, waits, "a step", waits, "the read-back of tokens", at_most(1.0),
+        details=a_step,
     )  # fmt: skip
-
-
-def _abort(model: ModelEngine, requests: list[Request]) -> None:
-    for request in requests:
-        if not request.is_finished:
-            model.engine.abort(request)
-    model.run()
 
 
 # --- decodes beside a prompt ---------------------------------------------------------------------
@@ -176,8 +151,7 @@ def _stall(
 ) -> Iterator[Row]:
     sizes = ctx.sizes
     for _ in range(2):  # the first time warms up, and lets the scheduler learn steps' costs
-        model.engine.flush_cache()
-        alone, during, prompt_s = _distances(ctx, model, batch, num_tokens)
+        alone, during, prompt_s = _apart(ctx, model, batch, num_tokens)
     base, beside = percentile(sorted(alone), 99), percentile(sorted(during), 99)
     yield Row(
         f"{case}: p99 beside a prompt of {sizes.stall_prompt}", beside * 1e3, "ms",
@@ -193,39 +167,31 @@ def _stall(
     )  # fmt: skip
 
 
-def _distances(
+def _apart(
     ctx: Context, model: ModelEngine, batch: int, num_tokens: int
 ) -> tuple[list[float], list[float], float]:
     """Seconds between tokens without and beside a prompt, over all decodes; the prompt's seconds
     to its first token."""
     sizes = ctx.sizes
-    listeners = [Clocked() for _ in range(batch)]
-    requests = [
-        model.submit(model.prompt(sizes.step_prompt), num_tokens, listener)
-        for listener in listeners
-    ]
-    while min(request.num_output_tokens for request in requests) < 2:
-        model.engine.step()
-    _advance(model, requests[0], 2)
+    requests = model.decoding(batch, sizes.step_prompt, num_tokens)
+    model.advance(requests[0], _SETTLING)
     first = time.perf_counter()
-    _advance(model, requests[0], sizes.steps)
+    model.advance(requests[0], sizes.steps)
     arrival = time.perf_counter()
     late = model.submit(model.prompt(sizes.stall_prompt), 1, Clocked())
     while not late.is_finished:
         model.engine.step()
     end = time.perf_counter()
-    _advance(model, requests[0], 1)
-    alone = _between(listeners, first, arrival)
-    during = _between(listeners, arrival, end)
-    _abort(model, requests)
+    alone, during = _between(requests, first, arrival), _between(requests, arrival, end)
+    model.end([*requests, late])
     return alone, during, end - arrival
 
 
-def _between(listeners: list[Clocked], first: float, last: float) -> list[float]:
+def _between(requests: list[Request], first: float, last: float) -> list[float]:
     """Of the tokens that came in this time, the distance from the one before."""
-    return [
-        later - earlier
-        for listener in listeners
-        for earlier, later in zip(listener.times_s, listener.times_s[1:])
-        if first < later <= last
-    ]
+    found = []
+    for request in requests:
+        assert isinstance(request.listener, Clocked)
+        times_s = pairwise(request.listener.times_s)
+        found += [later - earlier for earlier, later in times_s if first < later <= last]
+    return found

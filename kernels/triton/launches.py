@@ -141,11 +141,13 @@ def _run_experts(dtype: torch.dtype, num_tokens: int, activation: Activation) ->
 
 
 def _sampling() -> Iterator[Launch]:
-    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere."""
+    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere. Draws also over
+    Qwen's and Llama 2's, which have other numbers of spans."""
+    for vocab_size in (128256, 151936, 50257, 32000):
+        is_rare = vocab_size != 128256
+        yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size), is_rare)
     for vocab_size in (128256, 50257):
         is_rare = vocab_size != 128256
-        if not is_rare:
-            yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size))
         yield Launch(f"adjust_logits {vocab_size}", partial(_adjust, vocab_size), is_rare)
         yield Launch(f"token_logprobs {vocab_size}", partial(_logprobs, vocab_size), is_rare)
         yield Launch(f"apply_token_mask {vocab_size}", partial(_mask, vocab_size), is_rare)

@@ -1,4 +1,4 @@
-"""From a `StepPlan` of plain integers to the tensors of one forward pass.
+"""From a `StepPlan` of plain integers to the arrays and tensors of one forward pass.
 
     row 0          row 1      row 2
     |..............|.|........|....|      the flat token axis, T tokens
@@ -45,11 +45,13 @@ class WantedLogits:
     scored."""
 
     sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample
-    sampled_tokens: Tensor | None  # [N] int64 on the token axis; None: every token, in order
+    sampled_tokens: Int64Array  # [N] on the token axis
+    is_every_token: bool  # these are all tokens of the step, in order
     sampled_positions: Int64Array  # [N] position that the new token will have
     scored_rows: tuple[int, ...]  # rows of the plan with targets
-    scored_tokens: Tensor | None  # [M] int64 on the token axis, row after row; None: M = 0
+    scored_tokens: Int64Array  # [M] on the token axis, row after row
     target_ids: Int64Array  # [M]
+    num_tops: tuple[int, ...]  # [M], how many of the best tokens are told beside each
     pooled: tuple[tuple[int, int, int], ...]  # (row of the plan, first, end on the token axis)
 
 
@@ -80,8 +82,64 @@ class PageTable:
             self.entries[single_rows, single_firsts] = single_pages
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's inputs as host arrays. T tokens, R rows."""
+
+    layout: Layout
+    input_ids: Int64Array  # [T], 0 where `sources` says which token it is
+    sources: dict[int, int]  # by place on the token axis: a row of the previous plan
+    positions: Int64Array  # [T]
+    slots: Int64Array  # [T], where each token's KV goes
+    attention: AttentionRows
+
+
+class StepInputBuilder:
+    """Lays out the rows of each step; owns the page table."""
+
+    def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
+        self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
+        self._page_size = page_size
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """Takes in the plan's page updates, too."""
+        rows = plan.rows
+        self.page_table.apply(rows)
+        layout = Layout.of(rows)
+        positions = layout.positions()
+        input_ids = np.fromiter(
+            chain.from_iterable([row.input_ids for row in rows]), np.int64, layout.num_tokens
+        )
+        return StepInputs(
+            layout=layout,
+            input_ids=input_ids,
+            sources={
+                int(layout.query_start[index]): row.from_previous
+                for index, row in enumerate(rows)
+                if row.from_previous is not None
+            },
+            positions=positions,
+            slots=self._slots(layout, positions),
+            attention=AttentionRows(
+                query_start=layout.query_start.astype(np.int32),
+                seq_lens=(layout.starts + layout.lengths).astype(np.int32),
+                page_table=self.page_table.entries,
+                table_rows=layout.table_rows.astype(np.int32),
+                page_size=self._page_size,
+                segments=_segments(plan),
+            ),
+        )
+
+    def _slots(self, layout: Layout, positions: Int64Array) -> Int64Array:
+        table_rows = layout.table_rows[layout.row_of_token()]
+        pages, offsets = np.divmod(positions, self._page_size)
+        entries = self.page_table.entries[table_rows, pages].astype(np.int64)
+        slots: Int64Array = entries * self._page_size + offsets
+        return slots
+
+
 class InputBuilder:
-    """Builds the batch of each step; owns the page table, borrows the KV pool's tensors."""
+    """Builds the batch of each step on a CPU; borrows the KV pool's tensors."""
 
     def __init__(
         self,
@@ -93,51 +151,33 @@ class InputBuilder:
         max_running_requests: int,
         max_model_len: int,
     ) -> None:
-        self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
+        self._steps = StepInputBuilder(
+            page_size=page_size,
+            max_running_requests=max_running_requests,
+            max_model_len=max_model_len,
+        )
         self._kernels = kernels
         self._kv_layers = kv_layers
         self._num_heads = num_heads
-        self._page_size = page_size
 
-    def build(self, plan: StepPlan, previous_tokens: Int64Array) -> tuple[ForwardBatch, _Layout]:
+    def build(self, plan: StepPlan, previous_tokens: Int64Array) -> tuple[ForwardBatch, Layout]:
         """`previous_tokens` [rows of the previous plan]: what each sampled, or NO_TOKEN."""
-        rows = plan.rows
-        self.page_table.apply(rows)
-        layout = _Layout.of(rows)
-        positions = layout.positions()
-        input_ids = np.fromiter(
-            chain.from_iterable([row.input_ids for row in rows]), np.int64, layout.num_tokens
-        )
-        _fill_from_previous(input_ids, rows, layout, previous_tokens)
-        attention_rows = AttentionRows(
-            query_start=layout.query_start.astype(np.int32),
-            seq_lens=(layout.starts + layout.lengths).astype(np.int32),
-            page_table=self.page_table.entries,
-            table_rows=layout.table_rows.astype(np.int32),
-            page_size=self._page_size,
-            segments=_segments(plan),
-        )
+        inputs = self._steps.build(plan)
+        _fill_from_previous(inputs, previous_tokens)
         batch = ForwardBatch(
-            input_ids=torch.from_numpy(input_ids),
-            positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(self._slots(layout, positions)),
+            input_ids=torch.from_numpy(inputs.input_ids),
+            positions=torch.from_numpy(inputs.positions),
+            slot_mapping=torch.from_numpy(inputs.slots),
             kv_layers=self._kv_layers,
             attention=self._kernels.plan_attention(
-                attention_rows, self._kv_layers[0], self._num_heads
+                inputs.attention, self._kv_layers[0], self._num_heads
             ),
         )
-        return batch, layout
-
-    def _slots(self, layout: _Layout, positions: Int64Array) -> Int64Array:
-        table_rows = layout.table_rows[layout.row_of_token()]
-        pages, offsets = np.divmod(positions, self._page_size)
-        entries = self.page_table.entries[table_rows, pages].astype(np.int64)
-        slots: Int64Array = entries * self._page_size + offsets
-        return slots
+        return batch, inputs.layout
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     """Where the R rows lie on the token axis."""
 
     table_rows: Int64Array  # [R]
@@ -146,7 +186,7 @@ class _Layout:
     query_start: Int64Array  # [R + 1]
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> _Layout:
+    def of(cls, rows: Sequence[Row]) -> Layout:
         lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int64)
         assert len(rows) and int(lengths.min()) > 0, "a plan has rows, and each row has inputs"
         query_start = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -187,7 +227,7 @@ def _segments(plan: StepPlan) -> npt.NDArray[np.int32]:
     return np.array(columns, dtype=np.int32).reshape(-1, 4)
 
 
-def wanted_logits(plan: StepPlan, layout: _Layout) -> WantedLogits:
+def wanted_logits(plan: StepPlan, layout: Layout) -> WantedLogits:
     """Which hidden states the plan's rows ask logits of."""
     rows = plan.rows
     sampled = tuple(index for index, row in enumerate(rows) if row.sampling is not None)
@@ -197,12 +237,16 @@ def wanted_logits(plan: StepPlan, layout: _Layout) -> WantedLogits:
     last_tokens = layout.query_start[1:][sampled_list] - 1
     return WantedLogits(
         sampled_rows=sampled,
-        sampled_tokens=None if is_every_token else torch.from_numpy(last_tokens),
+        sampled_tokens=last_tokens,
+        is_every_token=is_every_token,
         sampled_positions=(layout.starts + layout.lengths)[sampled_list],
         scored_rows=scored,
-        scored_tokens=_scored_tokens(rows, scored, layout) if scored else None,
+        scored_tokens=_scored_tokens(rows, scored, layout),
         target_ids=np.array(
             [token_id for index in scored for token_id in rows[index].target_ids], dtype=np.int64
+        ),
+        num_tops=tuple(
+            rows[index].num_top_targets for index in scored for _ in rows[index].target_ids
         ),
         pooled=tuple(
             (index, int(layout.query_start[index]) + first, int(layout.query_start[index + 1]))
@@ -212,22 +256,18 @@ def wanted_logits(plan: StepPlan, layout: _Layout) -> WantedLogits:
     )
 
 
-def _fill_from_previous(
-    input_ids: Int64Array, rows: Sequence[Row], layout: _Layout, previous_tokens: Int64Array
-) -> None:
+def _fill_from_previous(inputs: StepInputs, previous_tokens: Int64Array) -> None:
     """Replace the placeholders of rows that continue a row of the previous plan."""
-    pairs = [(i, row.from_previous) for i, row in enumerate(rows) if row.from_previous is not None]
-    if not pairs:
+    if not inputs.sources:
         return
-    taking, sources = zip(*pairs, strict=True)
-    tokens = previous_tokens[list(sources)]
+    tokens = previous_tokens[list(inputs.sources.values())]
     assert int(tokens.min()) >= 0, "from_previous names a row that sampled nothing"
-    input_ids[layout.query_start[list(taking)]] = tokens
+    inputs.input_ids[list(inputs.sources)] = tokens
 
 
-def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: _Layout) -> Tensor:
+def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: Layout) -> Int64Array:
     """[M] places on the token axis of all targets, row after row."""
-    parts = []
+    parts = [np.zeros(0, dtype=np.int64)]
     for index in scored:
         row = rows[index]
         first = int(layout.query_start[index]) + row.target_start
@@ -235,4 +275,4 @@ def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: _Layout) 
         is_inside = row.target_start >= 0 and last <= int(layout.query_start[index + 1])
         assert is_inside, f"row {index}: targets reach past the row's inputs"
         parts.append(np.arange(first, last))
-    return torch.from_numpy(np.concatenate(parts))
+    return np.concatenate(parts)

@@ -22,7 +22,7 @@ from ..model_config import ModelConfig
 
 
 class DeviceKVPool:
-    """Owns the KV memory for the life of the runner. All pages, from 0 on, are usable."""
+    """Owns the KV memory for the life of the runner. Pages 0 to num_pages - 1 are usable."""
 
     def __init__(
         self,
@@ -32,10 +32,13 @@ class DeviceKVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        num_spare_pages: int = 0,
     ) -> None:
+        """num_spare_pages: behind those that may be handed out, for what is written to no end."""
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (2, config.num_kv_heads, num_pages * page_size, config.head_dim)
+        num_slots = (num_pages + num_spare_pages) * page_size
+        shape = (2, config.num_kv_heads, num_slots, config.head_dim)
         self.layers: tuple[Tensor, ...] = tuple(
             zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)
         )

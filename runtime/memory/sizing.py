@@ -23,6 +23,19 @@ def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
 
 
+def activation_bytes(
+    config: ModelConfig, dtype_bytes: int, max_step_tokens: int, max_running_requests: int
+) -> int:
+    """About what a step takes beside weights and KV: a layer's intermediate results, twice for the
+    allocator's gaps, the logits of a full batch with the sampler's copies, partial results of
+    attention (float32, two a token), and half a GiB for graphs and libraries (guesses)."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    token = 4 * config.hidden_size + 3 * config.intermediate_size + heads * config.head_dim
+    partial = 2 * 4 * config.num_heads * config.head_dim
+    logits = 4 * 4 * config.vocab_size * max_running_requests
+    return max_step_tokens * (2 * token * dtype_bytes + partial) + logits + (512 << 20)
+
+
 def num_pages_for(
     config: ModelConfig,
     *,

@@ -20,13 +20,17 @@ class DummyWeights:
     ) -> None:
         self.dtype = dtype
         self.device = torch.device(device)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(tuple(shape), dtype=self.dtype, device=self.device)
-        values = torch.randn(tuple(shape), generator=self._generator).mul_(_STD)
-        return values.to(self.device, self.dtype)
+        # In float32 on a CPU, so that every dtype has the same weights; a GPU has no room to spare.
+        dtype = torch.float32 if self.device.type == "cpu" else self.dtype
+        values = torch.randn(
+            tuple(shape), generator=self._generator, dtype=dtype, device=self.device
+        )
+        return values.mul_(_STD).to(self.dtype)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         return self.take(names[0], stacked_shape(shapes))

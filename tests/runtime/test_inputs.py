@@ -79,16 +79,16 @@ def test_logits_are_wanted_for_sampling_and_scored_rows_only() -> None:
     plan = StepPlan(0, rows)
     wanted = wanted_logits(plan, _builder(1).build(plan, NO_PREVIOUS)[1])
     assert wanted.sampled_rows == (1, 2) and wanted.scored_rows == (0, 2)
-    assert wanted.sampled_tokens is not None and wanted.sampled_tokens.tolist() == [3, 5]
+    assert not wanted.is_every_token and wanted.sampled_tokens.tolist() == [3, 5]
     assert wanted.sampled_positions.tolist() == [6, 2]
-    assert wanted.scored_tokens is not None and wanted.scored_tokens.tolist() == [1, 2, 4]
+    assert wanted.scored_tokens.tolist() == [1, 2, 4]
     assert wanted.target_ids.tolist() == [8, 9, 7]
 
 
 def test_a_decode_step_picks_no_hidden_states() -> None:
     plan = _plan(*(_row(i, 4, (1,), PageUpdate(4, (i,)), sampling=GREEDY) for i in range(3)))
     wanted = wanted_logits(plan, _builder(1).build(plan, NO_PREVIOUS)[1])
-    assert wanted.sampled_tokens is None and wanted.scored_tokens is None
+    assert wanted.is_every_token and not len(wanted.scored_tokens)
 
 
 def test_targets_past_the_inputs_are_a_broken_plan() -> None:
