@@ -93,9 +93,9 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    wide = torch.float32
-    partials = torch.empty((plan.max_partials, num_heads, head_dim), dtype=wide, device=q.device)
-    partial_sums = torch.empty((plan.max_partials, num_heads), dtype=wide, device=q.device)
+    sums_shape = plan.max_partials, num_heads
+    partials = torch.empty((*sums_shape, head_dim), dtype=torch.float32, device=q.device)
+    partial_sums = torch.empty(sums_shape, dtype=torch.float32, device=q.device)
     for width in ("narrow", "wide"):
         _attend(width, q, kv_layer, plan, out, partials, partial_sums)
     if plan.max_partials:
@@ -354,16 +354,13 @@ def _merge_partials(
             total = tl.zeros([BLOCK_H], tl.float32)
             acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
             for start in range(first, end, BLOCK_P):
-                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS + head[None, :]
+                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS
+                place += tl.minimum(head, NUM_HEADS - 1)[None, :]
                 is_partial = start + offs_p < end
-                sums = tl.load(
-                    partial_sums + place,
-                    mask=is_partial[:, None] & (head < NUM_HEADS)[None, :],
-                    other=float("-inf"),
-                )
+                sums = tl.load(partial_sums + place, mask=is_partial[:, None], other=float("-inf"))
                 values = tl.load(
                     partials + place[:, :, None] * HEAD_DIM + offs_d[None, None, :],
-                    mask=is_partial[:, None, None] & is_number[None, :, :],
+                    mask=is_partial[:, None, None] & (offs_d < HEAD_DIM)[None, None, :],
                     other=0.0,
                 )
                 m_new = tl.maximum(m, tl.max(sums, 0))
