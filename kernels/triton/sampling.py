@@ -250,7 +250,8 @@ def _narrow(
                     words = _four_words(key, at, blocks)
                     needed = to_beat + (highest - tile_best) / scale
                     least_word = tl.exp(-tl.exp(-needed)) * 2.0**32 - 2.0
-                    if tl.max(tl.max(words, axis=1), axis=0).to(tl.float64) >= least_word:
+                    own_words = tl.where(logit > -float("inf"), words, 0)
+                    if tl.max(tl.max(own_words, axis=1), axis=0).to(tl.float64) >= least_word:
                         wide = logit.to(tl.float64)
                         is_left = (tokens < vocab_size) & (wide - highest >= least)
                         score = tl.where(is_left, wide / scale + _gumbel(words), -float("inf"))
