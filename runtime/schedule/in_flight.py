@@ -1,7 +1,7 @@
 """The plans whose results are not in: while the device computes one, the next is made (overlap).
 
 The host plans step t + 1 while the device computes t, so that the device never waits for a plan:
-the idea of NanoFlow's asynchronous scheduling (arXiv:2408.12757, section 4.2.1) and of SGLang's and
+the idea of NanoFlow's asynchronous scheduling (arXiv:2408.12757) and of SGLang's and
 vLLM's overlapped schedulers. What t samples is not known yet: a row that goes on names the row of t
 whose token is its input, and whether a request ends with that token is learned one step late. Then
 its row of t + 1 is void.
