@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from fakes import (
 )
 from house import FAMILIES, House, assert_right, listener_of
 
-from stemma.runtime.engine import Engine
+from stemma.runtime.config import add_engine_flags, engine_config
+from stemma.runtime.engine import Engine, LoadedModel
+from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.grammar import PendingGrammar
@@ -62,8 +66,18 @@ def test_nothing_is_ahead_where_it_is_switched_off() -> None:
     assert all(row.from_previous is None for plan in executor.plans for row in plan.rows)
 
 
-def test_plans_and_results_equal_those_of_a_device_that_cannot_overlap_when_switched_off() -> None:
-    """Nothing but the time at which results are asked for depends on the executor."""
+@pytest.mark.parametrize(("flags", "has_overlap"), [([], True), (["--disable-overlap"], False)])
+def test_the_flag_reaches_the_engine(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], has_overlap: bool
+) -> None:
+    monkeypatch.setattr(ModelRunner, "can_overlap", True)
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    args = parser.parse_args(["--model", str(checkpoint), "--max-total-tokens", "64", *flags])
+    assert LoadedModel(engine_config(args)).engine.describe()["has_overlap"] is has_overlap
+
+
+def test_prompts_alone_are_computed_in_the_same_steps_with_and_without() -> None:
     plans = []
     for has_overlap in (False, True):
         house = House(num_pages=64, page_size=4, token_budget=16, has_overlap=has_overlap)
@@ -72,7 +86,7 @@ def test_plans_and_results_equal_those_of_a_device_that_cannot_overlap_when_swit
         house.run()
         plans.append([(row.request_id, row.start, row.input_ids) for plan in house.executor.plans
                       for row in plan.rows])  # fmt: skip
-    assert plans[0] == plans[1], "prompts alone are computed in the same steps"
+    assert plans[0] == plans[1]
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_a_pause() -> None:
