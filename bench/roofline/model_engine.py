@@ -55,7 +55,7 @@ class TimedExecutor:
             return pending
         with accelerator.queue():
             if not accelerator.is_interpreted:
-                torch.cuda._sleep(_HELD_CYCLES)
+                torch.cuda._sleep(_HELD_CYCLES)  # type: ignore[no-untyped-call]
             first = accelerator.event()
             pending = self._runner.submit(plan)
             last = accelerator.event()
