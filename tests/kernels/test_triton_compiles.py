@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stemma.kernels.triton import ahead_of_time, offline
+from stemma.kernels.triton import ahead_of_time, attention_tiles, offline
 from stemma.kernels.triton.ahead_of_time import BUDGETS
 from stemma.kernels.triton.language import triton
 from stemma.kernels.triton.resources import Resources, blocks_per_sm, widest_load_bytes
@@ -64,6 +64,38 @@ def test_a_kernel_stays_within_its_budget(name: str, compiled: Rows) -> None:
 
 def test_every_kernel_has_a_budget(compiled: Rows) -> None:
     assert set(compiled) == set(TABLE["test"])
+
+
+def test_programs_that_stay_all_fit(compiled: Rows) -> None:
+    """Of a grid larger than what the device holds, some would begin when the others have ended."""
+    assert_residents_fit(compiled)
+
+
+@pytest.mark.slow
+def test_programs_of_rare_tiles_that_stay_all_fit(all_compiled: Rows) -> None:
+    assert_residents_fit(all_compiled)
+
+
+def assert_residents_fit(rows: Rows) -> None:
+    tiles = {name: tile for name, row in rows.items() if (tile := planned_tile(row)) is not None}
+    assert tiles
+    crowded = {
+        name: f"{tile.residents} planned, {rows[name]['blocks_per_sm']} fit"
+        for name, tile in tiles.items()
+        if tile.residents > rows[name]["blocks_per_sm"]
+    }
+    assert not crowded
+
+
+def planned_tile(row: dict[str, Any]) -> attention_tiles.Tile | None:
+    """Of a kernel of paged attention."""
+    parameters = row["parameters"]
+    if "NUM_KV_HEADS" not in parameters or "WIDTH" not in parameters:
+        return None
+    group = parameters["NUM_HEADS"] // parameters["NUM_KV_HEADS"]
+    itemsize = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i8": 1, "*fp8e4nv": 1}[parameters["kv"]]
+    width = ("narrow", "wide")[parameters["WIDTH"]]
+    return attention_tiles.tile_of(width, parameters["HEAD_DIM"], group, itemsize)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ identical to those of the request alone on an empty cache, whatever there is of
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
     tree attention on and off              every scheduling policy            all of it at random
     jump-forward on and off                host tier, swap, leases and hints on and off
+    overlap on and off                     steps in order or queued
 
 and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
 under a grammar.
@@ -324,6 +325,33 @@ def test_tokens_are_identical_in_any_batch(
 ) -> None:
     loaded = load(max_running_requests=max_running)
     assert outputs_of(serve(loaded, jobs)) == alone
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "options"),
+    [
+        (1, 2048, {}),
+        (16, 23, {}),
+        (1, 7, {"disable_overlap": True}),
+        (1, 64, {"max_total_tokens": 128, "host_kv_tokens": 512}),
+    ],
+)
+def test_tokens_are_identical_on_an_accelerator(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    page_size: int,
+    chunk: int,
+    options: dict[str, Any],
+) -> None:
+    """Queued steps, planned while the one before runs; in the interpreter's place of a GPU."""
+    loaded = load(device="cuda", page_size=page_size, chunked_prefill_size=chunk, **options)
+    stats = loaded.engine.scheduler.stats
+    num_before = stats.num_overlapped_steps
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert outputs_of(serve(loaded, jobs)) == alone
+    can_overlap = jobs is not CONSTRAINED and "disable_overlap" not in options
+    assert (stats.num_overlapped_steps > num_before) == can_overlap
 
 
 @pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])
