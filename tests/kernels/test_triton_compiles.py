@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from stemma.kernels.triton import ahead_of_time, attention_tiles, offline
+from stemma.kernels.triton import ahead_of_time, attention_tiles, latent_attention, offline
 from stemma.kernels.triton.ahead_of_time import BUDGETS
 from stemma.kernels.triton.language import triton
 from stemma.kernels.triton.resources import Resources, blocks_per_sm, widest_load_bytes
 
 TABLE = json.loads(BUDGETS.read_text(encoding="utf-8"))
 COMPILED = BUDGETS.parents[2] / "build" / "triton"
+ITEMSIZES = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i8": 1, "*fp8e4nv": 1}
 Rows = dict[str, dict[str, Any]]
 
 
@@ -88,13 +89,16 @@ def assert_residents_fit(rows: Rows) -> None:
 
 
 def planned_tile(row: dict[str, Any]) -> attention_tiles.Tile | None:
-    """Of a kernel of paged attention."""
+    """Of a kernel of attention."""
     parameters = row["parameters"]
-    if "NUM_KV_HEADS" not in parameters or "WIDTH" not in parameters:
+    if "WIDTH" not in parameters:
         return None
-    group = parameters["NUM_HEADS"] // parameters["NUM_KV_HEADS"]
-    itemsize = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i8": 1, "*fp8e4nv": 1}[parameters["kv"]]
     width = ("narrow", "wide")[parameters["WIDTH"]]
+    itemsize = ITEMSIZES[parameters["kv"]]
+    if "LATENT_DIM" in parameters:
+        num_heads, latent_dim = parameters["NUM_HEADS"], parameters["LATENT_DIM"]
+        return latent_attention.tile_of(width, num_heads, latent_dim, itemsize)
+    group = parameters["NUM_HEADS"] // parameters["NUM_KV_HEADS"]
     return attention_tiles.tile_of(width, parameters["HEAD_DIM"], group, itemsize)
 
 
