@@ -192,14 +192,13 @@ def _print(rows: list[Row], found: Mapping[str, list[str]]) -> None:
 
 
 def _difference(one: Resources, made: list[Resources]) -> str:
-    """The parameters in which a kernel differs from others of its name: " (ROWS=64)"."""
+    """What tells a kernel from others of its name: " (ROWS=64)"; one parameter if one is enough."""
     twins = [_parameters(other) for other in made if other.kernel == one.kernel]
-    differ = [
-        f"{name}={value}"
-        for name, value in _parameters(one).items()
-        if any(twin.get(name) != value for twin in twins)
-    ]
-    return f" ({' '.join(differ)})" if differ else ""
+    own = _parameters(one)
+    differ = [name for name in own if any(twin.get(name) != own[name] for twin in twins)]
+    enough = [n for n in differ if len({str(twin.get(n)) for twin in twins}) == len(twins)]
+    differ = enough[:1] or differ
+    return f" ({' '.join(f'{name}={own[name]}' for name in differ)})" if differ else ""
 
 
 def _parameters(made: Resources) -> dict[str, Any]:

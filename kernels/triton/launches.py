@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, empty
 
 from ..adjusted_rows import AdjustedRows
+from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ..attention_rows import AttentionRows
 from ..ops import Activation, KVLayer
 from ..quantized_kv import QuantizedKV
 from ..sampling_rows import SamplingRows
@@ -25,6 +28,7 @@ from . import (
     logprobs,
     page_copy,
     page_table,
+    paged_attention,
     sampling,
     token_mask,
 )
@@ -58,11 +62,59 @@ MODELS = {  # by head_dim
     128: Heads(32, 8, 128),  # Llama-3.1-8B
     256: Heads(16, 8, 256),  # Gemma-2-9B
 }
+GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
+    return [*_attention(), *_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
+
+
+def _attention() -> Iterator[Launch]:
+    """Both widths and the merge of each; the rare ones go through the table of tiles."""
+    for name, kind in {**FLOATS, **EIGHT_BITS}.items():
+        for head_dim, model in MODELS.items():
+            is_rare = (name, head_dim) not in (("bf16", 64), ("bf16", 128), ("fp8", 128))
+            run = partial(_attend, kind, model)
+            yield Launch(f"attention {name} {head_dim}", run, is_rare)
+            if name in ("bf16", "fp8", "fp32"):
+                for group in (32, 64):
+                    run = partial(_attend, kind, Heads(group, 1, head_dim))
+                    yield Launch(f"attention {name} {head_dim}, {group} to 1", run, is_rare=True)
+    bf16, llama = torch.bfloat16, MODELS[128]
+    yield Launch("attention bf16 256 of Gemma 2", partial(_attend, bf16, MODELS[256], GEMMA_2))
+    yield Launch("attention bf16 128, pages of 1", partial(_attend, bf16, llama, page_size=1))
+    run = partial(_attend, bf16, Heads(32, 32, 96))
+    yield Launch("attention bf16 96, 1 to 1", run, is_rare=True)
+    sinks = AttentionOptions(window=4096, num_sink_tokens=4)
+    run = partial(_attend, bf16, llama, sinks)
+    yield Launch("attention bf16 128, window and sinks", run, is_rare=True)
+
+
+def _attend(
+    kind: torch.dtype,
+    model: Heads,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    page_size: int = 16,
+) -> None:
+    """63 rows that decode beside a prompt, padded as a captured step is. KV in 8 bits is read by
+    bfloat16 queries."""
+    is_quantized = kind in EIGHT_BITS.values()
+    dtype = torch.bfloat16 if is_quantized else kind
+    kv_layer = _kv_layer(model, dtype, kind if is_quantized else None)
+    num_queries = np.array([1] * (NUM_TOKENS - 1) + [512], dtype=np.int32)
+    table = empty(NUM_TOKENS, 8192, dtype=torch.int32)
+    rows = AttentionRows(
+        query_start=np.concatenate([[0], np.cumsum(num_queries)]).astype(np.int32),
+        seq_lens=np.full(NUM_TOKENS, 4096, dtype=np.int32),
+        page_table=table.numpy(),
+        table_rows=np.arange(NUM_TOKENS, dtype=np.int32),
+        page_size=page_size,
+    )
+    plan = paged_attention.plan_attention(rows, kv_layer, model.num_heads, options, 1024)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, table)
+    q = empty(1024, model.num_heads, model.head_dim, dtype=dtype)
+    paged_attention.paged_attention(q, kv_layer, bound)
 
 
 def _experts() -> Iterator[Launch]:
