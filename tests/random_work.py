@@ -42,7 +42,7 @@ def submissions(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
 
 
 def events(
-    submissions: st.SearchStrategy[tuple[str, dict[str, object]]] = submissions(),
+    submissions: st.SearchStrategy[tuple[str, dict[str, object]]],
 ) -> st.SearchStrategy[list[tuple[str, object]]]:
     return st.lists(
         st.one_of(

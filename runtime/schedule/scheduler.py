@@ -514,6 +514,7 @@ class Scheduler:
         self.stats.num_cached_tokens += request.num_cached_tokens
 
     def _preempt(self, victim: Request) -> None:
+        assert not self._in_flight, "what a victim gives back is of use at once"
         self.stats.num_preemptions += 1
         victim.num_preemptions += 1
         self.new_tokens.note_preemption()
@@ -527,7 +528,6 @@ class Scheduler:
     def apply(self, result: StepResult) -> None:
         """Take in what the executor made of the oldest plan in flight; finished requests leave."""
         planned = self._in_flight.take(result.step_id)
-        self._is_stalled = False
         self._give_back(planned.held)
         self.kv_cache.unpublish(planned.suspects)
         self.kv_cache.settle(planned.plan, result)
@@ -575,7 +575,6 @@ class Scheduler:
             self._leave(request, keep=False)  # it may read what the plan was to write
             if request not in errors:
                 self.waiting.put_back(request)
-        self._is_stalled = False
         for planned in plans:
             self._give_back(planned.held)
         for planned in plans:
@@ -593,14 +592,13 @@ class Scheduler:
         newer = self._in_flight.newest
         bad = [p for plan in (planned, newer) if plan for p in plan.publications_of(errors)]
         if bad:
-            doubtful = [r for r in self.running if not self._in_flight.is_proven(r, planned)]
-            for request in doubtful:
+            for request in [r for r in self.running if not self._in_flight.is_proven(r, planned)]:
                 self._leave(request, keep=False)
                 self.waiting.put_back(request)
             if newer is None:
                 self.kv_cache.unpublish(bad)
             else:
-                newer.suspects += (*bad, *newer.publications_of(doubtful))
+                newer.suspects += bad
                 self._in_flight.close()
         self._end_failed({request: errors[request] for request in ended})
 

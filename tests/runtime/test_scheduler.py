@@ -7,7 +7,7 @@ from fakes import STOP_ID, FakeListener, expected_output
 from house import FAMILIES, House, assert_right, listener_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_work import STOP_IDS, events, houses, play
+from random_work import STOP_IDS, events, houses, play, submissions
 
 from stemma.errors import PromptTooLong
 from stemma.runtime.request import FinishReason, Request, Scoring
@@ -16,7 +16,7 @@ from stemma.runtime.request import FinishReason, Request, Scoring
 
 
 @settings(max_examples=150, deadline=None)
-@given(houses(), events())
+@given(houses(), events(submissions()))
 def test_outputs_equal_an_unbounded_run_whatever_the_workload(
     house: House, work: list[tuple[str, object]]
 ) -> None:
@@ -28,7 +28,7 @@ def test_outputs_equal_an_unbounded_run_whatever_the_workload(
 
 
 @settings(max_examples=150, deadline=None)
-@given(houses(), events(), st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8)))
+@given(houses(), events(submissions()), st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8)))
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
     house: House, work: list[tuple[str, object]], fail_steps: set[int], row_errors: set[int]
 ) -> None:

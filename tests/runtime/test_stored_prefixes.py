@@ -404,7 +404,7 @@ EVENTS = st.lists(
 )
 
 
-Case = tuple[list[tuple[str, int, int]], int, int, int, int, set[int]]
+Case = tuple[list[tuple[str, int, int]], int, int, int, int, set[int], bool]
 CASES = st.tuples(
     EVENTS,
     st.sampled_from([1, 16]),  # page size
@@ -412,11 +412,12 @@ CASES = st.tuples(
     st.sampled_from([0, 800, 4096]),  # and of the host's
     st.sampled_from([3, 8, 1000]),  # blocks of the store
     st.sets(st.integers(1, 30), max_size=2),  # steps that fail
+    st.booleans(),  # overlap
 )
 
 
 def play(folder: Path, case: Case) -> None:
-    events, page_size, num_tokens, num_host_tokens, max_blocks, fail_steps = case
+    events, page_size, num_tokens, num_host_tokens, max_blocks, fail_steps, has_overlap = case
     shop = Shop(
         folder=folder,
         page_size=page_size,
@@ -424,6 +425,7 @@ def play(folder: Path, case: Case) -> None:
         num_host_pages=num_host_tokens // page_size,
         max_blocks=max_blocks,
         is_hopeful=True,
+        has_overlap=has_overlap,
     )
     shop.executor.fail_steps = fail_steps
     for kind, seed, number in events:

@@ -403,6 +403,7 @@ FARMS = st.builds(
         num_host_pages=st.sampled_from([0, 40, 300]),
     ),
     is_hopeful=st.booleans(),
+    has_overlap=st.booleans(),
 ) | st.builds(
     Farm,
     num_pages=st.sampled_from([6, 9, 20]),
@@ -415,6 +416,7 @@ FARMS = st.builds(
         num_host_pages=st.sampled_from([0, 4, 40]),
     ),
     is_hopeful=st.booleans(),
+    has_overlap=st.booleans(),
 )
 
 
