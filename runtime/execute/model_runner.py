@@ -1,53 +1,41 @@
-"""Carries out step plans: owns the model, its KV pool and the page table of one device.
+"""The device half of one engine: loads the model, sizes its KV pool, and carries out step plans.
 
-Decides nothing: which rows run, with which pages, comes in with the plan.
+Decides nothing: which rows run, with which pages, comes in with the plan. How a step is carried out
+differs between a CPU (`in_order`) and an accelerator (`queued`); what both share lies here.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from ...constrained.matcher import Mask
 from ...errors import InvalidRequest
-from ...kernels.adjusted_rows import AdjustedRows
 from ...kernels.registry import KernelMode, Kernels, select_kernels
-from ...kernels.sampling_rows import SamplingRows
-from ...kernels.top_logprobs import top_logprobs
 from ..memory.device_pool import DeviceKVPool
-from ..memory.host_pool import HostKVPool
-from ..memory.sizing import num_pages_for
+from ..memory.host_pool import HostKVPool, PinnedKVPool
+from ..memory.queued_transfer import QueuedKVTransfer
+from ..memory.sizing import num_pages_for, step_bytes
 from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
-from ..step import (
-    FinishedStep,
-    PageUpdate,
-    Row,
-    RowResult,
-    StepPlan,
-    StepResult,
-    TokenLogprob,
-)
+from ..step import PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
-from .adjustments import RowAdjustment, adjusted_arrays
-from .captured import CapturedForward
-from .inputs import NO_TOKEN, InputBuilder, Int64Array, WantedLogits, wanted_logits
-from .sampling_inputs import sampling_arrays
+from .accelerator import Accelerator, accelerator_for
+from .graphs import DEFAULT_GRAPH_MAX_TOKENS, GraphForward, graph_sizes
+from .in_order import InOrderSteps
+from .inputs import InputBuilder
+from .queued import QueuedSteps
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -55,12 +43,9 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-NON_FINITE = "the model produced non-finite logits"
-NON_FINITE_STATES = "the model produced non-finite hidden states"
-NOTHING_ALLOWED = "the grammar allows no token"
-_NOTHING = RowResult()
-# Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
-_SCORED_AT_ONCE = 256
+_GREEDY = SamplingParams(temperature=0.0)
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -68,8 +53,6 @@ class ModelRunner:
 
     Plans come one after the other; `from_previous` in a plan refers to the plan before.
     """
-
-    can_overlap = False
 
     def __init__(
         self,
@@ -85,28 +68,42 @@ class ModelRunner:
         num_host_pages: int = 0,
         max_running_requests: int = 64,
         max_model_len: int | None = None,
+        max_step_tokens: int = 2048,
+        graph_max_tokens: int = DEFAULT_GRAPH_MAX_TOKENS,
         kernels: KernelMode | Kernels = "auto",
         load_format: LoadFormat = "auto",
         on_progress: ProgressCallback | None = None,
     ) -> None:
         """Loads the weights, then takes KV memory: `num_pages`, or `max_total_tokens`, or
-        `mem_fraction` of what is free then.
+        `mem_fraction` of what is free then. Steps of up to `graph_max_tokens` tokens are captured
+        on a GPU.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
-            InvalidRequest: an argument out of range, or no room for the KV of one sequence.
+            InvalidRequest: an argument out of range, no such device, or no room for the KV of one
+                sequence.
         """
         self.config = model_config
-        self.dtype = resolve_dtype(dtype)
-        self.device = _checked_device(device)
+        self.accelerator = _accelerator_of(str(device))
+        self.dtype = resolve_dtype(dtype, self.accelerator)
+        self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = (
-            kernels
-            if isinstance(kernels, Kernels)
-            else select_kernels(self.dtype, self.device, kernels)
+            kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
-        self.model = self._load(Path(model_folder), load_format, on_progress)
+        self.segment_cost_tokens = self.kernels.segment_cost_tokens
+        self._inputs = InputBuilder(
+            page_size=page_size,
+            max_running_requests=max_running_requests,
+            max_model_len=self.max_model_len,
+        )
+        sizes = graph_sizes(min(graph_max_tokens, max_step_tokens))
+        if self.accelerator is None:
+            self._load(Path(model_folder), load_format, on_progress)
+        else:
+            with self.accelerator.queue():
+                self._load(Path(model_folder), load_format, on_progress)
         if num_pages is None:
             num_pages = num_pages_for(
                 model_config,
@@ -116,67 +113,36 @@ class ModelRunner:
                 max_model_len=self.max_model_len,
                 max_total_tokens=max_total_tokens,
                 mem_fraction=mem_fraction,
+                available_bytes=self._available_bytes(max_step_tokens, max_running_requests),
+                is_gpu=self._is_gpu,
             )
-        self.pool = DeviceKVPool(
-            model_config,
-            num_pages=num_pages,
-            page_size=page_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
-        self.host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
-        self._transfer = KVTransfer(self.pool, self.host_pool)
-        self._inputs = InputBuilder(
-            self.kernels,
-            self.pool.layers,
-            num_heads=model_config.num_heads,
-            page_size=page_size,
-            max_running_requests=max_running_requests,
-            max_model_len=self.max_model_len,
-        )
-        self._previous_tokens: Int64Array = np.zeros(0, dtype=np.int64)
-        self._forward = CapturedForward(self.model, self.kernels.capture)
-        self.segment_cost_tokens = self.kernels.segment_cost_tokens
+        if self.accelerator is None:
+            self.steps: InOrderSteps | QueuedSteps = self._in_order(num_pages, num_host_pages)
+        else:
+            with self.accelerator.queue():
+                self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
+        self.can_overlap = self.steps.can_overlap
 
     @property
     def num_pages(self) -> int:
         """Pages of the KV pool; ids 0 to num_pages - 1 may be handed out."""
         return self.pool.num_pages
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """Compute the plan's step now."""
-        return FinishedStep(self.execute(plan))
-
-    @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
         sample, score and sum hidden states where rows ask for it.
 
         A row whose logits or sums are not finite gets `error`; the others are not affected.
         """
-        started = time.perf_counter()
-        payloads = self._transfer.run(plan.transfers)
-        transfer_s = time.perf_counter() - started if plan.transfers else None
-        if not plan.rows:
-            return StepResult(plan.step_id, (), None, transfer_s, payloads)
-        started = time.perf_counter()
-        batch, layout = self._inputs.build(plan, self._previous_tokens)
-        wanted = wanted_logits(plan, layout)
-        hidden = self._forward(batch)
-        results = [_NOTHING] * len(plan.rows)
-        previous: Int64Array = np.full(len(plan.rows), NO_TOKEN, dtype=np.int64)
-        if wanted.sampled_rows:
-            self._sample(plan, wanted, hidden, results, previous)
-        if wanted.scored_tokens is not None:
-            self._score(plan, wanted, wanted.scored_tokens, hidden, results)
-        for index, first, end in wanted.pooled:
-            results[index] = _pooled(hidden[first:end])
-        self._previous_tokens = previous
-        duration_s = time.perf_counter() - started
-        return StepResult(plan.step_id, tuple(results), duration_s, transfer_s, payloads)
+        return self.steps.submit(plan)
 
-    def warm_up(self) -> None:
-        """Run a short prompt and two decode steps, so that the first request pays no set-up.
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Submit and wait."""
+        return self.submit(plan).result()
+
+    def warm_up(self, on_graph: GraphProgress | None = None) -> None:
+        """Run a short prompt and two decode steps, so that the first request pays no set-up; on a
+        GPU, capture a graph of every size.
 
         NOTE: writes to page 0 on; call it before any page is in use.
         """
@@ -184,20 +150,118 @@ class ModelRunner:
         if length < 1:
             return
         pages = tuple(range(-(-(length + 2) // self.page_size)))
-        sampling = SamplingParams(temperature=0.0)
-        prompt = Row(0, 0, 0, (0,) * length, PageUpdate(0, pages), sampling=sampling)
+        prompt = Row(0, 0, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY)
         self.execute(StepPlan(0, (prompt,)))
         for step in range(2):
-            row = Row(0, 0, length + step, (0,), from_previous=0, sampling=sampling)
+            row = Row(0, 0, length + step, (0,), from_previous=0, sampling=_GREEDY)
             self.execute(StepPlan(1 + step, (row,)))
+        if isinstance(self.steps, QueuedSteps) and self._is_gpu:
+            self._capture(self.steps.forward.sizes, on_graph)
+
+    def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
+        """Largest first, so that the others find the memory that it took."""
+        for done, size in enumerate(reversed(sizes), 1):
+            plan = self._prompts_of(size)
+            if plan is None:
+                continue  # no step of this size fits the pool
+            self.execute(plan)
+            if on_graph is not None:
+                on_graph(done, len(sizes))
+
+    def _prompts_of(self, num_tokens: int) -> StepPlan | None:
+        """Prompts of so many tokens in all, as few as can be; None where they do not fit."""
+        rows: list[Row] = []
+        first_page = 0
+        while num_tokens > 0:
+            length = min(num_tokens, self.max_model_len)
+            num_pages = -(-length // self.page_size)
+            pages = tuple(range(first_page, first_page + num_pages))
+            first_page, num_tokens = first_page + num_pages, num_tokens - length
+            place = len(rows)
+            rows.append(Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY))
+        fits = first_page <= self.num_pages and len(rows) <= len(self._inputs.page_table.entries)
+        return StepPlan(0, tuple(rows)) if fits else None
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.accelerator is not None and not self.accelerator.is_interpreted
+
+    def _available_bytes(self, max_step_tokens: int, max_running_requests: int) -> int | None:
+        """For KV on a GPU, where a step's own tensors are left room for; None: as a CPU has."""
+        if self.accelerator is None or not self._is_gpu:
+            return None
+        reserve = step_bytes(
+            self.config,
+            dtype_bytes=self.dtype.itemsize,
+            num_tokens=max_step_tokens,
+            num_rows=max_running_requests,
+        )
+        return max(0, self.accelerator.available_bytes() - reserve)
+
+    def _in_order(self, num_pages: int, num_host_pages: int) -> InOrderSteps:
+        self.pool = self._pool_of(num_pages)
+        host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
+        self.host_pool: HostKVPool | PinnedKVPool | None = host_pool
+        return InOrderSteps(
+            self.model,
+            self.kernels,
+            self._inputs,
+            self.pool,
+            KVTransfer(self.pool, host_pool),
+            num_heads=self.config.num_heads,
+            vocab_size=self.config.vocab_size,
+        )
+
+    def _queued(
+        self,
+        accelerator: Accelerator,
+        num_pages: int,
+        num_host_pages: int,
+        sizes: tuple[int, ...],
+    ) -> QueuedSteps:
+        self.pool = self._pool_of(num_pages, num_spare_pages=1)
+        host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
+        self.host_pool = host_pool
+        entries = self._inputs.page_table.entries
+        forward = GraphForward(
+            self.model,
+            self.kernels,
+            self.pool,
+            accelerator,
+            table_shape=(entries.shape[0], entries.shape[1]),
+            num_heads=self.config.num_heads,
+            hidden_size=self.config.hidden_size,
+            vocab_size=self.config.vocab_size,
+            sizes=sizes,
+        )
+        return QueuedSteps(
+            self.model,
+            self.kernels,
+            self._inputs,
+            forward,
+            QueuedKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
+            accelerator,
+            vocab_size=self.config.vocab_size,
+        )
+
+    def _pool_of(self, num_pages: int, num_spare_pages: int = 0) -> DeviceKVPool:
+        return DeviceKVPool(
+            self.config,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            device=self.device,
+            num_spare_pages=num_spare_pages,
+        )
 
     def _load(
         self, folder: Path, load_format: LoadFormat, on_progress: ProgressCallback | None
-    ) -> CausalLM:
+    ) -> None:
         if load_format == "dummy":
-            return self._build(DummyWeights(self.dtype, self.device))
+            self.model = self._build(DummyWeights(self.dtype, self.device))
+            return
         with CheckpointWeights(folder, self.dtype, self.device, on_progress) as source:
-            return self._build(source)
+            self.model = self._build(source)
 
     def _build(self, source: WeightSource) -> CausalLM:
         model = model_class(self.config.architecture)(
@@ -211,129 +275,25 @@ class ModelRunner:
         source.finish()
         return model
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        wanted: WantedLogits,
-        hidden: Tensor,
-        results: list[RowResult],
-        previous: Int64Array,
-    ) -> None:
-        """Fill in the results and `previous` of the rows that sample."""
-        picked = hidden if wanted.sampled_tokens is None else hidden[wanted.sampled_tokens]
-        logits = self.model.compute_logits(picked)
-        params = [_sampling_of(plan.rows[index]) for index in wanted.sampled_rows]
-        raw = self._adjust([plan.rows[index] for index in wanted.sampled_rows], logits)
-        if plan.masks is not None:
-            self._mask(plan, plan.masks, wanted, logits)
-        arrays = sampling_arrays(params, wanted.sampled_positions)
-        token_ids, is_finite = self.kernels.sample(logits, SamplingRows(**_tensors(arrays)))
-        # A failed row's token is never shown, but a plan made ahead may name it.
-        previous[list(wanted.sampled_rows)] = token_ids.numpy()
-        for index, token_id in zip(wanted.sampled_rows, token_ids.tolist(), strict=True):
-            results[index] = RowResult(token_id=token_id)
-        for place, index in enumerate(wanted.sampled_rows):
-            if params[place].logprobs is not None:
-                own = raw.get(place, logits[place])
-                results[index] = self._with_logprobs(results[index], own, params[place])
-        for place in np.flatnonzero(~is_finite.numpy()).tolist():
-            index = wanted.sampled_rows[place]
-            results[index] = RowResult(error=_why_not_finite(plan, plan.rows[index]))
 
-    def _adjust(self, rows: Sequence[Row], logits: Tensor) -> dict[int, Tensor]:
-        """Change the logits [len(rows), vocab_size] of rows that ask for it; by place, what the
-        model said of the rows that want logprobs, where that is or will be changed."""
-        adjusted = [
-            RowAdjustment(
-                place,
-                _sampling_of(row),
-                row.adjustment,
-                -1 if row.from_previous is None else row.from_previous,
-            )
-            for place, row in enumerate(rows)
-            if row.adjustment is not None
-        ]
-        wanted = [
-            place
-            for place, row in enumerate(rows)
-            if (row.adjustment is not None or row.mask is not None)
-            and _sampling_of(row).logprobs is not None
-        ]
-        raw = {place: logits[place].clone() for place in wanted}
-        if adjusted:
-            arrays = adjusted_arrays(adjusted, logits.shape[-1])
-            previous_tokens = torch.from_numpy(self._previous_tokens)
-            self.kernels.adjust_logits(logits, AdjustedRows(**_tensors(arrays)), previous_tokens)
-        return raw
-
-    def _mask(self, plan: StepPlan, masks: Mask, wanted: WantedLogits, logits: Tensor) -> None:
-        """Leave the rows under a grammar only what it allows."""
-        masked = [
-            (place, mask)
-            for place, index in enumerate(wanted.sampled_rows)
-            if (mask := plan.rows[index].mask) is not None
-        ]
-        places, order = zip(*masked, strict=True)
-        packed = torch.from_numpy(masks[list(order)].view(np.int32)).to(self.device)
-        rows = torch.tensor(places, device=self.device)
-        self.kernels.apply_token_mask(logits, rows, packed)
-
-    def _with_logprobs(
-        self, result: RowResult, logits: Tensor, params: SamplingParams
-    ) -> RowResult:
-        assert result.token_id is not None and params.logprobs is not None
-        chosen = torch.tensor([result.token_id], device=logits.device)
-        return replace(
-            result,
-            logprob=float(self.kernels.token_logprobs(logits[None], chosen)[0]),
-            top_logprobs=_tops(logits, params.logprobs),
-        )
-
-    def _score(
-        self,
-        plan: StepPlan,
-        wanted: WantedLogits,
-        tokens: Tensor,
-        hidden: Tensor,
-        results: list[RowResult],
-    ) -> None:
-        """Fill in the target log-probabilities of the rows that have targets."""
-        targets = torch.from_numpy(wanted.target_ids).to(self.device)
-        logprobs: list[float] = []
-        best: list[int] = []
-        nums = [n for i in wanted.scored_rows for n in _num_tops(plan.rows[i])]
-        tops: list[tuple[TokenLogprob, ...]] = []
-        for first in range(0, len(targets), _SCORED_AT_ONCE):
-            part = slice(first, first + _SCORED_AT_ONCE)
-            logits = self.model.compute_logits(hidden[tokens[part]])
-            logprobs += self.kernels.token_logprobs(logits, targets[part]).tolist()
-            best += logits.argmax(dim=-1).tolist()
-            tops += [_tops(row, num) if num else () for row, num in zip(logits, nums[part])]
-        first = 0
-        for index in wanted.scored_rows:
-            part = slice(first, first + len(plan.rows[index].target_ids))
-            results[index] = _with_targets(results[index], logprobs[part], best[part])
-            if plan.rows[index].num_top_targets and results[index].error is None:
-                results[index] = replace(results[index], target_tops=tuple(tops[part]))
-            first = part.stop
-
-
-def resolve_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype to compute in; "auto" is bfloat16 where this CPU multiplies it natively
-    (AVX512-BF16 or AMX, and oneDNN is not told otherwise), else float32.
+def resolve_dtype(dtype: torch.dtype | str, accelerator: Accelerator | None = None) -> torch.dtype:
+    """The dtype to compute in. "auto" is bfloat16 on a GPU, and where this CPU multiplies it
+    natively (AVX512-BF16 or AMX, and oneDNN is not told otherwise); else float32.
 
     Raises:
-        InvalidRequest: an unknown name.
+        InvalidRequest: an unknown name, or bfloat16 in Triton's interpreter.
     """
-    if isinstance(dtype, torch.dtype):
-        if dtype not in DTYPES.values():
-            raise InvalidRequest.of("dtype", str(dtype), f"one of {', '.join(DTYPES)}")
-        return dtype
+    is_interpreted = accelerator is not None and accelerator.is_interpreted
     if dtype == "auto":
-        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
-    if dtype not in DTYPES:
-        raise InvalidRequest.of("dtype", dtype, f"auto or one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+        is_fast = has_fast_bfloat16() if accelerator is None else not is_interpreted
+        return torch.bfloat16 if is_fast else torch.float32
+    known = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if known is None or known not in DTYPES.values():
+        raise InvalidRequest.of("dtype", str(dtype), f"auto or one of {', '.join(DTYPES)}")
+    if is_interpreted and known is torch.bfloat16:
+        allowed = "auto, float32 or float16: Triton's interpreter computes bfloat16 wrongly"
+        raise InvalidRequest.of("dtype", "bfloat16", allowed)
+    return known
 
 
 def has_fast_bfloat16() -> bool:
@@ -346,10 +306,13 @@ def has_fast_bfloat16() -> bool:
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
 
 
-def _checked_device(device: torch.device | str) -> torch.device:
-    if str(device) != "cpu":
-        raise InvalidRequest.of("device", str(device), "cpu")
-    return torch.device(device)
+def _accelerator_of(device: str) -> Accelerator | None:
+    """None: the CPU, which needs none."""
+    if device == "cpu":
+        return None
+    if torch.device(device).type != "cuda":
+        raise InvalidRequest.of("device", device, "cpu, cuda or cuda:N")
+    return accelerator_for(device)
 
 
 def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:
@@ -359,43 +322,3 @@ def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:
         allowed = f"an integer in [1, {config.context_length}], the model's context length"
         raise InvalidRequest.of("max_model_len", max_model_len, allowed)
     return max_model_len
-
-
-def _sampling_of(row: Row) -> SamplingParams:
-    assert row.sampling is not None, "only rows that sample are asked for their parameters"
-    return row.sampling
-
-
-def _why_not_finite(plan: StepPlan, row: Row) -> str:
-    has_mask = plan.masks is not None and row.mask is not None
-    is_empty = has_mask and not plan.masks[row.mask].any()  # type: ignore[index]
-    return NOTHING_ALLOWED if is_empty else NON_FINITE
-
-
-def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _tops(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
-    """The best tokens of one row of logits [vocab_size], best first."""
-    token_ids, logprobs = top_logprobs(logits[None], min(count, logits.shape[-1]))
-    return tuple(map(TokenLogprob, token_ids[0].tolist(), logprobs[0].tolist()))
-
-
-def _num_tops(row: Row) -> list[int]:
-    """How many of the best tokens are told, by target."""
-    return [row.num_top_targets] * len(row.target_ids)
-
-
-def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> RowResult:
-    if not np.isfinite(logprobs).all():
-        return RowResult(error=NON_FINITE)
-    return replace(result, target_logprobs=tuple(logprobs), target_argmax=tuple(best))
-
-
-def _pooled(hidden: Tensor) -> RowResult:
-    """hidden [N, hidden_size] -> their sum, in float64 whatever they are in."""
-    total = hidden.sum(dim=0, dtype=torch.float64).numpy()
-    if not np.isfinite(total).all():
-        return RowResult(error=NON_FINITE_STATES)
-    return RowResult(pooled=total)

@@ -1,6 +1,6 @@
 """The KV pool on the compute device: one tensor a layer, addressed by slot.
 
-    layers[i]  [2, num_kv_heads, num_pages * page_size, head_dim]
+    layers[i]  [2, num_kv_heads, (num_pages + num_spare_pages) * page_size, head_dim]
                slot = page * page_size + offset; [0] keys (after rotation), [1] values
 
 Heads come before slots, so that what attention gathers is contiguous head by head, as a batched
@@ -22,7 +22,10 @@ from ..model_config import ModelConfig
 
 
 class DeviceKVPool:
-    """Owns the KV memory for the life of the runner. All pages, from 0 on, are usable."""
+    """Owns the KV memory for the life of the runner. All pages, from 0 on, are usable.
+
+    Behind them lie spare pages, which no request gets: padding of captured steps is written there.
+    """
 
     def __init__(
         self,
@@ -32,10 +35,12 @@ class DeviceKVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        num_spare_pages: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (2, config.num_kv_heads, num_pages * page_size, config.head_dim)
+        num_slots = (num_pages + num_spare_pages) * page_size
+        shape = (2, config.num_kv_heads, num_slots, config.head_dim)
         self.layers: tuple[Tensor, ...] = tuple(
             zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)
         )

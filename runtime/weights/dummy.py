@@ -13,20 +13,23 @@ _STD = 0.02  # Llama's initializer_range
 
 
 class DummyWeights:
-    """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite."""
+    """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite.
+
+    They are made on the device, in the dtype: nothing is copied. Other devices make others.
+    """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         self.dtype = dtype
         self.device = torch.device(device)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(tuple(shape), dtype=self.dtype, device=self.device)
-        values = torch.randn(tuple(shape), generator=self._generator).mul_(_STD)
-        return values.to(self.device, self.dtype)
+        values = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+        return values.normal_(std=_STD, generator=self._generator)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         return self.take(names[0], stacked_shape(shapes))

@@ -64,7 +64,12 @@ def test_outputs_are_those_without_overlap_whatever_the_workload(
 
 
 @settings(max_examples=100, deadline=None)
-@given(OVERLAPPED, events(submissions()), st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8)))
+@given(
+    OVERLAPPED,
+    events(submissions()),
+    st.sets(st.integers(1, 30), max_size=4),
+    st.sets(st.integers(1, 8)),
+)
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
     house: House, work: list[tuple[str, object]], fail_steps: set[int], row_errors: set[int]
 ) -> None:

@@ -28,7 +28,12 @@ def test_outputs_equal_an_unbounded_run_whatever_the_workload(
 
 
 @settings(max_examples=150, deadline=None)
-@given(houses(), events(submissions()), st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8)))
+@given(
+    houses(),
+    events(submissions()),
+    st.sets(st.integers(1, 30), max_size=4),
+    st.sets(st.integers(1, 8)),
+)
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
     house: House, work: list[tuple[str, object]], fail_steps: set[int], row_errors: set[int]
 ) -> None:

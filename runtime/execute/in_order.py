@@ -1,0 +1,87 @@
+"""Steps on a CPU: each is computed when it is submitted, in the calling thread."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from ...kernels.registry import Kernels
+from ..memory.device_pool import DeviceKVPool
+from ..memory.transfer import KVTransfer
+from ..models.registry import CausalLM
+from ..step import FinishedStep, StepPlan, StepResult
+from .captured import CapturedForward
+from .inputs import ForwardBatch, InputBuilder, StepInputs, wanted_logits
+from .readout import Readout
+
+
+class InOrderSteps:
+    """Carries out plans one after the other. Owns what a plan may refer to of the one before."""
+
+    can_overlap = False
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kernels: Kernels,
+        inputs: InputBuilder,
+        pool: DeviceKVPool,
+        transfer: KVTransfer,
+        *,
+        num_heads: int,
+        vocab_size: int,
+    ) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._inputs = inputs
+        self._pool = pool
+        self._transfer = transfer
+        self._num_heads = num_heads
+        self._vocab_size = vocab_size
+        self.forward = CapturedForward(model, kernels.capture)
+        self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
+        self._is_sampled = np.zeros(0, dtype=bool)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        started = time.perf_counter()
+        payloads = self._transfer.run(plan.transfers)
+        transfer_s = time.perf_counter() - started if plan.transfers else None
+        if not plan.rows:
+            return FinishedStep(StepResult(plan.step_id, (), None, transfer_s, payloads))
+        started = time.perf_counter()
+        inputs = self._inputs.build(plan)
+        inputs.check_sources(self._is_sampled)
+        wanted = wanted_logits(plan, inputs.layout)
+        readout = Readout(plan, wanted, self._vocab_size)
+        hidden = self.forward(self._batch(inputs))
+        logits = None
+        if wanted.sampled_rows:
+            at = wanted.sampled_tokens
+            picked = hidden if at is None else hidden[torch.from_numpy(at)]
+            logits = self._model.compute_logits(picked)
+        staged = {name: torch.from_numpy(array) for name, array in readout.arrays().items()}
+        answers = readout.launch(self._kernels, self._model, hidden, logits, staged, self._previous)
+        self._is_sampled = readout.is_sampled
+        rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
+        duration_s = time.perf_counter() - started
+        return FinishedStep(StepResult(plan.step_id, rows, duration_s, transfer_s, payloads))
+
+    def _batch(self, inputs: StepInputs) -> ForwardBatch:
+        layers = self._pool.layers
+        return ForwardBatch(
+            input_ids=torch.from_numpy(self._token_ids(inputs)),
+            positions=torch.from_numpy(inputs.positions),
+            slot_mapping=torch.from_numpy(inputs.slots),
+            kv_layers=layers,
+            attention=self._kernels.plan_attention(
+                inputs.attention_rows, layers[0], self._num_heads
+            ),
+        )
+
+    def _token_ids(self, inputs: StepInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        is_taken = inputs.sources >= 0
+        inputs.token_ids[is_taken] = self._previous.numpy()[inputs.sources[is_taken]]
+        return inputs.token_ids

@@ -1,0 +1,128 @@
+"""Steps on an accelerator: `submit` queues a step and returns, `result` waits for its answers.
+
+    host     plan t | lay out, stage, launch | ...plan t+1 ...| read t | ...
+    device            copy in | forward, logits | sample | copy out | next step
+
+docs/gpu-execution.md draws two steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...kernels.registry import Kernels
+from ..memory.queued_transfer import QueuedCopies, QueuedKVTransfer
+from ..models.registry import CausalLM
+from ..step import StepPlan, StepResult
+from .accelerator import Accelerator, Event
+from .graphs import GraphForward
+from .inputs import InputBuilder, page_updates, wanted_logits
+from .read_back import ReadBack
+from .readout import Readout
+from .staging import Staging
+
+
+class QueuedSteps:
+    """Carries out plans in their order; at most two are pending. Nothing in `submit` waits for the
+    device, except to capture a graph."""
+
+    can_overlap = True
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kernels: Kernels,
+        inputs: InputBuilder,
+        forward: GraphForward,
+        transfer: QueuedKVTransfer,
+        accelerator: Accelerator,
+        *,
+        vocab_size: int,
+    ) -> None:
+        self.forward = forward
+        self._model = model
+        self._kernels = kernels
+        self._inputs = inputs
+        self._transfer = transfer
+        self._accelerator = accelerator
+        self._vocab_size = vocab_size
+        self._staging = Staging(accelerator)
+        self._is_sampled = np.zeros(0, dtype=bool)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> QueuedStep:
+        with self._accelerator.queue():
+            begun = self._accelerator.event()
+            copies = self._transfer.run(plan.transfers) if plan.transfers else None
+            transferred = self._accelerator.event() if plan.transfers else begun
+            queued = self._compute(plan) if plan.rows else None
+        return QueuedStep(plan, copies, (begun, transferred), queued)
+
+    def _compute(self, plan: StepPlan) -> QueuedRows:
+        inputs = self._inputs.build(plan)
+        inputs.check_sources(self._is_sampled)
+        wanted = wanted_logits(plan, inputs.layout)
+        readout = Readout(plan, wanted, self._vocab_size)
+        prepared = self.forward.prepare(inputs, wanted)
+        updates = page_updates(plan.rows)
+        # NOTE: the forward pass's arrays come first, so that a graph finds them at their places.
+        arrays = {**prepared.arrays, "page_updates": updates, **readout.arrays()}
+        begun = self._accelerator.event()
+        staged = self._staging.stage(arrays)
+        # Not in the graph: a cached prefix may be any number of pages.
+        if len(updates):
+            self._kernels.update_pages(self.forward.page_table, staged["page_updates"])
+        hidden, logits = self.forward(prepared, staged)
+        answers = readout.launch(
+            self._kernels, self._model, hidden, logits, staged, self.forward.previous
+        )
+        self._is_sampled = readout.is_sampled
+        return QueuedRows(readout, ReadBack(self._accelerator, answers), begun)
+
+
+class QueuedRows:
+    """The rows of a step that is being computed."""
+
+    def __init__(self, readout: Readout, read_back: ReadBack, begun: Event) -> None:
+        self._readout = readout
+        self._read_back = read_back
+        self._begun = begun
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """Waits for them."""
+        rows = self._readout.results(self._read_back.arrays())
+        duration_s = self._read_back.done.seconds_since(self._begun)
+        return StepResult(plan.step_id, rows, duration_s)
+
+
+class QueuedStep:
+    """A pending step, see `step.PendingStep`."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        copies: QueuedCopies | None,
+        copied: tuple[Event, Event],
+        queued: QueuedRows | None,
+    ) -> None:
+        self._plan = plan
+        self._copies = copies
+        self._copied = copied  # before and after the copies
+        self._queued = queued
+
+    def result(self) -> StepResult:
+        """Waits for the device."""
+        plan = self._plan
+        result = StepResult(plan.step_id, ()) if self._queued is None else self._queued.result(plan)
+        if self._copies is None:
+            return result
+        before, after = self._copied
+        after.wait()
+        return StepResult(
+            plan.step_id,
+            result.rows,
+            result.duration_s,
+            transfer_s=after.seconds_since(before),
+            payloads=self._copies.payloads(),
+        )
