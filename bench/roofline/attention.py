@@ -82,7 +82,9 @@ def _tree(ctx: Context, shared: int, case: str, target: Target) -> Iterator[Row]
     expected = batch.expected()
     yield error_row(f"{case}, error", whole(), expected, ctx.dtype)
     yield error_row(f"{case}, error without segments", plain(), expected, ctx.dtype)
-    times = ctx.timer.time({"tree": [whole], "plain": [plain]})
+    del expected
+    apart = bound_call(ctx, make_batch(ctx, lengths, page_size=16, heads=ctx.sizes.heads))
+    times = ctx.timer.time({"tree": [whole], "plain": [plain], "apart": [apart]})
     took, base = times["tree"], times["plain"]
     read_once = shared * batch.bytes_per_token + ctx.sizes.tree_batch * (
         ctx.sizes.tree_own * batch.bytes_per_token
@@ -92,6 +94,8 @@ def _tree(ctx: Context, shared: int, case: str, target: Target) -> Iterator[Row]
         details={
             **took.details(),
             "plain": base.details(),
+            "apart": times["apart"].details(),  # a copy of the prefix for each row: nothing shared
+            "times_apart": times["apart"].median_s / took.median_s,
             "bytes_read_once": read_once,
             "share_of_copy": read_once / took.median_s / ctx.ceilings.copy_bytes_s,
             "plain_share_of_copy": batch.kv_bytes / base.median_s / ctx.ceilings.copy_bytes_s,

@@ -110,7 +110,7 @@ def tile_rows(width: str, num_heads: int, itemsize: int) -> int:
         return 16
     if width == "wide":
         return 32 if num_heads <= 8 else 64
-    return min(max(16, triton.next_power_of_2(num_heads)), 64)
+    return min(max(16, 1 << (num_heads - 1).bit_length()), 64)
 
 
 def tile_of(width: str, num_heads: int, latent_dim: int, itemsize: int) -> Tile:

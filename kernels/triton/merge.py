@@ -64,16 +64,13 @@ def _merge_partials(
             total = tl.zeros([BLOCK_H], tl.float32)
             acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
             for start in range(first, end, BLOCK_P):
-                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS + head[None, :]
+                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS
+                place += tl.minimum(head, NUM_HEADS - 1)[None, :]
                 is_partial = start + offs_p < end
-                sums = tl.load(
-                    partial_sums + place,
-                    mask=is_partial[:, None] & (head < NUM_HEADS)[None, :],
-                    other=float("-inf"),
-                )
+                sums = tl.load(partial_sums + place, mask=is_partial[:, None], other=float("-inf"))
                 values = tl.load(
                     partials + place[:, :, None] * HEAD_DIM + offs_d[None, None, :],
-                    mask=is_partial[:, None, None] & is_number[None, :, :],
+                    mask=is_partial[:, None, None] & (offs_d < HEAD_DIM)[None, None, :],
                     other=0.0,
                 )
                 m_new = tl.maximum(m, tl.max(sums, 0))

@@ -94,9 +94,9 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    wide = torch.float32
-    partials = torch.empty((plan.max_partials, num_heads, head_dim), dtype=wide, device=q.device)
-    partial_sums = torch.empty((plan.max_partials, num_heads), dtype=wide, device=q.device)
+    sums_shape = plan.max_partials, num_heads
+    partials = torch.empty((*sums_shape, head_dim), dtype=torch.float32, device=q.device)
+    partial_sums = torch.empty(sums_shape, dtype=torch.float32, device=q.device)
     for width in ("narrow", "wide"):
         _attend(width, q, kv_layer, plan, out, partials, partial_sums)
     if plan.max_partials:

@@ -82,6 +82,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         rows.seed,
         rows.position,
         span_best,
+        span_token,
         span_mass,
         group_best,
         span_score,
@@ -174,6 +175,7 @@ def _narrow(
     seed,
     position,
     span_best,
+    span_token,
     span_mass,
     group_best,
     span_score,
@@ -229,6 +231,13 @@ def _narrow(
             tl.store(list_size + place, tl.max(index, axis=0))
         else:
             key, at = tl.load(seed + row), tl.load(position + row)
+            best_tokens = tl.load(
+                span_token + row * num_spans + spans, mask=spans < num_spans, other=_NO_TOKEN
+            )
+            # The likeliest token's noise is what others are held against: theirs is computed only
+            # where a word is high enough for the likeliest of its tile to reach it.
+            to_beat = _gumbel(_word(key, at, _smallest(best_tokens, bests == best)))
+            to_beat -= _SLACK + 1e-14 * tl.abs(highest) / scale
             top = tl.full([], -float("inf"), tl.float64)
             top_token = tl.full([], 0, tl.int32)
             for start in range(0, SPAN, SCORED):
@@ -236,15 +245,20 @@ def _narrow(
                 blocks = _tokens_of(offsets, span, num_spans, SPAN // GROUPS // 4)
                 tokens = blocks[:, None] * 4 + tl.arange(0, 4)[None, :]
                 logit = tl.load(own + tokens, mask=tokens < vocab_size, other=-float("inf"))
-                logit = logit.to(tl.float64)
-                is_left = (tokens < vocab_size) & (logit - highest >= least)
-                if tl.max(tl.max(is_left.to(tl.int32), axis=1), axis=0) > 0:
-                    noise = _gumbel(_four_words(key, at, blocks))
-                    score = tl.where(is_left, logit / scale + noise, -float("inf"))
-                    tile_top = tl.max(tl.max(score, axis=1), axis=0)
-                    if tile_top > top:
-                        top = tile_top
-                        top_token = _smallest(tokens, score == tile_top)
+                tile_best = tl.max(tl.max(logit, axis=1), axis=0).to(tl.float64)
+                if tile_best - highest >= least:
+                    words = _four_words(key, at, blocks)
+                    needed = to_beat + (highest - tile_best) / scale
+                    least_word = tl.exp(-tl.exp(-needed)) * 2.0**32 - 2.0
+                    own_words = tl.where(logit > -float("inf"), words, 0)
+                    if tl.max(tl.max(own_words, axis=1), axis=0).to(tl.float64) >= least_word:
+                        wide = logit.to(tl.float64)
+                        is_left = (tokens < vocab_size) & (wide - highest >= least)
+                        score = tl.where(is_left, wide / scale + _gumbel(words), -float("inf"))
+                        tile_top = tl.max(tl.max(score, axis=1), axis=0)
+                        if tile_top > top:
+                            top = tile_top
+                            top_token = _smallest(tokens, score == tile_top)
             tl.store(span_score + place, top)
             tl.store(scored_token + place, top_token)
 

@@ -351,8 +351,10 @@ class _Runs:
         groups = [group for group in self.groups if group.is_narrow == is_narrow]
         if not groups:
             return np.zeros((NUM_COLUMNS, 0), dtype=np.int32), np.zeros(0, dtype=np.int32)
-        runs = np.concatenate([group.runs for group in groups], axis=1)
-        num_parts = np.concatenate([group.num_parts for group in groups])
+        runs, num_parts = groups[0].runs, groups[0].num_parts
+        if len(groups) > 1:
+            runs = np.concatenate([group.runs for group in groups], axis=1)
+            num_parts = np.concatenate([group.num_parts for group in groups])
         order = np.argsort(-runs[PART_KEYS], kind="stable")
         runs, num_parts = runs.take(order, axis=1), num_parts[order]
         runs[FIRST_ITEM] = np.cumsum(num_parts) - num_parts

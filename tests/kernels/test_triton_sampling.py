@@ -142,6 +142,13 @@ def test_rows_that_are_not_finite_are_told_and_do_not_disturb_the_others() -> No
     assert found[3] == expected[3] and ((found >= 0) & (found < 130)).all()
 
 
+def test_a_token_wins_that_is_hardly_better_than_the_likeliest() -> None:
+    """Where noise would be left out that could have won by little, one of these draws differs."""
+    rows = [{"seed": seed} for seed in range(16)]
+    _check(torch.zeros(16, 5), rows)
+    assert set(sampling.sample(torch.zeros(16, 5), sampling_rows(*rows))[0].tolist()) != {0}
+
+
 def test_a_row_draws_the_same_alone() -> None:
     logits = _logits(3, 500, has_ties=False)
     rows = [{"top_p": 0.9, "seed": 1}, {"seed": 2, "temperature": 3.0}, {"top_k": 8, "seed": 3}]

@@ -48,6 +48,7 @@ from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
+from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.request import FinishReason, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
@@ -149,7 +150,11 @@ def load(checkpoint: Path) -> Iterator[Load]:
         }  # fmt: skip
         key = tuple(sorted(options.items()))
         if key not in loaded:
-            loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
+            has_overlap = options.pop("has_overlap", False)
+            with pytest.MonkeyPatch.context() as patch:  # it computes when a step is submitted
+                patch.setattr(ModelRunner, "can_overlap", has_overlap)
+                loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
+            assert loaded[key].engine.has_overlap == has_overlap
         loaded[key].engine.flush_cache()
         assert not loaded[key].engine.has_work
         return loaded[key]
@@ -317,6 +322,20 @@ def test_tokens_are_identical_with_tree_attention_on_and_off(
     finally:
         scheduler.segment_cost_tokens = before
     assert (scheduler.stats.num_shared_tokens > num_before) == (cost < 1_000_000)
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "share"), [(1, 7, 1.0), (16, 40, 0.0)])
+def test_tokens_are_identical_with_overlap_on_and_off(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int, chunk: int, share: float
+) -> None:
+    """Whether the others wait for rows under a grammar, or go on beside them."""
+    loaded = load(page_size=page_size, chunked_prefill_size=chunk, has_overlap=True)
+    scheduler = loaded.engine.scheduler
+    num_before = scheduler.stats.num_overlapped_steps
+    scheduler._in_flight.max_waiting_share = share
+    mixed = [*jobs, *(replace(job, arrives=i, leaves=i + 6) for i, job in enumerate(GREEDY))]
+    assert outputs_of(serve(loaded, mixed))[: len(jobs)] == alone
+    assert scheduler.stats.num_overlapped_steps > num_before or not share
 
 
 @pytest.mark.parametrize("max_running", [1, 3, 8])
@@ -488,6 +507,7 @@ def _circumstances(draw: hypothesis.strategies.DrawFn) -> dict[str, Any]:
             "max_total_tokens": draw(pick([144, 2048])),
             "host_kv_tokens": draw(pick([0, 320])),
             "disable_leases": draw(pick([False, True])),
+            "has_overlap": draw(pick([False, True])),
         },
         "hints": draw(hypothesis.strategies.lists(_hints(), max_size=6)),
         "policy": draw(pick(POLICY_NAMES)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,16 @@ from fakes import (
 )
 from house import FAMILIES, House, assert_right, listener_of
 
-from stemma.runtime.engine import Engine
+from stemma.runtime.config import add_engine_flags, engine_config
+from stemma.runtime.engine import Engine, LoadedModel
+from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.request import FinishReason, Request
+from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.grammar import PendingGrammar
+from stemma.runtime.schedule.in_flight import InFlight, Planned
 from stemma.runtime.schedule.kv_cache import KVCacheOptions
-from stemma.runtime.step import PendingStep, StepPlan
+from stemma.runtime.schedule.prefix_cache import Unsettled
+from stemma.runtime.step import PendingStep, Row, StepPlan
 
 
 def overlapped(**fields: Any) -> House:
@@ -59,8 +66,18 @@ def test_nothing_is_ahead_where_it_is_switched_off() -> None:
     assert all(row.from_previous is None for plan in executor.plans for row in plan.rows)
 
 
-def test_plans_and_results_equal_those_of_a_device_that_cannot_overlap_when_switched_off() -> None:
-    """Nothing but the time at which results are asked for depends on the executor."""
+@pytest.mark.parametrize(("flags", "has_overlap"), [([], True), (["--disable-overlap"], False)])
+def test_the_flag_reaches_the_engine(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], has_overlap: bool
+) -> None:
+    monkeypatch.setattr(ModelRunner, "can_overlap", True)
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    args = parser.parse_args(["--model", str(checkpoint), "--max-total-tokens", "64", *flags])
+    assert LoadedModel(engine_config(args)).engine.describe()["has_overlap"] is has_overlap
+
+
+def test_prompts_alone_are_computed_in_the_same_steps_with_and_without() -> None:
     plans = []
     for has_overlap in (False, True):
         house = House(num_pages=64, page_size=4, token_budget=16, has_overlap=has_overlap)
@@ -69,7 +86,7 @@ def test_plans_and_results_equal_those_of_a_device_that_cannot_overlap_when_swit
         house.run()
         plans.append([(row.request_id, row.start, row.input_ids) for plan in house.executor.plans
                       for row in plan.rows])  # fmt: skip
-    assert plans[0] == plans[1], "prompts alone are computed in the same steps"
+    assert plans[0] == plans[1]
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_a_pause() -> None:
@@ -200,6 +217,9 @@ def test_a_running_request_adopts_what_another_published_while_its_chunk_is_pend
     )
     assert num_computed < second.num_prompt_tokens - 10
     assert_right(second)
+    third = house.submit([*second.token_ids, 1], max_tokens=1)
+    house.run()
+    assert third.num_cached_tokens == second.num_tokens - 1, "what it generated is cached as well"
 
 
 def test_settling_takes_the_pending_result_in() -> None:
@@ -212,6 +232,58 @@ def test_settling_takes_the_pending_result_in() -> None:
     assert request.num_output_tokens == 1 and not house.executor.pending
     house.run()
     assert_right(request)
+
+
+def test_min_tokens_and_penalties_count_the_token_that_is_being_sampled() -> None:
+    house = overlapped()
+    sampling = SamplingParams(max_tokens=5, temperature=0.0, min_tokens=3, presence_penalty=1.0)
+    request = make_request(1, [1, 2], max_tokens=5, stop_ids=frozenset({99}))
+    request = Request(
+        1, request.prompt, sampling, request.listener, stop_ids=request.stop_ids
+    )  # fmt: skip
+    house.executor.requests[1] = request
+    house.engine.submit(request)
+    house.run()
+    rows = [row for plan in house.executor.plans for row in plan.rows]
+    adjustments = [row.adjustment for row in rows if row.adjustment is not None]
+    assert [a.masked_ids for a in adjustments] == [(99,)] * 3 + [()] * 2
+    assert [len(a.output_ids) for a in adjustments] == [0, 0, 1, 2, 3], "known ones only"
+
+
+def test_the_step_log_tells_each_overlapped_step_once() -> None:
+    house = overlapped()
+    house.engine.step_log.is_on = True
+    for own in (1, 2):
+        house.submit([*FAMILIES[0][:6], own], max_tokens=5)
+    house.executor.fail_steps = {5}
+    house.run()
+    house.submit([1, 2], max_tokens=3)
+    house.run()
+    steps = house.engine.step_log.since(0)["items"]
+    assert [step["id"] for step in steps] == [1, 2, 3, 4, 6, 7, 8], "the fifth failed"
+    ends = [step["start_s"] + step["ms"] / 1000 for step in steps]
+    assert all(later["start_s"] >= end - 1e-3 for later, end in zip(steps[1:], ends))
+    assert steps[0]["tokens"] | {"cached": 0} == {
+        "prefill": 8, "decode": 0, "forced": 0, "score": 0, "cached": 0,
+    }  # fmt: skip
+
+
+def test_what_a_row_reads_is_proven_by_its_row_of_the_step_before_and_no_other() -> None:
+    in_flight = InFlight(has_overlap=True)
+    request, other = make_request(1, [1] * 9), make_request(2, [1] * 9)
+    request.num_published = request.num_scheduled_tokens = request.num_computed_tokens = 4
+    before = planned_rows(1, [Row(1, 0, 0, (1,) * 4)], [request])
+    assert in_flight.is_proven(request, before)
+    assert not in_flight.is_proven(other, before), "it may have adopted what that wrote"
+    other.num_scheduled_tokens = other.num_computed_tokens = 9
+    assert in_flight.is_proven(other, before), "it decodes since long"
+    in_flight.add(planned_rows(2, [Row(1, 0, 6, (1,) * 2)], [request]))
+    assert not in_flight.is_proven(request, before), "two tokens were adopted since"
+
+
+def planned_rows(step_id: int, rows: list[Row], requests: list[Request]) -> Planned:
+    plan = StepPlan(step_id, tuple(rows))
+    return Planned(plan, tuple(requests), (None,) * len(rows), Unsettled((), ()))
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -301,9 +373,12 @@ def test_what_a_failed_request_published_one_step_later_is_withdrawn_too() -> No
     house.assert_nothing_held()
 
 
-def test_copies_asked_for_behind_a_failed_step_are_not_made() -> None:
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_copies_asked_for_behind_a_failed_step_are_not_made(is_planned: bool) -> None:
     """The host has what the step was to store; what is loaded of that is worth nothing."""
-    house = overlapped(num_pages=640, token_budget=1000, kv_cache=KVCacheOptions(num_host_pages=700))
+    house = overlapped(
+        num_pages=640, token_budget=1000, kv_cache=KVCacheOptions(num_host_pages=700)
+    )
     rng = random.Random(1)
     kept, filling = ([rng.randrange(1, VOCAB_SIZE) for _ in range(n)] for n in (18, 600))
     for prompt in (kept, filling):
@@ -315,6 +390,8 @@ def test_copies_asked_for_behind_a_failed_step_are_not_made() -> None:
     assert {copy.kind for copy in house.executor.plans[-1].transfers} == {"store"}
     _, num_loaded = house.engine.scheduler.kv_cache.prefetch("", kept, 0.0)
     assert num_loaded >= 17
+    if not is_planned:
+        house.engine.settle()
     house.run()
     again = house.submit([*kept, 1], max_tokens=3)
     house.run()

@@ -150,7 +150,7 @@ def submit_any(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_dense_work_in_a_small_pool_is_right_and_leaks_nothing(seed: int) -> None:
     house = churn(seed, fails=False)
@@ -160,7 +160,7 @@ def test_dense_work_in_a_small_pool_is_right_and_leaks_nothing(seed: int) -> Non
     house.assert_nothing_held()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_failures_amid_dense_work_reach_nobody_else(seed: int) -> None:
     house = churn(seed, fails=True)
