@@ -73,8 +73,12 @@ def compile_launch(name: str, folder: Path | None = None) -> list[Row]:
 
 
 def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
-    """What a kernel takes beyond its budget, or lacks; spills are never allowed."""
-    found = [f"spills {resources.spilled_bytes} bytes"] if resources.spilled_bytes else []
+    """What a kernel takes beyond its budget, or lacks.
+
+    It may spill only what its line says, by hand: a few values that no inner loop touches.
+    """
+    spilled = resources.spilled_bytes
+    found = [f"spills {spilled} bytes"] if spilled > budget.get("spilled_bytes", 0) else []
     found += [
         f"{name} {taken}, at most {budget[name]}"
         for name in ("registers", "shared_bytes")
@@ -105,11 +109,13 @@ def as_budget(resources: Resources) -> dict[str, Any]:
 def write_budgets(path: Path, rows: Iterable[Row], words: str = "") -> None:
     """One line a kernel, so that a change reads as one, in the order of the launches.
 
-    Of launches without `words` in their names the file's own lines stay.
+    Of launches without `words` in their names the file's own lines stay, and of the others what
+    was said by hand of spills.
     """
     is_rare = {launch.name: launch.is_rare for launch in all_launches()}
-    kept = {name: line for name, line in _budgets(path).items() if words not in _launch_of(name)}
-    new = {row.name: as_budget(row.resources) for row in rows}
+    old = _budgets(path)
+    kept = {name: line for name, line in old.items() if words not in _launch_of(name)}
+    new = {row.name: as_budget(row.resources) | _said_of_spills(old, row.name) for row in rows}
     order = list(is_rare)
     budgets = {name: line for name, line in (kept | new).items() if _launch_of(name) in is_rare}
     names = sorted(budgets, key=lambda name: order.index(_launch_of(name)))
@@ -164,6 +170,10 @@ def _budgets(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     table = json.loads(path.read_text(encoding="utf-8"))
     return {**table["test"], **table["soak"]}
+
+
+def _said_of_spills(budgets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    return {key: said for key, said in budgets.get(name, {}).items() if key == "spilled_bytes"}
 
 
 def _launch_of(name: str) -> str:

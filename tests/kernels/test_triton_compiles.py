@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stemma.kernels.triton import ahead_of_time, attention_tiles, latent_attention, offline
-from stemma.kernels.triton.ahead_of_time import BUDGETS
+from stemma.kernels.triton.ahead_of_time import BUDGETS, Row
 from stemma.kernels.triton.language import triton
 from stemma.kernels.triton.resources import Resources, blocks_per_sm, widest_load_bytes
 
@@ -91,7 +92,7 @@ def assert_residents_fit(rows: Rows) -> None:
 def planned_tile(row: dict[str, Any]) -> attention_tiles.Tile | None:
     """Of a kernel of attention."""
     parameters = row["parameters"]
-    if "WIDTH" not in parameters:
+    if row["kernel"] != "_attend_items":
         return None
     width = ("narrow", "wide")[parameters["WIDTH"]]
     itemsize = ITEMSIZES[parameters["kv"]]
@@ -175,6 +176,21 @@ def test_a_slower_product_and_a_spill_are_breaches() -> None:
     slower, spilling = replace(TAKEN, products="mma"), replace(TAKEN, spilled_bytes=8)
     assert ahead_of_time.breaches(slower, budget) == ["products by mma, not wgmma"]
     assert ahead_of_time.breaches(spilling, ahead_of_time.as_budget(spilling)) == ["spills 8 bytes"]
+    assert ahead_of_time.breaches(spilling, budget | {"spilled_bytes": 8}) == []
+
+
+def test_a_part_of_the_budgets_is_updated_alone(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.json"
+    first, other = "rms_norm bf16 4096: _rms_norm", "update_pages: _update_pages"
+    ahead_of_time.write_budgets(path, [Row(first, False, TAKEN), Row(other, False, TAKEN)])
+    said = json.loads(path.read_text())
+    said["test"][first]["spilled_bytes"] = 8
+    path.write_text(json.dumps(said))
+    less = replace(TAKEN, registers=60)
+    ahead_of_time.write_budgets(path, [Row(first, False, less)], "rms_norm")
+    updated = json.loads(path.read_text())["test"]
+    assert updated[first] == ahead_of_time.as_budget(less) | {"spilled_bytes": 8}
+    assert updated[other] == ahead_of_time.as_budget(TAKEN)
 
 
 def test_nothing_is_compiled_where_kernels_are_interpreted() -> None:
