@@ -248,13 +248,14 @@ def test_a_device_that_is_not_there_is_refused_with_the_remedy(
             EngineConfig(device=wrong)
 
 
-def test_bfloat16_is_a_gpu_s_choice_and_refused_in_the_interpreter() -> None:
-    interpreted = accelerators.InterpretedAccelerator()
-    assert resolve_dtype("auto", interpreted) is torch.float32
+def test_bfloat16_is_a_gpu_s_choice_and_refused_in_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert resolve_dtype("auto", "cuda") is torch.float32
     with pytest.raises(InvalidRequest, match=r"dtype='bfloat16'.*interpreter"):
-        resolve_dtype("bfloat16", interpreted)
-    interpreted.is_interpreted = False
-    assert resolve_dtype("auto", interpreted) is torch.bfloat16
+        resolve_dtype("bfloat16", "cuda")
+    monkeypatch.setattr(model_runner, "is_interpreted", lambda: False)
+    assert resolve_dtype("auto", "cuda") is torch.bfloat16
 
 
 def test_a_step_s_memory_grows_with_its_tokens_and_rows(checkpoint: Path) -> None:
