@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN_ENV := $(VENV)/.installed
 TEST_ENV := $(VENV)/.installed-test
+# Tests run side by side, files whole: much of their time is waiting for engines to start.
+JOBS   ?= 2
 
 .PHONY: help demo test check bench soak clean
 help:  ## show the targets
@@ -32,7 +34,7 @@ demo: $(RUN_ENV)  ## install and run the main job on the embedded model
 	$(BIN)/stemma demo
 
 test: $(TEST_ENV)  ## install and run all tests
-	$(BIN)/python -m pytest -q --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --durations=15
 
 check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed package)
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """The GPU path on a GPU: kernels checked, then timed against what the device can do, then engines.
 
-    stemma bench gpu                     all sections, about 9 minutes on an H200
+    stemma bench gpu                     all sections; planned for ten minutes on an H200
     python bench/gpu.py --only decode    from a checkout, where nothing is installed
 
 Needs torch, triton and numpy; transformers for the comparison. Where zmq, orjson or llguidance are

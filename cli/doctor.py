@@ -65,8 +65,7 @@ def examine(device: str = "cpu") -> dict[str, Any]:
     no_cuda = why_no_cuda()
     dtypes = {"cpu": resolve_dtype("auto")}
     if no_cuda is None or is_interpreted():
-        # NOTE: the interpreter's bfloat16 is wrong.
-        dtypes["cuda"] = torch.float32 if is_interpreted() else torch.bfloat16
+        dtypes["cuda"] = resolve_dtype("auto", "cuda")
     no_triton = why_not_triton("cuda", torch.bfloat16)
     problems = []
     if threads != cores and not was_chosen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -17,6 +18,7 @@ from ..errors import InvalidRequest
 from . import ops
 from .cpu import adjust as cpu_adjust
 from .cpu import dense as cpu_dense
+from .cpu import experts as cpu_experts
 from .cpu import linear as cpu_linear
 from .cpu import paged_attention as cpu_attention
 from .cpu import sampling as cpu_sampling
@@ -29,7 +31,9 @@ from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
 from .reference import adjust as reference_adjust
 from .reference import dense as reference_dense
+from .reference import experts as reference_experts
 from .reference import kv_store as reference_store
+from .reference import latent_attention as reference_latent
 from .reference import logprobs as reference_logprobs
 from .reference import page_copy as reference_page_copy
 from .reference import page_table as reference_page_table
@@ -60,6 +64,7 @@ class Kernels:
     make_output_linear: ops.MakeOutputLinear
     make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
+    make_experts: ops.MakeExperts
     gather_rows: ops.GatherRows
     act_and_mul: ops.ActAndMul
     rotate_and_store: ops.RotateAndStore
@@ -68,6 +73,9 @@ class Kernels:
     update_pages: ops.UpdatePages
     plan_attention: ops.PlanAttention
     paged_attention: ops.PagedAttention
+    store_latent: ops.StoreLatent
+    plan_latent_attention: ops.PlanLatentAttention
+    latent_attention: ops.LatentAttention
     adjust_logits: ops.AdjustLogits
     apply_token_mask: ops.ApplyTokenMask
     sample: ops.Sample
@@ -112,6 +120,7 @@ def _reference(reason: str) -> Kernels:
         make_output_linear=reference_dense.make_output_linear,
         make_gated_linear=reference_dense.make_gated_linear,
         make_rms_norm=reference_dense.make_rms_norm,
+        make_experts=reference_experts.make_experts,
         gather_rows=reference_dense.gather_rows,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=reference_store.rotate_and_store,
@@ -120,6 +129,9 @@ def _reference(reason: str) -> Kernels:
         update_pages=reference_page_table.update_pages,
         plan_attention=reference_attention.plan_attention,
         paged_attention=reference_attention.paged_attention,
+        store_latent=reference_latent.store_latent,
+        plan_latent_attention=reference_latent.plan_latent_attention,
+        latent_attention=reference_latent.latent_attention,
         adjust_logits=reference_adjust.adjust_logits,
         apply_token_mask=reference_mask.apply_token_mask,
         sample=reference_sampling.sample,
@@ -145,6 +157,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         make_output_linear=linear.make_output_linear,
         make_gated_linear=linear.make_gated_linear,
         make_rms_norm=cpu_dense.make_rms_norm,
+        make_experts=partial(cpu_experts.make_experts, make_linear=linear.make_linear),
         gather_rows=cpu_dense.gather_rows,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=cpu_dense.rotate_and_store,
@@ -153,6 +166,9 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         update_pages=reference_page_table.update_pages,
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
+        store_latent=reference_latent.store_latent,
+        plan_latent_attention=reference_latent.plan_latent_attention,
+        latent_attention=reference_latent.latent_attention,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=cpu_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -170,6 +186,7 @@ def _native() -> Kernels:
         make_output_linear=native_linear.make_output_linear,
         make_gated_linear=native_linear.make_gated_linear,
         make_rms_norm=native_dense.make_rms_norm,
+        make_experts=partial(cpu_experts.make_experts, make_linear=native_linear.make_linear),
         gather_rows=native_dense.gather_rows,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=native_dense.rotate_and_store,
@@ -178,6 +195,9 @@ def _native() -> Kernels:
         update_pages=reference_page_table.update_pages,
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
+        store_latent=reference_latent.store_latent,
+        plan_latent_attention=reference_latent.plan_latent_attention,
+        latent_attention=reference_latent.latent_attention,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -194,7 +214,9 @@ def _triton(device: torch.device) -> Kernels:
     from .triton import (
         adjust,
         dense,
+        experts,
         kv_store,
+        latent_attention,
         logprobs,
         page_copy,
         page_table,
@@ -208,6 +230,7 @@ def _triton(device: torch.device) -> Kernels:
         make_output_linear=dense.make_output_linear,
         make_gated_linear=dense.make_gated_linear,
         make_rms_norm=dense.make_rms_norm,
+        make_experts=experts.make_experts,
         gather_rows=dense.gather_rows,
         act_and_mul=dense.act_and_mul,
         rotate_and_store=kv_store.rotate_and_store,
@@ -216,6 +239,9 @@ def _triton(device: torch.device) -> Kernels:
         update_pages=page_table.update_pages,
         plan_attention=paged_attention.plan_attention,
         paged_attention=paged_attention.paged_attention,
+        store_latent=latent_attention.store_latent,
+        plan_latent_attention=latent_attention.plan_latent_attention,
+        latent_attention=latent_attention.latent_attention,
         adjust_logits=adjust.adjust_logits,
         apply_token_mask=token_mask.apply_token_mask,
         sample=sampling.sample,
@@ -242,6 +268,7 @@ def _why_triton(device: torch.device) -> str:
 _OPS = (
     "linear",
     "rms_norm",
+    "experts",
     "gather_rows",
     "act_and_mul",
     "rotate_and_store",
@@ -250,6 +277,8 @@ _OPS = (
     "update_pages",
     "page_copy",
     "paged_attention",
+    "store_latent",
+    "latent_attention",
     "adjust_logits",
     "apply_token_mask",
     "sample",
@@ -263,6 +292,8 @@ _ON_A_CPU = {
     ),
     **dict.fromkeys(("adjust_logits", "sample"), ("cpu", "numpy")),
     "token_logprobs": ("reference", "two torch calls"),
+    "experts": ("cpu", "sorted by expert, linears as above"),
+    **dict.fromkeys(("store_latent", "latent_attention"), ("reference", "no kernel for a CPU yet")),
 }
 
 

@@ -234,6 +234,7 @@ class Engine:
             "leases": kv_cache.describe_leases(),
             "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,
+            "has_overlap": self.has_overlap,
             "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running),
             "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),

@@ -20,6 +20,7 @@ GROUND = ("errors", "native_library")  # floor 0
 ROOMS = (*PILLARS, "runtime", "cli", "bench")
 HOST_HALF_MAY_NOT = ("torch",)
 TRITON_DOOR = "kernels/triton/language.py"
+PLANNERS = ("work_list", "attention_tiles", "availability")  # of kernels/triton, for the host
 DEVICE_HALF = ("memory", "weights", "layers", "models", "execute")
 
 
@@ -118,6 +119,12 @@ def test_one_file_imports_triton() -> None:
         if any(module.split(".")[0] == "triton" for module, _ in imports_of(path))
     }
     assert importers == {TRITON_DOOR}
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_planner_for_the_gpu_imports_no_triton(planner: str) -> None:
+    code = f"import sys, stemma.kernels.triton.{planner}; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_engine_on_a_cpu_never_imports_triton() -> None:

@@ -5,7 +5,7 @@ Each case is compared with the reference in float32 before it is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ _CHECKED_QUERIES = 256  # of a long prompt, the last: the reference holds all th
 
 def decode(ctx: Context) -> Iterator[Row]:
     """Long contexts, one token each, against reading their KV once at the copy's rate."""
-    yield from attempt("bf16, pages of 16 and 1", lambda: _decode(ctx))
+    yield from attempt("bf16, pages of 16 and 1", _decode, ctx)
 
 
 def _decode(ctx: Context) -> Iterator[Row]:
@@ -39,7 +39,7 @@ def _decode(ctx: Context) -> Iterator[Row]:
     ]
     calls: dict[str, list[Call]] = {}
     for name, one, _ in cases:
-        found = list(attempt(name, lambda one=one, name=name: _prepared(ctx, name, one, calls)))
+        found = list(attempt(name, _prepared, ctx, name, one, calls))
         yield from found
     times = ctx.timer.time(calls)
     for name, one, target in cases:
@@ -72,7 +72,7 @@ def tree(ctx: Context) -> Iterator[Row]:
     """Sequences with a prefix in common, planned as a tree and, the same rows, without segments."""
     for shared, target in zip(ctx.sizes.tree_shared, (at_least(4.0), at_least(8.0))):
         case = f"{ctx.sizes.tree_batch} share {shared} of {shared + ctx.sizes.tree_own}"
-        yield from attempt(case, lambda s=shared, c=case, t=target: _tree(ctx, s, c, t))
+        yield from attempt(case, _tree, ctx, shared, case, target)
 
 
 def _tree(ctx: Context, shared: int, case: str, target: Target) -> Iterator[Row]:
@@ -82,7 +82,9 @@ def _tree(ctx: Context, shared: int, case: str, target: Target) -> Iterator[Row]
     expected = batch.expected()
     yield error_row(f"{case}, error", whole(), expected, ctx.dtype)
     yield error_row(f"{case}, error without segments", plain(), expected, ctx.dtype)
-    times = ctx.timer.time({"tree": [whole], "plain": [plain]})
+    del expected
+    apart = bound_call(ctx, make_batch(ctx, lengths, page_size=16, heads=ctx.sizes.heads))
+    times = ctx.timer.time({"tree": [whole], "plain": [plain], "apart": [apart]})
     took, base = times["tree"], times["plain"]
     read_once = shared * batch.bytes_per_token + ctx.sizes.tree_batch * (
         ctx.sizes.tree_own * batch.bytes_per_token
@@ -92,6 +94,8 @@ def _tree(ctx: Context, shared: int, case: str, target: Target) -> Iterator[Row]
         details={
             **took.details(),
             "plain": base.details(),
+            "apart": times["apart"].details(),  # a copy of the prefix for each row: nothing shared
+            "times_apart": times["apart"].median_s / took.median_s,
             "bytes_read_once": read_once,
             "share_of_copy": read_once / took.median_s / ctx.ceilings.copy_bytes_s,
             "plain_share_of_copy": batch.kv_bytes / base.median_s / ctx.ceilings.copy_bytes_s,
@@ -101,8 +105,8 @@ def _tree(ctx: Context, shared: int, case: str, target: Target) -> Iterator[Row]
 
 def extend(ctx: Context) -> Iterator[Row]:
     """A long causal prompt, against the matrix product's rate and torch's flash attention."""
-    yield from attempt("causal prompt", lambda: _extend(ctx))
-    yield from attempt("mixed step", lambda: _mixed(ctx))
+    yield from attempt("causal prompt", _extend, ctx)
+    yield from attempt("mixed step", _mixed, ctx)
 
 
 def _extend(ctx: Context) -> Iterator[Row]:
@@ -162,7 +166,7 @@ def _mixed(ctx: Context) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def bound_call(ctx: Context, batch: PagedBatch) -> Call:
+def bound_call(ctx: Context, batch: PagedBatch) -> Callable[[], Tensor]:
     """The attention of a batch, planned and on the device."""
     kernels = ctx.kernels_of(batch.q.dtype)
     plan = batch.bound(kernels)

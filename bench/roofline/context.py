@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
 from ...kernels.registry import Kernels, select_kernels
+from ...kernels.triton.availability import is_interpreted
 from .ceilings import Ceilings
 from .rows import Row
 from .sizes import Sizes
@@ -35,9 +35,8 @@ class Context:
     @cached_property
     def tensors(self) -> torch.device:
         """Where tensors lie."""
-        return torch.device(
-            "cuda" if self.device == "cuda" and torch.cuda.is_available() else "cpu"
-        )
+        is_gpu = self.device == "cuda" and torch.cuda.is_available() and not is_interpreted()
+        return torch.device("cuda" if is_gpu else "cpu")
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -66,8 +65,3 @@ class Context:
 
 
 Section = Callable[[Context], Iterator[Row]]
-
-
-def package_root() -> Path:
-    """The folder of this package's sources."""
-    return Path(__file__).resolve().parents[2]

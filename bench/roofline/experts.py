@@ -18,7 +18,7 @@ from .sizes import ExpertSizes
 def experts(ctx: Context) -> Iterator[Row]:
     """Each model's layer."""
     for sizes in ctx.sizes.experts:
-        yield from attempt(sizes.name, lambda s=sizes: _layer(ctx, s))
+        yield from attempt(sizes.name, _layer, ctx, sizes)
 
 
 def _layer(ctx: Context, sizes: ExpertSizes) -> Iterator[Row]:
@@ -27,9 +27,7 @@ def _layer(ctx: Context, sizes: ExpertSizes) -> Iterator[Row]:
     down = ctx.random(sizes.experts, hidden, wide, seed=2) * wide**-0.5
     for num_tokens in ctx.sizes.expert_tokens:
         case = f"{sizes.name}, {num_tokens} tokens"
-        yield from attempt(
-            case, lambda c=case, n=num_tokens: _case(ctx, sizes, gate_up, down, c, n)
-        )
+        yield from attempt(case, _case, ctx, sizes, gate_up, down, case, num_tokens)
 
 
 def _case(
@@ -49,7 +47,7 @@ def _case(
     )  # fmt: skip
     timing = ctx.timer.time({case: [lambda: layer(x, chosen, weights)]})[case]
     matrices = 3 * sizes.hidden * sizes.intermediate
-    read = len(chosen.unique()) * matrices * ctx.dtype.itemsize
+    read = len(torch.unique(chosen)) * matrices * ctx.dtype.itemsize
     flop = 2 * num_tokens * sizes.chosen * matrices
     floors = {
         "copy bandwidth": read / ctx.ceilings.copy_bytes_s,

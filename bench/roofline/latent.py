@@ -5,9 +5,10 @@ With 128 heads a row of KV is used so often that a decode step is bound by produ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from ...kernels.registry import Kernels, select_kernels
 from .attention import error_row
@@ -15,7 +16,6 @@ from .context import Context
 from .paged_batches import Lengths, bind, make_rows
 from .rows import Row, attempt
 from .sizes import LatentSizes
-from .timing import Call
 
 
 def latent(ctx: Context) -> Iterator[Row]:
@@ -28,14 +28,13 @@ def latent(ctx: Context) -> Iterator[Row]:
         for name, lengths in (("decode", decode), ("chunk", extend)):
             tokens = lengths[0][1]
             case = f"{one.name}, {name}, {len(lengths)} x {tokens}, {one.heads} heads"
-            yield from attempt(case, lambda o=one, c=case, s=lengths: _case(ctx, o, c, s))
+            yield from attempt(case, _case, ctx, one, case, lengths)
 
 
 def _case(ctx: Context, sizes: LatentSizes, case: str, lengths: Lengths) -> Iterator[Row]:
     call = latent_call(ctx, sizes, lengths, ctx.kernels, ctx.dtype)
     reference = select_kernels(torch.float32, ctx.device, "reference")
     expected = latent_call(ctx, sizes, lengths, reference, torch.float32)()
-    assert isinstance(expected, torch.Tensor)
     yield error_row(f"{case}, error", call(), expected, ctx.dtype)
     del expected
     timing = ctx.timer.time({case: [call]})[case]
@@ -61,7 +60,7 @@ def latent_call(
     kernels: Kernels,
     dtype: torch.dtype,
     shared: Sequence[int] = (),
-) -> Call:
+) -> Callable[[], Tensor]:
     """Planned and on the device; the same numbers in every dtype."""
     rows, num_slots = make_rows(lengths, ctx.sizes.page_size, shared)
     num_tokens, heads = int(rows.query_start[-1]), sizes.heads

@@ -47,7 +47,7 @@ class TimedExecutor:
         return self._held(plan) if self.is_holding else self._runner.submit(plan)
 
     def _held(self, plan: StepPlan) -> PendingStep:
-        accelerator = getattr(self._runner, "accelerator", None)
+        accelerator = self._runner.accelerator
         if accelerator is None:  # the CPU's own kernels: done when submitted
             started = time.perf_counter()
             pending = self._runner.submit(plan)
@@ -55,7 +55,7 @@ class TimedExecutor:
             return pending
         with accelerator.queue():
             if not accelerator.is_interpreted:
-                torch.cuda._sleep(_HELD_CYCLES)
+                torch.cuda._sleep(_HELD_CYCLES)  # type: ignore[no-untyped-call]
             first = accelerator.event()
             pending = self._runner.submit(plan)
             last = accelerator.event()
@@ -108,6 +108,7 @@ class ModelEngine:
                 page_size=ctx.sizes.page_size,
                 max_running_requests=max_running_requests,
                 max_model_len=max_model_len,
+                max_step_tokens=token_budget,
                 load_format="dummy",
             )
         self.runner.warm_up()

@@ -6,7 +6,9 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
+
+P = ParamSpec("P")
 
 Verdict = Literal["met", "missed", "error", "untimed", ""]
 """untimed: there is a target, but what ran was an interpreter; "": there is no target."""
@@ -90,10 +92,12 @@ def failed(case: str, error: BaseException) -> Row:
     return Row(case, error=text.splitlines()[0][:300], details={"trace": "".join(trace)[-4000:]})
 
 
-def attempt(case: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
-    """The rows of `measure`, and one for the error that ends it."""
+def attempt(
+    case: str, measure: Callable[P, Iterable[Row]], *args: P.args, **kwargs: P.kwargs
+) -> Iterator[Row]:
+    """The rows of `measure`, called with these arguments, and one for the error that ends it."""
     try:
-        yield from measure()
+        yield from measure(*args, **kwargs)
     except Exception as error:  # of any kind: a kernel that does not compile, memory, a fault
         yield failed(case, error)
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 def in_processes(
     names: Sequence[str], setting: Setting, rows: list[dict[str, Any]], time_limit_s: float
-) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+) -> Generator[tuple[str, Iterator[dict[str, Any]]]]:
     """Each section's name and messages, which the caller adds to `rows` before it asks for the
     next. Processes of a section are started while the one before measures."""
     end = time.monotonic() + time_limit_s
@@ -80,7 +80,7 @@ class SectionProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONPATH": str(self._folder)},
+                env={**os.environ, "PYTHONPATH": self._paths()},
                 cwd=self._folder,
                 start_new_session=True,  # so that a peer's process ends with it
             )
@@ -121,6 +121,11 @@ class SectionProcess:
             with contextlib.suppress(BrokenPipeError):  # what it was not told any more
                 pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _paths(self) -> str:
+        """This package first, then what this process was given."""
+        given = os.environ.get("PYTHONPATH")
+        return os.pathsep.join([str(self._folder), *([given] if given else [])])
 
     def _tell(self, value: object) -> None:
         assert self._process.stdin is not None

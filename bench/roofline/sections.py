@@ -71,7 +71,7 @@ def measured(
     """The section's messages, in this process."""
     sizes = SIZES[setting.scale]
     ctx = Context(setting.device, sizes, Ceilings(**rates), setting.peer_python, shard)
-    for row in attempt(name, lambda: SECTIONS[name].measure(ctx)):
+    for row in attempt(name, SECTIONS[name].measure, ctx):
         yield {"row": row.to_json(name, not ctx.has_gpu)}
     yield {"device": device_record(ctx.tensors)}
 

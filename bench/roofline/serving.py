@@ -38,9 +38,9 @@ def serving(ctx: Context) -> Iterator[Row]:
     name, config = ctx.sizes.models[0]
     works = [(work, at_least(bound)) for work, bound in _workloads(ctx, config["vocab_size"])]
     taken: dict[str, float] = {}
-    yield from attempt(name, lambda: _ours(ctx, name, config, works, taken))
+    yield from attempt(name, _ours, ctx, name, config, works, taken)
     if ctx.peer_python is not None:
-        yield from attempt(PEER, lambda: _theirs(ctx, config, works, taken))
+        yield from attempt(PEER, _theirs, ctx, config, works, taken)
 
 
 def _ours(
@@ -124,9 +124,7 @@ def _theirs(
         peer = _Peer(ctx, folder, stack)
         for work, target in reversed(works):
             case = f"{PEER}, {work.description}"
-            yield from attempt(
-                case, lambda w=work, c=case, t=target: peer.rows(w, c, t, taken.get(w.name))
-            )
+            yield from attempt(case, peer.rows, work, case, target, taken.get(work.name))
 
 
 class _Peer:

@@ -33,10 +33,11 @@ def small_ops(ctx: Context) -> Iterator[Row]:
     for num_tokens in ctx.sizes.small_tokens:
         for make in (_norm, _rotate, _activation, _greedy, _drawn, _adjust, _mask, _logprobs):
             case = f"{make.__name__.strip('_')}, {num_tokens}"
-            yield from attempt(case, lambda make=make, n=num_tokens: _measured(ctx, make(ctx, n)))
+            yield from attempt(case, _measured, ctx, make, num_tokens)
 
 
-def _measured(ctx: Context, op: Op) -> Iterator[Row]:
+def _measured(ctx: Context, make: Callable[[Context, int], Op], num_tokens: int) -> Iterator[Row]:
+    op = make(ctx, num_tokens)
     sizes = ctx.sizes
     num_calls = max(1, min(sizes.small_calls, sizes.small_bytes // op.num_bytes))
     calls = [op.make(seed) for seed in range(num_calls)]

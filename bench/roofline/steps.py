@@ -35,7 +35,7 @@ def steps(ctx: Context) -> Iterator[Row]:
     """Every model at every batch; at last, as it slows down what follows, a profile of the first
     model's largest batch."""
     for name, config in reversed(ctx.sizes.models):
-        yield from attempt(name, lambda n=name, c=config: _model_steps(ctx, n, c))
+        yield from attempt(name, _model_steps, ctx, name, config)
 
 
 def _model_steps(ctx: Context, name: str, config: dict[str, Any]) -> Iterator[Row]:
@@ -51,10 +51,10 @@ def _model_steps(ctx: Context, name: str, config: dict[str, Any]) -> Iterator[Ro
         yield Row(f"{name}, loaded and warm", model.start_s, "s")
         for batch in sizes.step_batches:
             case = f"{name}, batch {batch}"
-            yield from attempt(case, lambda b=batch, c=case: _batch(ctx, model, c, b))
+            yield from attempt(case, _batch, ctx, model, case, batch)
         if name == sizes.models[0][0]:
             case = f"{name}, batch {largest}, waits for the device"
-            yield from attempt(case, lambda: _calls(ctx, model, case, largest))
+            yield from attempt(case, _calls, ctx, model, case, largest)
 
 
 def _num_tokens(ctx: Context) -> int:
@@ -143,7 +143,7 @@ def stall(ctx: Context) -> Iterator[Row]:
         for slowdown in (_GENTLE_SLOWDOWN, DEFAULT_SLOWDOWN):
             model.engine.scheduler.stall.slowdown = slowdown
             case = f"{name}, at most {slowdown:g} times a decode step"
-            yield from attempt(case, lambda c=case: _stall(ctx, c, model, batch, num_tokens))
+            yield from attempt(case, _stall, ctx, case, model, batch, num_tokens)
 
 
 def _stall(

@@ -72,10 +72,12 @@ class Timer:
         }
 
     def _span(self, run: Call, *, is_eager: bool) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         assert self._flush is not None
         self._flush.zero_()
-        torch.cuda._sleep(_EAGER_CYCLES if is_eager else _GRAPH_CYCLES)
+        cycles = _EAGER_CYCLES if is_eager else _GRAPH_CYCLES
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         first.record()
         run()
         last.record()
@@ -98,7 +100,7 @@ def _recorded(calls: Sequence[Call]) -> tuple[Call, str]:
         for call in calls:
             call()
 
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UPS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ class TransformersBatching:
 
     def __init__(self, args: argparse.Namespace) -> None:
         import torch
-        import transformers
 
+        transformers: Any = import_module("transformers")
         transformers.logging.set_verbosity_error()
         self.version = str(transformers.__version__)
         is_cuda = torch.cuda.is_available()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..ops import Activation, Experts, MakeLinear
-from ..reference.experts import activate, combine
+from ..reference.dense import act_and_mul
+from ..reference.experts import combine
 
 
 def make_experts(
@@ -27,8 +28,8 @@ def make_experts(
         for expert, count in enumerate(pairs.bincount(minlength=len(down)).tolist()):
             if count:
                 own = rows[start : start + count]
-                gate, up = gate_up_linears[expert](own).chunk(2, dim=-1)
-                own.copy_(down_linears[expert](activate(gate, activation).mul_(up)))
+                hidden = act_and_mul(gate_up_linears[expert](own), activation)
+                own.copy_(down_linears[expert](hidden))
                 start += count
         results = torch.empty_like(rows).index_copy_(0, by_expert, rows)
         return combine(results.view(*expert_ids.shape, -1), weights)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import Activation, Experts
-from .dense import widen
+from .dense import act_and_mul, widen
 
 
 def make_experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
@@ -14,17 +14,11 @@ def make_experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Exper
         results = x.new_empty(*expert_ids.shape, x.shape[1])
         for expert in range(len(gate_up)):
             chosen = expert_ids == expert
-            gate, up = F.linear(x[chosen.nonzero()[:, 0]], gate_up[expert]).chunk(2, dim=-1)
-            results[chosen] = F.linear(activate(gate, activation) * up, down[expert])
+            hidden = act_and_mul(F.linear(x[chosen.nonzero()[:, 0]], gate_up[expert]), activation)
+            results[chosen] = F.linear(hidden, down[expert])
         return combine(results, weights)
 
     return experts
-
-
-def activate(x: Tensor, activation: Activation) -> Tensor:
-    if activation == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def combine(results: Tensor, weights: Tensor) -> Tensor:

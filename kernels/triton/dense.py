@@ -26,7 +26,7 @@ _MIN_TILE = 1024
 _MAX_NORM_SIZE = 16384
 _ACT_BLOCK = 1024
 _SILU, _GELU, _GELU_TANH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_ACTIVATIONS: dict[Activation, tl.constexpr] = {
+ACTIVATIONS: dict[Activation, tl.constexpr] = {
     "silu": _SILU,
     "gelu": _GELU,
     "gelu_tanh": _GELU_TANH,
@@ -60,7 +60,7 @@ def act_and_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     out = gate_up.new_empty(num_tokens, size)
     if out.numel():
         _act_and_mul[num_tokens, triton.cdiv(size, _ACT_BLOCK)](
-            gate_up, out, SIZE=size, BLOCK=_ACT_BLOCK, ACTIVATION=_ACTIVATIONS[activation],
+            gate_up, out, SIZE=size, BLOCK=_ACT_BLOCK, ACTIVATION=ACTIVATIONS[activation],
             num_warps=4,
         )  # fmt: skip
     return out
@@ -144,13 +144,13 @@ def _act_and_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATI
     gates = gate_up + token * (2 * SIZE) + columns
     gate = tl.load(gates, mask=is_inside, other=0.0)
     up = tl.load(gates + SIZE, mask=is_inside, other=0.0)
-    activated = _activate(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
+    activated = activate(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
     product = activated.to(tl.float32) * up.to(tl.float32)
     tl.store(out + token * SIZE + columns, product.to(gate.dtype), mask=is_inside)
 
 
 @triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == _SILU:
         return x / (1.0 + tl.exp(-x))
     if ACTIVATION == _GELU:

@@ -43,11 +43,11 @@ class ExpertBlocks:
 def make_blocks(expert_ids: Tensor, num_experts: int, block_m: int) -> ExpertBlocks:
     """expert_ids [T, K] int64 contiguous, in [0, num_experts)."""
     num_pairs = expert_ids.numel()
-    i32 = {"dtype": torch.int32, "device": expert_ids.device}
+    most = max_blocks(num_pairs, num_experts, block_m)
     found = ExpertBlocks(
-        pairs=torch.empty(num_pairs, **i32),
-        blocks=torch.empty(max_blocks(num_pairs, num_experts, block_m), 3, **i32),
-        num_blocks=torch.empty(1, **i32),
+        pairs=expert_ids.new_empty(num_pairs, dtype=torch.int32),
+        blocks=expert_ids.new_empty(most, 3, dtype=torch.int32),
+        num_blocks=expert_ids.new_empty(1, dtype=torch.int32),
     )
     _sort_pairs[(num_experts,)](
         expert_ids,

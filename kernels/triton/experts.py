@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..ops import Activation, Experts
+from .dense import ACTIVATIONS, activate
 from .expert_blocks import ExpertBlocks, make_blocks
 from .language import tl, triton
 
@@ -92,7 +93,7 @@ def _gate_up(
         TOP_K=top_k,
         COLUMNS=num_columns,
         WIDTH=width,
-        ACTIVATION=activation,
+        ACTIVATION=ACTIVATIONS[activation],
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
@@ -156,7 +157,7 @@ def _tile_of(program, blocks, num_blocks, max_blocks, COLUMNS: tl.constexpr,
     return expert, first, last, columns
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks"])
 def _gate_up_kernel(
     x,
     weight,
@@ -202,13 +203,13 @@ def _gate_up_kernel(
                 up_b = tl.load(up_tile + start, mask=is_k[:, None], other=0.0)
             gate = tl.dot(a, gate_b, gate, input_precision="ieee")
             up = tl.dot(a, up_b, up, input_precision="ieee")
-        product = _activate(gate, ACTIVATION) * up
+        product = activate(gate, ACTIVATION) * up
         at = hidden + rows.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
         is_stored = is_row[:, None] & (columns < COLUMNS)[None, :]
         tl.store(at, product.to(hidden.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks"])
 def _down_kernel(
     hidden,
     weight,
@@ -265,15 +266,3 @@ def _combine_kernel(
         result = tl.load(results + pair * WIDTH + columns, mask=is_column, other=0.0)
         total += result.to(tl.float32) * tl.load(weights + pair).to(tl.float32)
     tl.store(out + token * WIDTH + columns, total.to(out.dtype.element_ty), mask=is_column)
-
-
-@triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
-    """float32."""
-    if ACTIVATION == "silu":
-        return x / (1.0 + tl.exp(-x))
-    elif ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    else:
-        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        return x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))

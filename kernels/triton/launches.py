@@ -25,6 +25,7 @@ from . import (
     dense,
     experts,
     kv_store,
+    latent_attention,
     logprobs,
     page_copy,
     page_table,
@@ -67,7 +68,15 @@ GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 def all_launches() -> list[Launch]:
     """The longest to compile first, so that none of them is left at the end."""
-    return [*_attention(), *_experts(), *_sampling(), *_kv_store(), *_dense(), *_inputs()]
+    return [
+        *_attention(),
+        *_latent(),
+        *_experts(),
+        *_sampling(),
+        *_kv_store(),
+        *_dense(),
+        *_inputs(),
+    ]
 
 
 def _attention() -> Iterator[Launch]:
@@ -102,6 +111,15 @@ def _attend(
     is_quantized = kind in EIGHT_BITS.values()
     dtype = torch.bfloat16 if is_quantized else kind
     kv_layer = _kv_layer(model, dtype, kind if is_quantized else None)
+    rows, table = _decodes_and_a_prompt(page_size)
+    plan = paged_attention.plan_attention(rows, kv_layer, model.num_heads, options, 1024)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, table)
+    q = empty(1024, model.num_heads, model.head_dim, dtype=dtype)
+    paged_attention.paged_attention(q, kv_layer, bound)
+
+
+def _decodes_and_a_prompt(page_size: int) -> tuple[AttentionRows, Tensor]:
+    """The rows, and their page table."""
     num_queries = np.array([1] * (NUM_TOKENS - 1) + [512], dtype=np.int32)
     table = empty(NUM_TOKENS, 8192, dtype=torch.int32)
     rows = AttentionRows(
@@ -111,10 +129,46 @@ def _attend(
         table_rows=np.arange(NUM_TOKENS, dtype=np.int32),
         page_size=page_size,
     )
-    plan = paged_attention.plan_attention(rows, kv_layer, model.num_heads, options, 1024)
+    return rows, table
+
+
+def _latent() -> Iterator[Launch]:
+    """DeepSeek-V2-Lite's heads, or V3's on eight devices; V3's; sizes of other models."""
+    for name, dtype in FLOATS.items():
+        for num_heads in (16, 128):
+            run = partial(_attend_latent, dtype, num_heads, 512, 64)
+            yield Launch(f"latent {name} 512, {num_heads} heads", run, is_rare=name != "bf16")
+    bf16 = torch.bfloat16
+    for num_heads, latent_dim, rope_dim in (
+        (8, 512, 64),
+        (32, 512, 64),
+        (40, 256, 32),
+        (16, 128, 32),
+    ):
+        run = partial(_attend_latent, bf16, num_heads, latent_dim, rope_dim)
+        yield Launch(f"latent bf16 {latent_dim}, {num_heads} heads", run, is_rare=True)
+    run = partial(_attend_latent, bf16, 16, 512, 64, page_size=1)
+    yield Launch("latent bf16 512, 16 heads, pages of 1", run, is_rare=True)
+    yield Launch("store_latent bf16", _store_latent)
+
+
+def _attend_latent(
+    dtype: torch.dtype, num_heads: int, latent_dim: int, rope_dim: int, page_size: int = 16
+) -> None:
+    """Queries as a batched product leaves them, heads first."""
+    rows, table = _decodes_and_a_prompt(page_size)
+    kv_layer = empty(NUM_SLOTS, latent_dim + rope_dim, dtype=dtype)
+    plan = latent_attention.plan_latent_attention(rows, kv_layer, num_heads, 0.1, 1024)
     bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, table)
-    q = empty(1024, model.num_heads, model.head_dim, dtype=dtype)
-    paged_attention.paged_attention(q, kv_layer, bound)
+    q_latent = empty(num_heads, 1024, latent_dim, dtype=dtype).transpose(0, 1)
+    q_rope = empty(1024, num_heads, rope_dim, dtype=dtype)
+    latent_attention.latent_attention(q_latent, q_rope, kv_layer, bound)
+
+
+def _store_latent() -> None:
+    kv_layer = empty(NUM_SLOTS, 576, dtype=torch.bfloat16)
+    latent = empty(NUM_TOKENS, 576, dtype=torch.bfloat16)
+    latent_attention.store_latent(latent, kv_layer, _ints(NUM_TOKENS))
 
 
 def _experts() -> Iterator[Launch]:
@@ -141,11 +195,13 @@ def _run_experts(dtype: torch.dtype, num_tokens: int, activation: Activation) ->
 
 
 def _sampling() -> Iterator[Launch]:
-    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere."""
+    """Llama 3's vocabulary, and one that is odd (GPT-2's): its rows begin anywhere. Draws also over
+    Qwen's and Llama 2's, which have other numbers of spans."""
+    for vocab_size in (128256, 151936, 50257, 32000):
+        is_rare = vocab_size != 128256
+        yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size), is_rare)
     for vocab_size in (128256, 50257):
         is_rare = vocab_size != 128256
-        if not is_rare:
-            yield Launch(f"sample {vocab_size}", partial(_sample, vocab_size))
         yield Launch(f"adjust_logits {vocab_size}", partial(_adjust, vocab_size), is_rare)
         yield Launch(f"token_logprobs {vocab_size}", partial(_logprobs, vocab_size), is_rare)
         yield Launch(f"apply_token_mask {vocab_size}", partial(_mask, vocab_size), is_rare)

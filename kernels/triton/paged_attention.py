@@ -28,6 +28,7 @@ from ..quantized_kv import QuantizedKV
 from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
 from .language import tl, triton
+from .merge import merge_partials, num_programs
 from .work_list import AttentionShape, plan_work
 
 # What being in a segment costs a row, in tokens of KV. A partial result is written and read in
@@ -93,13 +94,13 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    wide = torch.float32
-    partials = torch.empty((plan.max_partials, num_heads, head_dim), dtype=wide, device=q.device)
-    partial_sums = torch.empty((plan.max_partials, num_heads), dtype=wide, device=q.device)
+    sums_shape = plan.max_partials, num_heads
+    partials = torch.empty((*sums_shape, head_dim), dtype=torch.float32, device=q.device)
+    partial_sums = torch.empty(sums_shape, dtype=torch.float32, device=q.device)
     for width in ("narrow", "wide"):
         _attend(width, q, kv_layer, plan, out, partials, partial_sums)
     if plan.max_partials:
-        _merge(plan, out, partials, partial_sums)
+        merge_partials(plan.lists["partial_start"], partials, partial_sums, out)
     return out
 
 
@@ -119,7 +120,8 @@ def _attend(
     _, num_heads, head_dim = q.shape
     is_quantized = isinstance(kv_layer, QuantizedKV)
     values = kv_layer.values if isinstance(kv_layer, QuantizedKV) else kv_layer
-    assert q.dtype == values.dtype or (is_quantized and q.itemsize == 2), "16 bits over 8"
+    is_served = q.itemsize == 2 if is_quantized else q.dtype == values.dtype
+    assert is_served, f"no kernel for {q.dtype} queries over {values.dtype} KV"
     assert values.stride(3) == 1 and values.stride(2) == head_dim, "a head's slots are contiguous"
     scales = kv_layer.scales if isinstance(kv_layer, QuantizedKV) else partial_sums  # not read
     num_kv_heads = values.shape[1]
@@ -128,7 +130,7 @@ def _attend(
     assert scale > 0, "the largest score is the largest product"
     cap = options.soft_cap
     tile = tile_of(width, head_dim, num_heads // num_kv_heads, values.itemsize)
-    _attend_items[(_num_programs(q.device, tile.residents),)](
+    _attend_items[(num_programs(q.device, tile.residents),)](
         q, values, scales, plan.page_table, runs, items, plan.lists["num_items"],
         plan.lists["partial_start"], out, partials, partial_sums,
         runs.shape[1], plan.page_table.stride(0), q.stride(0), values.stride(0), values.stride(1),
@@ -145,23 +147,6 @@ def _attend(
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=padded_head_dim(head_dim),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-
-
-def _merge(plan: TritonAttentionPlan, out: Tensor, partials: Tensor, partial_sums: Tensor) -> None:
-    num_tokens, num_heads, head_dim = out.shape
-    _merge_partials[(_num_programs(out.device, 8),)](
-        plan.lists["partial_start"], partials, partial_sums, out,
-        min(num_tokens, len(plan.lists["partial_start"]) - 1),
-        NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_P=8, BLOCK_H=4,
-        BLOCK_D=padded_head_dim(head_dim), num_warps=4,
-    )  # fmt: skip
-
-
-def _num_programs(device: torch.device, residents: int) -> int:
-    """As many as the device holds at once; a few in the interpreter, which runs one at a time."""
-    if device.type != "cuda":
-        return 3
-    return residents * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit
@@ -329,48 +314,3 @@ def _attend_items(
             place = (partial + first_part + part).to(tl.int64) * NUM_HEADS + head
             tl.store(partials + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=q_mask)
             tl.store(partial_sums + place, m + tl.log2(total), mask=is_row)
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _merge_partials(
-    partial_start, partials, partial_sums, out, num_tokens,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """A program takes every num_programs-th pair of a token and BLOCK_H heads; where the token has
-    partial results, their sum weighted by their shares, BLOCK_P at a time."""
-    HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
-    offs_p = tl.arange(0, BLOCK_P)
-    offs_d = tl.arange(0, BLOCK_D)
-    for pair in range(tl.program_id(0), num_tokens * HEAD_BLOCKS, tl.num_programs(0)):
-        token = pair // HEAD_BLOCKS
-        first = tl.load(partial_start + token)
-        end = tl.load(partial_start + token + 1)
-        if end > first:
-            head = pair % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
-            is_number = (head < NUM_HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :]
-            m = tl.full([BLOCK_H], _LOWEST, tl.float32)
-            total = tl.zeros([BLOCK_H], tl.float32)
-            acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-            for start in range(first, end, BLOCK_P):
-                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS + head[None, :]
-                is_partial = start + offs_p < end
-                sums = tl.load(
-                    partial_sums + place,
-                    mask=is_partial[:, None] & (head < NUM_HEADS)[None, :],
-                    other=float("-inf"),
-                )
-                values = tl.load(
-                    partials + place[:, :, None] * HEAD_DIM + offs_d[None, None, :],
-                    mask=is_partial[:, None, None] & is_number[None, :, :],
-                    other=0.0,
-                )
-                m_new = tl.maximum(m, tl.max(sums, 0))
-                weights = tl.exp2(sums - m_new[None, :])
-                decay = tl.exp2(m - m_new)
-                total = total * decay + tl.sum(weights, 0)
-                acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * values, 0)
-                m = m_new
-            result = (acc / total[:, None]).to(out.dtype.element_ty)
-            place = token * NUM_HEADS + head.to(tl.int64)
-            tl.store(out + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=is_number)

@@ -11,8 +11,9 @@ it. The token with the best score of all is looked at first; where it is not kep
 are a smaller set that holds the kept one, and its best is looked at next. The result is the best
 score of the kept set, exactly, ties included: no order of the tokens and no threshold is needed.
 
-Every sum has an order of its own, which depends on the row and the vocabulary alone. docs:
-docs/gpu-sampling.md.
+A span has every num_spans-th group of tokens, so that all spans have as much to do where frequent
+tokens have neighbouring ids. Every sum has an order of its own, which depends on the row and the
+vocabulary alone. Passes and bytes: docs/gpu-sampling.md.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from ..sampling_rows import SamplingRows
 from .language import tl, triton
 
 SPAN = 4096  # tokens of a program of the first two launches; their offsets fit 16 bits
-GROUP = 64  # tokens whose maximum is kept, for the bound on the k-th best
+GROUP = 64  # tokens that lie together, and whose maximum is kept
 SCORED_AT_ONCE = 1024  # tokens of a span whose noise is computed, or left out, together
-LISTED_AT_ONCE = 2048  # tokens of a row's list that are looked at together
+LISTED_AT_ONCE = 1024  # tokens of a row's list that are looked at together
 
 # Noise lies in [-3.13, 22.87], so no token is drawn whose scaled logit is so far below the best.
 _NOISE_RANGE = tl.constexpr(27.0)
@@ -81,6 +82,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         rows.seed,
         rows.position,
         span_best,
+        span_token,
         span_mass,
         group_best,
         span_score,
@@ -118,8 +120,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         num_spans,
         PADDED_SPANS=padded_spans,
         SPAN=SPAN,
+        GROUP=GROUP,
         LISTED=max(1, LISTED_AT_ONCE // padded_spans),
         num_warps=8,
+        maxnreg=160,  # without it, 16 bytes are spilled to stay at 128
     )
     return token_ids, is_finite
 
@@ -142,7 +146,7 @@ def _survey(
     """One program a span and row. NaN counts as +inf, so that a row's best tells it."""
     span, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     groups = tl.arange(0, SPAN // GROUP)
-    tokens = span * SPAN + groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tokens = _tokens_of_groups(groups, span, num_spans, GROUP)
     logit = tl.load(
         logits + row * vocab_size + tokens, mask=tokens < vocab_size, other=-float("inf")
     )
@@ -171,6 +175,7 @@ def _narrow(
     seed,
     position,
     span_best,
+    span_token,
     span_mass,
     group_best,
     span_score,
@@ -200,13 +205,12 @@ def _narrow(
         highest = best.to(tl.float64)
         least = tl.full([], -float("inf"), tl.float64)
         if (has_top_k & has_top_p) == 0:
-            # Nothing below is drawn, and nothing above is weighed with what lies below.
+            # No token below is drawn, and nothing above is weighed with what lies below.
             least = tl.maximum(-_NOISE_RANGE * scale, _least_of_min_p(share, scale))
             if has_top_p:
                 total = _total_mass(span_mass + row * num_spans, bests, spans, num_spans, scale)
                 rest = (1.0 - p) * total / vocab_size
                 least = tl.maximum(least, (tl.log(rest) - _SLACK) * scale)
-        first = span * SPAN
         own = logits + row * vocab_size
         place = row * num_spans + span
         if has_top_k | has_top_p:
@@ -214,32 +218,47 @@ def _narrow(
             if has_top_k:
                 all_groups = group_best + row * num_spans * GROUPS
                 bound = _bound_of_top_k(all_groups, num_spans * GROUPS, k, PADDED_SPANS * GROUPS)
-            tl.store(lowest_key + row, bound)  # every span writes the same
-            offsets = tl.arange(0, SPAN)
-            is_token = first + offsets < vocab_size
-            logit = tl.load(own + first + offsets, mask=is_token, other=-float("inf"))
+            if span == 0:
+                tl.store(lowest_key + row, bound)
+            tokens = _tokens_of_groups(tl.arange(0, GROUPS), span, num_spans, SPAN // GROUPS)
+            is_token = tokens < vocab_size
+            logit = tl.load(own + tokens, mask=is_token, other=-float("inf"))
             is_left = is_token & (_key(logit) >= bound)
-            is_left = is_left & (logit.to(tl.float64) - highest >= least)
+            is_left = tl.ravel(is_left & (logit.to(tl.float64) - highest >= least))
             index = tl.cumsum(is_left.to(tl.int32), axis=0)
-            tl.store(listed + place * SPAN + index - 1, offsets.to(tl.int16), mask=is_left)
+            offsets = tl.arange(0, SPAN).to(tl.int16)
+            tl.store(listed + place * SPAN + index - 1, offsets, mask=is_left)
             tl.store(list_size + place, tl.max(index, axis=0))
         else:
             key, at = tl.load(seed + row), tl.load(position + row)
+            best_tokens = tl.load(
+                span_token + row * num_spans + spans, mask=spans < num_spans, other=_NO_TOKEN
+            )
+            # The likeliest token's noise is what others are held against: theirs is computed only
+            # where a word is high enough for the likeliest of its tile to reach it.
+            to_beat = _gumbel(_word(key, at, _smallest(best_tokens, bests == best)))
+            to_beat -= _SLACK + 1e-14 * tl.abs(highest) / scale
             top = tl.full([], -float("inf"), tl.float64)
             top_token = tl.full([], 0, tl.int32)
-            for start in range(first, first + SPAN, SCORED):
-                blocks = start // 4 + tl.arange(0, SCORED // 4)
+            for start in range(0, SPAN, SCORED):
+                offsets = start // 4 + tl.arange(0, SCORED // 4)
+                blocks = _tokens_of(offsets, span, num_spans, SPAN // GROUPS // 4)
                 tokens = blocks[:, None] * 4 + tl.arange(0, 4)[None, :]
                 logit = tl.load(own + tokens, mask=tokens < vocab_size, other=-float("inf"))
-                logit = logit.to(tl.float64)
-                is_left = (tokens < vocab_size) & (logit - highest >= least)
-                if tl.max(tl.max(is_left.to(tl.int32), axis=1), axis=0) > 0:
-                    noise = _gumbel(_four_words(key, at, blocks))
-                    score = tl.where(is_left, logit / scale + noise, -float("inf"))
-                    tile_top = tl.max(tl.max(score, axis=1), axis=0)
-                    if tile_top > top:
-                        top = tile_top
-                        top_token = _smallest(tokens, score == tile_top)
+                tile_best = tl.max(tl.max(logit, axis=1), axis=0).to(tl.float64)
+                if tile_best - highest >= least:
+                    words = _four_words(key, at, blocks)
+                    needed = to_beat + (highest - tile_best) / scale
+                    least_word = tl.exp(-tl.exp(-needed)) * 2.0**32 - 2.0
+                    own_words = tl.where(logit > -float("inf"), words, 0)
+                    if tl.max(tl.max(own_words, axis=1), axis=0).to(tl.float64) >= least_word:
+                        wide = logit.to(tl.float64)
+                        is_left = (tokens < vocab_size) & (wide - highest >= least)
+                        score = tl.where(is_left, wide / scale + _gumbel(words), -float("inf"))
+                        tile_top = tl.max(tl.max(score, axis=1), axis=0)
+                        if tile_top > top:
+                            top = tile_top
+                            top_token = _smallest(tokens, score == tile_top)
             tl.store(span_score + place, top)
             tl.store(scored_token + place, top_token)
 
@@ -267,6 +286,7 @@ def _settle(
     num_spans,
     PADDED_SPANS: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
     LISTED: tl.constexpr,
 ):
     """One program a row. A tile of its list is a few tokens of each span: [spans, LISTED]."""
@@ -293,7 +313,9 @@ def _settle(
             pivot = tl.full([], -float("inf"), tl.float32)
             if has_top_k & has_top_p:
                 low = tl.load(lowest_key + row)
-                pivot = _kth_best(own, lists, sizes, spans, k, low, _key(best), SPAN, LISTED)
+                pivot = _kth_best(
+                    own, lists, sizes, spans, num_spans, k, low, _key(best), SPAN, GROUP, LISTED
+                )
             total = tl.full([], 0.0, tl.float64)
             if has_top_p & (has_top_k == 0):
                 total = _total_mass(span_mass + row * num_spans, bests, spans, num_spans, scale)
@@ -303,8 +325,8 @@ def _settle(
             is_kept = tl.full([], 0, tl.int32)
             while is_kept == 0:
                 count, mass, next_token = _before(
-                    own, lists, sizes, spans, pivot, token, highest, least, scale, key, at,
-                    SPAN, LISTED,
+                    own, lists, sizes, spans, num_spans, pivot, token, highest, least, scale,
+                    key, at, SPAN, GROUP, LISTED,
                 )  # fmt: skip
                 if token == _NO_TOKEN:
                     if has_top_k & has_top_p:
@@ -330,6 +352,7 @@ def _before(
     lists,
     sizes,
     spans,
+    num_spans,
     pivot,
     pivot_token,
     highest,
@@ -338,6 +361,7 @@ def _before(
     key,
     at,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
     LISTED: tl.constexpr,
 ):
     """Of the list's tokens that come before the pivot: how many, their mass, and which of them has
@@ -347,7 +371,9 @@ def _before(
     top = tl.full([], -float("inf"), tl.float64)
     top_token = tl.full([], 0, tl.int32)
     for first in range(0, tl.max(sizes, axis=0), LISTED):
-        tokens, logit, is_listed = _listed_tile(own, lists, sizes, spans, first, SPAN, LISTED)
+        tokens, logit, is_listed = _listed_tile(
+            own, lists, sizes, spans, num_spans, first, SPAN, GROUP, LISTED
+        )
         is_before = (logit > pivot) | ((logit == pivot) & (tokens < pivot_token))
         is_before = is_listed & is_before
         num_before = _sum(is_before.to(tl.int32))
@@ -367,7 +393,19 @@ def _before(
 
 
 @triton.jit
-def _kth_best(own, lists, sizes, spans, k, low, high, SPAN: tl.constexpr, LISTED: tl.constexpr):
+def _kth_best(
+    own,
+    lists,
+    sizes,
+    spans,
+    num_spans,
+    k,
+    low,
+    high,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+    LISTED: tl.constexpr,
+):
     """The k-th largest logit of the list, by bisection over the keys from `low`, which k tokens
     reach, to `high`, the best one's."""
     low = low.to(tl.int64)
@@ -376,7 +414,9 @@ def _kth_best(own, lists, sizes, spans, k, low, high, SPAN: tl.constexpr, LISTED
         middle = (low + end) >> 1
         count = tl.full([], 0, tl.int64)
         for first in range(0, tl.max(sizes, axis=0), LISTED):
-            _, logit, is_listed = _listed_tile(own, lists, sizes, spans, first, SPAN, LISTED)
+            _, logit, is_listed = _listed_tile(
+                own, lists, sizes, spans, num_spans, first, SPAN, GROUP, LISTED
+            )
             count += _sum((is_listed & (_key(logit) >= middle)).to(tl.int32))
         is_reached = count >= k
         low = tl.where(is_reached, middle, low)
@@ -386,14 +426,37 @@ def _kth_best(own, lists, sizes, spans, k, low, high, SPAN: tl.constexpr, LISTED
 
 
 @triton.jit
-def _listed_tile(own, lists, sizes, spans, first, SPAN: tl.constexpr, LISTED: tl.constexpr):
+def _listed_tile(
+    own,
+    lists,
+    sizes,
+    spans,
+    num_spans,
+    first,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+    LISTED: tl.constexpr,
+):
     """LISTED tokens of each span's list, with their logits and whether they are there."""
     columns = first + tl.arange(0, LISTED)
     is_listed = columns[None, :] < sizes[:, None]
     at = lists + spans[:, None].to(tl.int64) * SPAN + columns[None, :]
-    tokens = spans[:, None] * SPAN + tl.load(at, mask=is_listed, other=0).to(tl.int32)
+    offsets = tl.load(at, mask=is_listed, other=0).to(tl.int32)
+    tokens = _tokens_of(offsets, spans[:, None], num_spans, GROUP)
     logit = tl.load(own + tokens, mask=is_listed, other=-float("inf"))
     return tokens, logit, is_listed
+
+
+@triton.jit
+def _tokens_of_groups(groups, span, num_spans, GROUP: tl.constexpr):
+    """Ids of a span's tokens, [groups, GROUP]; some may lie beyond the vocabulary."""
+    return (groups * num_spans + span)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+
+
+@triton.jit
+def _tokens_of(offsets, span, num_spans, GROUP: tl.constexpr):
+    """Ids of the tokens at offsets in their spans."""
+    return (offsets // GROUP * num_spans + span) * GROUP + offsets % GROUP
 
 
 @triton.jit

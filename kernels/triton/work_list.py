@@ -49,8 +49,10 @@ _PART_MULTIPLE = 64
 # A wide part is at least this long: its partial results are written in a tenth of its time
 # (2 * 128 rows * 512 bytes against 512 keys * 512 bytes, from the second-level cache; a guess).
 _MIN_WIDE_PART = 512
-# Average levels of segments that padded arrays have room for.
+# Levels of segments that padded arrays have room for: so many over this many tokens (decode rows of
+# a tree), one over the rest (prompts).
 _MAX_LEVELS = 4
+_LEVELLED_TOKENS = 1024
 
 _ONE = np.ones(1, dtype=np.int32)
 
@@ -122,7 +124,8 @@ class Capacity:
             rows * shape.max_narrow_parts, shape.num_slots // shape.min_narrow_part + rows
         )
         long_rows = min(rows, padded_tokens // (shape.narrow_tokens + 1))
-        segment_tokens = _MAX_LEVELS * padded_tokens
+        segment_tokens = padded_tokens
+        segment_tokens += (_MAX_LEVELS - 1) * min(padded_tokens, _LEVELLED_TOKENS)
         wide_runs = passes * (padded_tokens // shape.wide_tokens + long_rows)
         wide_runs += segment_tokens // shape.wide_tokens + rows
         wide_splits = _WIDE_ROUNDS * _WIDE_PROGRAMS // shape.num_kv_heads
@@ -134,7 +137,8 @@ class Capacity:
             narrow_items=narrow_runs + narrow_splits,
             wide_runs=wide_runs,
             wide_items=wide_runs + wide_splits,
-            partials=(_MAX_LEVELS + passes) * padded_tokens
+            partials=segment_tokens
+            + passes * padded_tokens
             + narrow_splits
             + wide_splits * min(padded_tokens, shape.wide_tokens),
         )
@@ -347,8 +351,10 @@ class _Runs:
         groups = [group for group in self.groups if group.is_narrow == is_narrow]
         if not groups:
             return np.zeros((NUM_COLUMNS, 0), dtype=np.int32), np.zeros(0, dtype=np.int32)
-        runs = np.concatenate([group.runs for group in groups], axis=1)
-        num_parts = np.concatenate([group.num_parts for group in groups])
+        runs, num_parts = groups[0].runs, groups[0].num_parts
+        if len(groups) > 1:
+            runs = np.concatenate([group.runs for group in groups], axis=1)
+            num_parts = np.concatenate([group.num_parts for group in groups])
         order = np.argsort(-runs[PART_KEYS], kind="stable")
         runs, num_parts = runs.take(order, axis=1), num_parts[order]
         runs[FIRST_ITEM] = np.cumsum(num_parts) - num_parts

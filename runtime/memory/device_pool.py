@@ -37,6 +37,7 @@ class DeviceKVPool:
         device: torch.device | str = "cpu",
         num_spare_pages: int = 0,
     ) -> None:
+        """num_spare_pages: behind those that may be handed out, for what is written to no end."""
         self.num_pages = num_pages
         self.page_size = page_size
         num_slots = (num_pages + num_spare_pages) * page_size

@@ -23,6 +23,7 @@ class HostKVPool:
     """
 
     def __init__(self, device_pool: DeviceKVPool, num_pages: int) -> None:
+        assert not device_pool.layers[0].is_cuda, "a GPU's host pool is pinned"
         self.num_pages = num_pages
         self.page_size = device_pool.page_size
         num_slots = num_pages * self.page_size

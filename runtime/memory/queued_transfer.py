@@ -70,7 +70,8 @@ class QueuedCopies:
 
 
 class QueuedKVTransfer:
-    """Queues the copies of one device's plans, in their order."""
+    """Queues the copies of one device's plans, in their order. Called where steps are queued, so
+    that they lie between the steps before and after."""
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
 """The plans whose results are not in: while the device computes one, the next is made (overlap).
 
 The host plans step t + 1 while the device computes t, so that the device never waits for a plan:
-the idea of NanoFlow's asynchronous scheduling (arXiv:2408.12757, section 4.2.1) and of SGLang's and
-vLLM's overlapped schedulers. What t samples is not known yet: a row that goes on names the row of t
-whose token is its input, and whether a request ends with that token is learned one step late. Then
-its row of t + 1 is void.
+NanoFlow's asynchronous scheduling (arXiv:2408.12757), as in SGLang and vLLM. What t samples is not
+known yet: a row that goes on names the row of t whose token is its input, and whether a request
+ends with that token is learned one step late. Then its row of t + 1 is void.
 
     a request's tokens   0 ....... num_computed ....... num_tokens . num_scheduled
                          |  results are in  | plans in flight compute |  1, being sampled  |
@@ -23,7 +22,6 @@ from .kv_cache import Remains
 from .prefix_cache import Unsettled
 from .tiers import Publication
 
-MAX_PLANS = 2
 # Rows under a grammar that may wait while the others of their step go on. A waiting row has every
 # second step only: of m such rows in a hundred the step pays m / 2 to save its host time, which is
 # about 3 of a hundred on a GPU (docs/scheduler.md).
@@ -150,8 +148,8 @@ class InFlight:
         """Raises AssertionError when the plans do not agree with the requests."""
         assert len(self._plans) <= 1 + self._has_overlap
         ends: dict[Request, int] = {}
+        rows = {held.table_row for held in self.held}
         for planned in self._plans:
-            rows = {held.table_row for held in self.held}
             for row, request in zip(planned.plan.rows, planned.requests, strict=True):
                 if request in planned.void:
                     assert row.table_row in rows, f"the table row of {request.id} is not kept"

@@ -20,7 +20,6 @@ import time
 from bisect import insort
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 from ...errors import DeadlineExceeded, OutOfPages
 from ..request import FinishReason, Request, RequestState
@@ -38,6 +37,7 @@ from .program_record import ProgramRecord
 from .prompt_limits import PromptLimits
 from .rows import masks_of, row_of
 from .stall import DEFAULT_SLOWDOWN, StallLimit
+from .stats import SchedulerStats
 from .step_costs import StepCosts
 from .tiers import Publication
 from .tree_order import depth_first, shared_segments
@@ -46,25 +46,6 @@ from .waiting import MAX_OVERTAKES, WaitingQueue
 log = logging.getLogger(__name__)
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start."""
-
-    num_finished: int = 0
-    num_gated: int = 0  # times that a request had to wait for the working set
-    num_missed_deadlines: int = 0
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_computed_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_jumped_tokens: int = 0  # of these: forced by a grammar, not sampled
-    num_shared_tokens: int = 0  # KV that rows did not read because a segment was read once for all
-    num_steps: int = 0
-    num_overlapped_steps: int = 0  # of these: planned while the one before was computed
-    num_void_rows: int = 0  # computed in vain, since their requests had ended meanwhile
 
 
 class Scheduler:

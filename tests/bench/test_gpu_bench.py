@@ -28,7 +28,7 @@ from stemma.bench.roofline.context import Context
 from stemma.bench.roofline.model_engine import Clocked, ModelEngine
 from stemma.bench.roofline.paged_batches import make_batch, quantize, relative_error, widened
 from stemma.bench.roofline.rows import Row, at_least, at_most, attempt
-from stemma.bench.roofline.section_process import SectionProcess
+from stemma.bench.roofline.section_process import SectionProcess, in_processes
 from stemma.bench.roofline.sections import Setting
 from stemma.bench.roofline.sizes import FULL, LLAMA_1B, LLAMA_8B, TINY, Heads
 from stemma.bench.roofline.timing import Timer
@@ -55,19 +55,16 @@ def report(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
 
 
 ENGINES = ("step", "stall", "serving")
-UNFINISHED = ("checks", "decode", "small", "experts", "latent")
+KERNELS = [name for name in sections.SECTIONS if name not in (sections.BASE, *ENGINES)]
+CASES = [
+    *[(name, "cuda") for name in KERNELS],
+    *[(name, "cpu") for name in ENGINES],
+    *[pytest.param(name, "cuda", marks=pytest.mark.slow) for name in ENGINES],  # minutes
+]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail) if name in UNFINISHED else name
-        for name in sections.SECTIONS
-        if name != sections.BASE
-    ],
-)
-def test_a_section_gives_its_rows_and_no_error(name: str, tmp_path: Path) -> None:
-    device = "cpu" if name in ENGINES else "cuda"
+@pytest.mark.parametrize(("name", "device"), CASES)
+def test_a_section_gives_its_rows_and_no_error(name: str, device: str, tmp_path: Path) -> None:
     status, found = report(tmp_path, "--only", name, "--device", device)
     rows = [row for row in found["rows"] if row["section"] == name]
     assert rows
@@ -119,20 +116,49 @@ def test_a_run_that_is_ended_leaves_the_sections_that_were_done(
     assert {row["section"] for row in found["rows"]} == {"ceilings", "tree"}
 
 
-def test_it_runs_from_a_checkout_without_what_a_server_needs(tmp_path: Path) -> None:
-    """As a script: not installed, without zmq and others; engines and all."""
-    (tmp_path / "sitecustomize.py").write_text(
+def script(folder: Path, *flags: str) -> dict[str, Any]:
+    """The file as a script, where the package is not installed and a server's needs are missing."""
+    (folder / "sitecustomize.py").write_text(
         f"import sys\nfor name in {BLOCKED}:\n    sys.modules[name] = None\n"
     )
-    paths = [path for path in sys.path if "site-packages" in path]
-    command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--scale", "tiny"]
-    command += ["--no-peer", "--only", "step", "--out", str(tmp_path), "--commit", "abc"]
-    command += ["--device", "cpu"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *paths])}
-    subprocess.run(command, check=True, capture_output=True, env=env, cwd=tmp_path)
-    found = json.loads((tmp_path / "gpu.json").read_text())
+    command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--scale", "tiny", "--no-peer"]
+    command += ["--out", str(folder), *flags]
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    subprocess.run(command, check=True, capture_output=True, env=env, cwd=folder)
+    found: dict[str, Any] = json.loads((folder / "gpu.json").read_text())
+    assert not any(row["error"] for row in found["rows"]), found["rows"]
+    return found
+
+
+def test_it_runs_from_a_checkout_without_what_a_server_needs(tmp_path: Path) -> None:
+    found = script(tmp_path, "--device=cpu", "--only=step", "--commit=abc", "--one-process")
     assert found["commit"] == "abc"
     assert any("batch 2, context" in row["case"] for row in found["rows"])
+
+
+@pytest.mark.slow  # a dozen processes, which import torch each
+def test_it_runs_from_a_checkout_in_processes(tmp_path: Path) -> None:
+    found = script(tmp_path, "--skip", *ENGINES)
+    names = [sections.BASE, *KERNELS]
+    assert [entry["section"] for entry in found["sections"]] == names
+    assert {row["section"] for row in found["rows"]} == set(names)
+
+
+def test_a_section_in_a_process_of_its_own_says_what_it_measured() -> None:
+    rows: list[dict[str, Any]] = []
+    setting = Setting("cpu", "tiny", None)
+    with contextlib.closing(in_processes(["ceilings"], setting, rows, 60.0)) as found:
+        ((name, messages),) = ((name, list(messages)) for name, messages in found)
+    assert name == "ceilings"
+    assert list(messages[-1]) == ["device"]
+    rates = sections.ceilings_of([message["row"] for message in messages[:-1]])
+    assert all(rate > 0.0 for rate in rates.values())
+
+
+def test_a_section_has_no_time_left() -> None:
+    with contextlib.closing(in_processes(["tree"], Setting("cpu", "tiny", None), [], 0.0)) as found:
+        ((_, messages),) = ((name, list(messages)) for name, messages in found)
+    assert [message["error"] for message in messages] == ["no time was left"]
 
 
 def test_a_section_that_hangs_is_ended_in_time() -> None:
@@ -394,6 +420,19 @@ def parameters(config: dict[str, Any]) -> float:
     )
     model = SimpleNamespace(config=shape, runner=SimpleNamespace(dtype=torch.bfloat16))
     return ModelEngine.weight_bytes(model) / 2  # type: ignore[arg-type]
+
+
+def test_a_steps_device_time_is_taken_in_the_interpreter(ctx: Context) -> None:
+    with ModelEngine(
+        ctx, TINY.models[0][1], max_total_tokens=64, max_running_requests=1, max_model_len=32
+    ) as model:
+        (request,) = model.decoding(1, 3, 8)
+        model.executor.is_holding = True
+        model.advance(request, 2)
+        assert len(model.executor.device_s) >= 2
+        assert all(seconds > 0.0 for seconds in model.executor.device_s)
+        model.end([request])
+        assert not model.engine.has_work and request.num_output_tokens < 8
 
 
 def test_a_request_that_fails_ends_the_measurement() -> None:

@@ -11,17 +11,19 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stemma.kernels.triton import ahead_of_time, offline
-from stemma.kernels.triton.ahead_of_time import BUDGETS
+from stemma.kernels.triton import ahead_of_time, attention_tiles, latent_attention, offline
+from stemma.kernels.triton.ahead_of_time import BUDGETS, Row
 from stemma.kernels.triton.language import triton
 from stemma.kernels.triton.resources import Resources, blocks_per_sm, widest_load_bytes
 
 TABLE = json.loads(BUDGETS.read_text(encoding="utf-8"))
 COMPILED = BUDGETS.parents[2] / "build" / "triton"
+ITEMSIZES = {"*fp32": 4, "*bf16": 2, "*fp16": 2, "*i8": 1, "*fp8e4nv": 1}
 Rows = dict[str, dict[str, Any]]
 
 
@@ -64,6 +66,41 @@ def test_a_kernel_stays_within_its_budget(name: str, compiled: Rows) -> None:
 
 def test_every_kernel_has_a_budget(compiled: Rows) -> None:
     assert set(compiled) == set(TABLE["test"])
+
+
+def test_programs_that_stay_all_fit(compiled: Rows) -> None:
+    """Of a grid larger than what the device holds, some would begin when the others have ended."""
+    assert_residents_fit(compiled)
+
+
+@pytest.mark.slow
+def test_programs_of_rare_tiles_that_stay_all_fit(all_compiled: Rows) -> None:
+    assert_residents_fit(all_compiled)
+
+
+def assert_residents_fit(rows: Rows) -> None:
+    tiles = {name: tile for name, row in rows.items() if (tile := planned_tile(row)) is not None}
+    assert tiles
+    crowded = {
+        name: f"{tile.residents} planned, {rows[name]['blocks_per_sm']} fit"
+        for name, tile in tiles.items()
+        if tile.residents > rows[name]["blocks_per_sm"]
+    }
+    assert not crowded
+
+
+def planned_tile(row: dict[str, Any]) -> attention_tiles.Tile | None:
+    """Of a kernel of attention."""
+    parameters = row["parameters"]
+    if row["kernel"] != "_attend_items":
+        return None
+    width = ("narrow", "wide")[parameters["WIDTH"]]
+    itemsize = ITEMSIZES[parameters["kv"]]
+    if "LATENT_DIM" in parameters:
+        num_heads, latent_dim = parameters["NUM_HEADS"], parameters["LATENT_DIM"]
+        return latent_attention.tile_of(width, num_heads, latent_dim, itemsize)
+    group = parameters["NUM_HEADS"] // parameters["NUM_KV_HEADS"]
+    return attention_tiles.tile_of(width, parameters["HEAD_DIM"], group, itemsize)
 
 
 @pytest.mark.slow
@@ -139,6 +176,21 @@ def test_a_slower_product_and_a_spill_are_breaches() -> None:
     slower, spilling = replace(TAKEN, products="mma"), replace(TAKEN, spilled_bytes=8)
     assert ahead_of_time.breaches(slower, budget) == ["products by mma, not wgmma"]
     assert ahead_of_time.breaches(spilling, ahead_of_time.as_budget(spilling)) == ["spills 8 bytes"]
+    assert ahead_of_time.breaches(spilling, budget | {"spilled_bytes": 8}) == []
+
+
+def test_a_part_of_the_budgets_is_updated_alone(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.json"
+    first, other = "rms_norm bf16 4096: _rms_norm", "update_pages: _update_pages"
+    ahead_of_time.write_budgets(path, [Row(first, False, TAKEN), Row(other, False, TAKEN)])
+    said = json.loads(path.read_text())
+    said["test"][first]["spilled_bytes"] = 8
+    path.write_text(json.dumps(said))
+    less = replace(TAKEN, registers=60)
+    ahead_of_time.write_budgets(path, [Row(first, False, less)], "rms_norm")
+    updated = json.loads(path.read_text())["test"]
+    assert updated[first] == ahead_of_time.as_budget(less) | {"spilled_bytes": 8}
+    assert updated[other] == ahead_of_time.as_budget(TAKEN)
 
 
 def test_nothing_is_compiled_where_kernels_are_interpreted() -> None:

@@ -91,9 +91,29 @@ def test_among_equal_tokens_the_first_are_kept(kind: str) -> None:
     _check(torch.zeros(1, 300), [{**KINDS[kind], "seed": 6}])
 
 
+@pytest.mark.parametrize(
+    "kind", [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.6}], ids=str
+)
+def test_a_set_that_ends_at_its_limit_exactly_holds_no_more(kind: dict[str, Any]) -> None:
+    """Of four equal tokens the first two are kept: 0.5 of 4, or 0.6 of 3 less than two of them."""
+    rows = [{**kind, "seed": seed} for seed in range(8)]
+    _check(torch.zeros(8, 4), rows)
+    assert set(sampling.sample(torch.zeros(8, 4), sampling_rows(*rows))[0].tolist()) == {0, 1}
+
+
 def test_zeros_of_both_signs_are_equal() -> None:
-    logits = torch.tensor([[-0.0, 0.0] * 40] * 3)
-    _check(logits, [{"temperature": 0.0}, {"top_k": 3, "seed": 4}, {"top_k": 5, "top_p": 0.5}])
+    """Negative ones first, so that they are missed where they count as less."""
+    logits = torch.cat((torch.full((5, 64), -0.0), torch.zeros(5, 128)), dim=1)
+    both = {"top_k": 2, "top_p": 0.9}
+    _check(logits, [{"temperature": 0.0}, both, *({"top_k": 2, "seed": i} for i in range(3))])
+
+
+@pytest.mark.parametrize("kind", [{}, {"top_k": 3}, {"top_p": 0.99}, {"top_k": 3, "top_p": 0.99}])
+def test_min_p_holds_beside_what_else_truncates(kind: dict[str, Any]) -> None:
+    """The second token would be drawn by one in four, with 0.37 of the first one's probability."""
+    logits = torch.tensor([[-1.0, 0.0, -3.0, -9.0]]).repeat(8, 1)
+    rows = sampling_rows(*({**kind, "min_p": 0.4, "seed": seed} for seed in range(8)))
+    assert sampling.sample(logits, rows)[0].tolist() == [1] * 8
 
 
 def test_rows_with_one_token_allowed_take_it_and_with_none_say_so() -> None:
@@ -120,6 +140,13 @@ def test_rows_that_are_not_finite_are_told_and_do_not_disturb_the_others() -> No
     found, is_finite = sampling.sample(logits, rows)
     assert is_finite.tolist() == [False, False, False, True, False]
     assert found[3] == expected[3] and ((found >= 0) & (found < 130)).all()
+
+
+def test_a_token_wins_that_is_hardly_better_than_the_likeliest() -> None:
+    """Where noise would be left out that could have won by little, one of these draws differs."""
+    rows = [{"seed": seed} for seed in range(16)]
+    _check(torch.zeros(16, 5), rows)
+    assert set(sampling.sample(torch.zeros(16, 5), sampling_rows(*rows))[0].tolist()) != {0}
 
 
 def test_a_row_draws_the_same_alone() -> None:

@@ -8,6 +8,7 @@ identical to those of the request alone on an empty cache, whatever there is of
     preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
     tree attention on and off              every scheduling policy            all of it at random
     jump-forward on and off                host tier, swap, leases and hints on and off
+    overlap on and off                     steps in order or queued
 
 and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
 under a grammar.
@@ -47,6 +48,7 @@ from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
+from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.request import FinishReason, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
@@ -148,7 +150,11 @@ def load(checkpoint: Path) -> Iterator[Load]:
         }  # fmt: skip
         key = tuple(sorted(options.items()))
         if key not in loaded:
-            loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
+            has_overlap = options.pop("has_overlap", False)
+            with pytest.MonkeyPatch.context() as patch:  # it computes when a step is submitted
+                patch.setattr(ModelRunner, "can_overlap", has_overlap)
+                loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
+            assert loaded[key].engine.has_overlap == has_overlap
         loaded[key].engine.flush_cache()
         assert not loaded[key].engine.has_work
         return loaded[key]
@@ -318,12 +324,53 @@ def test_tokens_are_identical_with_tree_attention_on_and_off(
     assert (scheduler.stats.num_shared_tokens > num_before) == (cost < 1_000_000)
 
 
+@pytest.mark.parametrize(("page_size", "chunk", "share"), [(1, 7, 1.0), (16, 40, 0.0)])
+def test_tokens_are_identical_with_overlap_on_and_off(
+    load: Load, jobs: list[Job], alone: list[list[int]], page_size: int, chunk: int, share: float
+) -> None:
+    """Whether the others wait for rows under a grammar, or go on beside them."""
+    loaded = load(page_size=page_size, chunked_prefill_size=chunk, has_overlap=True)
+    scheduler = loaded.engine.scheduler
+    num_before = scheduler.stats.num_overlapped_steps
+    scheduler._in_flight.max_waiting_share = share
+    mixed = [*jobs, *(replace(job, arrives=i, leaves=i + 6) for i, job in enumerate(GREEDY))]
+    assert outputs_of(serve(loaded, mixed))[: len(jobs)] == alone
+    assert scheduler.stats.num_overlapped_steps > num_before or not share
+
+
 @pytest.mark.parametrize("max_running", [1, 3, 8])
 def test_tokens_are_identical_in_any_batch(
     load: Load, jobs: list[Job], alone: list[list[int]], max_running: int
 ) -> None:
     loaded = load(max_running_requests=max_running)
     assert outputs_of(serve(loaded, jobs)) == alone
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "options"),
+    [
+        (1, 2048, {}),
+        (16, 23, {}),
+        (1, 7, {"disable_overlap": True}),
+        (1, 64, {"max_total_tokens": 128, "host_kv_tokens": 512}),
+    ],
+)
+def test_tokens_are_identical_on_an_accelerator(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    page_size: int,
+    chunk: int,
+    options: dict[str, Any],
+) -> None:
+    """Queued steps, planned while the one before runs; in the interpreter's place of a GPU."""
+    loaded = load(device="cuda", page_size=page_size, chunked_prefill_size=chunk, **options)
+    stats = loaded.engine.scheduler.stats
+    num_before = stats.num_overlapped_steps
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert outputs_of(serve(loaded, jobs)) == alone
+    can_overlap = jobs is not CONSTRAINED and "disable_overlap" not in options
+    assert (stats.num_overlapped_steps > num_before) == can_overlap
 
 
 @pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])
@@ -460,6 +507,7 @@ def _circumstances(draw: hypothesis.strategies.DrawFn) -> dict[str, Any]:
             "max_total_tokens": draw(pick([144, 2048])),
             "host_kv_tokens": draw(pick([0, 320])),
             "disable_leases": draw(pick([False, True])),
+            "has_overlap": draw(pick([False, True])),
         },
         "hints": draw(hypothesis.strategies.lists(_hints(), max_size=6)),
         "policy": draw(pick(POLICY_NAMES)),

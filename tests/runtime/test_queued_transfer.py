@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stemma.kernels.ops import MakePageCopy
 from stemma.kernels.reference.page_copy import PageCopy
 from stemma.kernels.registry import select_kernels
+from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.memory import queued_transfer
 from stemma.runtime.memory.block_key import BLOCK_TOKENS, Block
 from stemma.runtime.memory.device_pool import DeviceKVPool
@@ -22,7 +23,17 @@ from stemma.runtime.memory.host_pool import HostKVPool, PinnedKVPool
 from stemma.runtime.memory.queued_transfer import QueuedKVTransfer
 from stemma.runtime.memory.transfer import KVTransfer
 from stemma.runtime.model_config import ModelConfig
-from stemma.runtime.step import BlockRestore, BlockSave, TierCopy, Transfer
+from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.step import (
+    BlockRestore,
+    BlockSave,
+    PageUpdate,
+    Row,
+    RowResult,
+    StepPlan,
+    TierCopy,
+    Transfer,
+)
 
 NUM_PAGES, NUM_HOST_PAGES = 12, 20
 BLOCK = Block(b"key", None, b"")
@@ -180,6 +191,32 @@ def test_a_run_of_host_pages_is_one_copy_and_large_transfers_are_cut(
             bits = layer[:, :, slots].contiguous().view(torch.uint8)
             expected = old[:, :, slots].contiguous().view(torch.uint8)
             assert torch.equal(bits, expected) if page in scattered else not bits.any()
+
+
+def test_a_runner_on_a_gpu_continues_from_what_it_stored_as_one_on_a_cpu(checkpoint: Path) -> None:
+    """Interpreted: a prompt's pages go to the host, are overwritten, and come back elsewhere."""
+
+    def last(device: str) -> RowResult:
+        runner = ModelRunner(
+            checkpoint, ModelConfig.from_folder(checkpoint), dtype="float32", device=device,
+            num_pages=8, page_size=8, num_host_pages=4, max_running_requests=2, max_model_len=64,
+        )  # fmt: skip
+        sampling = SamplingParams(temperature=0.0, logprobs=0)
+        first = Row(0, 0, 0, tuple(range(5, 21)), PageUpdate(0, (3, 6)))
+        other = Row(1, 1, 0, tuple(range(60, 76)), PageUpdate(0, (3, 6)))
+        then = Row(0, 0, 16, (7,), PageUpdate(0, (5, 1, 2)), sampling=sampling)
+        store = Transfer("store", array("i", [3, 6]), array("i", [2, 0]))
+        load = Transfer("load", array("i", [5, 1]), array("i", [2, 0]))
+        plans = [
+            StepPlan(0, (first,)),
+            StepPlan(1, (other,), transfers=(store,)),
+            StepPlan(2, (then,), transfers=(load,)),
+        ]
+        return [runner.submit(plan).result() for plan in plans][-1].rows[0]
+
+    found, expected = last("cuda"), last("cpu")
+    assert found.token_id == expected.token_id
+    assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
 
 
 def test_a_pinned_pool_is_as_large_as_a_plain_one(model_config: ModelConfig) -> None:

@@ -1,0 +1,84 @@
+"""Partial results of attention put together: split KV (Flash-Decoding, Dao et al. 2023) and the
+levels of a cascade (FlashInfer, Ye et al. 2024).
+
+A partial result is normalized and comes with the logarithm, to base 2, of the sum of its
+exponentials; with these as weights parts are averaged in float32, in the work list's order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .attention_tiles import padded_head_dim
+from .language import tl, triton
+
+# Below every score, and finite: the difference of two of them is 0 and not NaN.
+_LOWEST = tl.constexpr(-1e38)
+_RESIDENTS = 8  # programs that a multiprocessor holds at once
+
+
+def merge_partials(
+    partial_start: Tensor, partials: Tensor, partial_sums: Tensor, out: Tensor
+) -> None:
+    """Write the tokens that have parts to out [T, num_heads, head_dim]; the others stay.
+
+    partials [any, num_heads, head_dim] and partial_sums [any, num_heads] float32: those of token t
+    are partial_start[t] .. partial_start[t + 1], int32 [at most T + 1].
+    """
+    num_tokens, num_heads, head_dim = out.shape
+    block_d = padded_head_dim(head_dim)
+    _merge_partials[(num_programs(out.device, _RESIDENTS),)](
+        partial_start, partials, partial_sums, out, min(num_tokens, len(partial_start) - 1),
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_P=8, BLOCK_H=max(1, min(4, 1024 // block_d)),
+        BLOCK_D=block_d, num_warps=4,
+    )  # fmt: skip
+
+
+def num_programs(device: torch.device, residents: int) -> int:
+    """As many as the device holds at once; a few in the interpreter, which runs one at a time."""
+    if device.type != "cuda":
+        return 3
+    return residents * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _merge_partials(
+    partial_start, partials, partial_sums, out, num_tokens,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A program takes every num_programs-th pair of a token and BLOCK_H heads; where the token has
+    partial results, their sum weighted by their shares, BLOCK_P at a time."""
+    HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
+    offs_p = tl.arange(0, BLOCK_P)
+    offs_d = tl.arange(0, BLOCK_D)
+    for pair in range(tl.program_id(0), num_tokens * HEAD_BLOCKS, tl.num_programs(0)):
+        token = pair // HEAD_BLOCKS
+        first = tl.load(partial_start + token)
+        end = tl.load(partial_start + token + 1)
+        if end > first:
+            head = pair % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+            is_number = (head < NUM_HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :]
+            m = tl.full([BLOCK_H], _LOWEST, tl.float32)
+            total = tl.zeros([BLOCK_H], tl.float32)
+            acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+            for start in range(first, end, BLOCK_P):
+                place = (start + offs_p).to(tl.int64)[:, None] * NUM_HEADS
+                place += tl.minimum(head, NUM_HEADS - 1)[None, :]
+                is_partial = start + offs_p < end
+                sums = tl.load(partial_sums + place, mask=is_partial[:, None], other=float("-inf"))
+                values = tl.load(
+                    partials + place[:, :, None] * HEAD_DIM + offs_d[None, None, :],
+                    mask=is_partial[:, None, None] & (offs_d < HEAD_DIM)[None, None, :],
+                    other=0.0,
+                )
+                m_new = tl.maximum(m, tl.max(sums, 0))
+                weights = tl.exp2(sums - m_new[None, :])
+                decay = tl.exp2(m - m_new)
+                total = total * decay + tl.sum(weights, 0)
+                acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * values, 0)
+                m = m_new
+            result = (acc / total[:, None]).to(out.dtype.element_ty)
+            place = token * NUM_HEADS + head.to(tl.int64)
+            tl.store(out + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=is_number)
