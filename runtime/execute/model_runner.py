@@ -6,7 +6,6 @@ differs between a CPU (`in_order`) and an accelerator (`queued`); what both shar
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from ...errors import InvalidRequest
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
+from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.queued_transfer import QueuedKVTransfer
@@ -30,7 +30,7 @@ from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
 from .accelerator import Accelerator, accelerator_for
-from .graphs import DEFAULT_GRAPH_MAX_TOKENS, GraphForward, graph_sizes
+from .graphs import GraphForward, graph_sizes
 from .in_order import InOrderSteps
 from .inputs import InputBuilder
 from .queued import QueuedSteps
@@ -45,8 +45,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 _GREEDY = SamplingParams(temperature=0.0)
-
-log = logging.getLogger(__name__)
 
 
 class ModelRunner:

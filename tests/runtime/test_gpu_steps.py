@@ -2,7 +2,7 @@
 
 In float64 through the reference kernels, with attention plans that are data (device_plans.py), so
 that all of staging, padding, graphs and late answers is run, and only the kernels are others. The
-kernels themselves: tests/end_to_end/test_cuda_interpreted.py.
+kernels themselves: test_gpu_interpreted.py.
 """
 
 from __future__ import annotations
