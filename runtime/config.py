@@ -28,12 +28,11 @@ class EngineConfig:
 
     model: Path = EMBEDDED_MODEL
     served_model_name: str | None = None  # None: the folder's name
-    dtype: str = "auto"  # auto: bfloat16 where the CPU computes in it, else float32
-    device: str = "cpu"  # or cuda, cuda:N
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"  # dummy: random weights
-    kernels: Literal["auto", "cpu", "triton", "reference"] = (
-        "auto"  # auto: the fastest that runs here
-    )
+    dtype: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
+    device: str = "cpu"  # or cuda, cuda:N
+    kernels: Literal["auto", "cpu", "triton", "reference"] = "auto"  # auto: the fastest there
+    cuda_graph_max_tokens: int = 512  # steps of up to so many are captured on a GPU; 0: none
     max_model_len: int | None = None  # None: what the model was made for
     page_size: int = 1  # tokens
     mem_fraction: float | None = None  # of the memory available, for KV; None: the device's default
@@ -48,7 +47,6 @@ class EngineConfig:
     host_kv_tokens: int = 0  # tokens of KV in host memory, behind the device's; 0: none
     kv_store: Path | None = None  # folder that keeps prefixes over restarts
     kv_store_gb: float = 4.0  # at most, in 10^9 bytes
-    cuda_graph_max_tokens: int = 512  # of the largest step that is recorded on a GPU
     disable_overlap: bool = False  # plan a step only when the one before is done
     disable_jump_forward: bool = False  # compute what a grammar forces token by token
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S  # seconds that compiling one may take
@@ -57,16 +55,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _require("dtype", self.dtype, self.dtype in DTYPES, f"one of {DTYPES}")
-        is_device = re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None
+        is_device = re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device) is not None
         _require("device", self.device, is_device, "cpu, cuda or cuda:N")
-        _require(
-            "load_format",
-            self.load_format,
-            self.load_format in LOAD_FORMATS,
-            f"one of {LOAD_FORMATS}",
-        )
-        _require_range("cuda_graph_max_tokens", self.cuda_graph_max_tokens, 0, 1 << 16)
+        formats = LOAD_FORMATS
+        _require("load_format", self.load_format, self.load_format in formats, f"one of {formats}")
         _require("kernels", self.kernels, self.kernels in KERNELS, f"one of {KERNELS}")
+        if self.device == "cpu":
+            fits = self.kernels != "triton"
+            _require("kernels", self.kernels, fits, "another with device=cpu")
+        _require_range("cuda_graph_max_tokens", self.cuda_graph_max_tokens, 0, 1 << 20)
         policy_of(self.schedule_policy)
         tenant_weights(self.tenant_weights)
         _require_range("page_size", self.page_size, 1, 256)
@@ -116,27 +113,30 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name shown to clients (default: folder's)")
     add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
     add(
-        "--device", default="cpu", help="where to compute: cpu, cuda, cuda:N (default: %(default)s)"
+        "--device",
+        default="cpu",
+        metavar="DEVICE",
+        help="where to compute: cpu, cuda or cuda:N (default: %(default)s)",
+    )
+    add(
+        "--kernels",
+        choices=KERNELS,
+        default="auto",
+        help="the fastest there, torch calls only, a GPU's own or an error, or the plain reference "
+        "(default: %(default)s)",
     )
     add(
         "--load-format",
         choices=LOAD_FORMATS,
         default="auto",
-        help="dummy: random weights of the config's shapes (default: %(default)s)",
+        help="dummy: random weights of the model's shapes, for benchmarks (default: %(default)s)",
     )
     add(
         "--cuda-graph-max-tokens",
         type=int,
         default=512,
         metavar="N",
-        help="on a GPU, record steps of up to N tokens at start; 0: none (default: %(default)s)",
-    )
-    add(
-        "--kernels",
-        choices=KERNELS,
-        default="auto",
-        help="the fastest here, torch calls on a CPU, Triton's, or the plain reference "
-        "(default: %(default)s)",
+        help="capture steps of up to N tokens on a GPU; 0: none (default: %(default)s)",
     )
     add("--max-model-len", type=int, metavar="N", help="context length (default: the model's)")
     add(

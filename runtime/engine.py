@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -19,6 +20,7 @@ from .chat_template import ChatTemplate
 from .config import EngineConfig
 from .embedding_config import EmbeddingConfig
 from .grammar_compiler import GrammarCompiler
+from .graph_progress import graph_progress
 from .memory.block_key import KVLayout
 from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
@@ -266,11 +268,11 @@ class LoadedModel:
             max_running_requests=config.max_running_requests,
             max_model_len=config.max_model_len,
             max_step_tokens=config.chunked_prefill_size,
-            max_graph_tokens=config.cuda_graph_max_tokens,
+            graph_max_tokens=config.cuda_graph_max_tokens,
             kernels=config.kernels,
             load_format=config.load_format,
         )
-        self.runner.warm_up()
+        self.runner.warm_up(graph_progress(sys.stderr))
         self.engine = Engine(
             self.runner,
             num_pages=self.runner.num_pages,

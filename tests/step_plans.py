@@ -66,11 +66,15 @@ class PlanDriver:
 
     def step(self, feeds: Sequence[Feed]) -> tuple[RowResult, ...]:
         """Execute one plan with a row for each feed."""
-        rows = tuple(self._row(feed) for feed in feeds)
-        self._num_steps += 1
-        result = self.runner.execute(StepPlan(self._num_steps, rows))
+        result = self.runner.execute(self.plan(feeds))
         assert result.step_id == self._num_steps
         return result.rows
+
+    def plan(self, feeds: Sequence[Feed]) -> StepPlan:
+        """The next plan, with a row for each feed."""
+        rows = tuple(self._row(feed) for feed in feeds)
+        self._num_steps += 1
+        return StepPlan(self._num_steps, rows)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int = 10**6

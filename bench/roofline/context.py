@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -66,8 +65,3 @@ class Context:
 
 
 Section = Callable[[Context], Iterator[Row]]
-
-
-def package_root() -> Path:
-    """The folder of this package's sources."""
-    return Path(__file__).resolve().parents[2]

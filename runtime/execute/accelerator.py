@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -40,7 +40,7 @@ class Accelerator(Protocol):
     def is_interpreted(self) -> bool:
         """Whether kernels run in Triton's interpreter."""
 
-    def queue(self) -> AbstractContextManager[None]:
+    def queue(self) -> contextmanager[None]:
         """Within it, torch and the kernels queue their work on this accelerator's stream."""
 
     def pinned(self, num_bytes: int) -> Tensor:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
-from ..step import Adjustment, Row
-from .row_results import sampling_of
+from ..step import Adjustment
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,20 +34,6 @@ class RowAdjustment:
     params: SamplingParams
     adjustment: Adjustment
     latest: int = -1  # which token of the step before ends the output; -1: the output is known
-
-
-def adjusted_rows(rows: Sequence[Row]) -> list[RowAdjustment]:
-    """Those of the rows that sample whose logits are changed."""
-    return [
-        RowAdjustment(
-            place,
-            sampling_of(row),
-            row.adjustment,
-            -1 if row.from_previous is None else row.from_previous,
-        )
-        for place, row in enumerate(rows)
-        if row.adjustment is not None
-    ]
 
 
 def adjusted_arrays(rows: Sequence[RowAdjustment], vocab_size: int) -> dict[str, npt.NDArray[Any]]:

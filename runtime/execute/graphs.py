@@ -1,53 +1,201 @@
-"""Recorded work for an accelerator: which sizes there are, and what was recorded for each.
+"""The forward pass of a step on an accelerator, captured in a graph for each padded size.
 
-Attention is data (kernels/triton/work_list.py), so a recording holds for every step of up to so
-many tokens, whatever they are: decode rows, prompt chunks, shared segments. Hence whole steps are
-recorded, mixed ones too, with nothing run piecewise between.
+What rows attend to is data, and so are the rows' pages, positions and number: a step of any mix of
+prompt chunks and decodes fills the arrays of the next larger size and replays that size's graph.
+The arrays lie in one buffer of fixed layout, into which a step's are copied on the device.
+
+    a step of 21 tokens   |token_ids 21 + 3|sources 21 + 3|...|attention's lists, as for 24 tokens|
+
+Tokens of padding have no attention, and write their KV to a spare page that no row has. The pass
+ends with the logits of the rows that sample, so that a decode step is this one launch and sampling.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...kernels.ops import DevicePlan
+from ...kernels.registry import Kernels
+from ..memory.device_pool import DeviceKVPool
+from ..models.registry import CausalLM
 from .accelerator import Accelerator
+from .inputs import NO_SOURCE, ForwardBatch, StepInputs, WantedLogits
+from .staging import Field, Staged, num_bytes_of
 
-# Past this many tokens a step of a large model takes longer than its launches, which then cost
-# nothing (8 launches a layer at some 10 us: a guess).
-DEFAULT_MAX_GRAPH_TOKENS = 512
+Arrays = dict[str, npt.NDArray[Any]]
+
+# Tokens of a step that are captured, unless told: past them the device works longer on a step than
+# the host takes to launch it (some 350 launches at 8 us, against 11 ms for 512 tokens of an 8B
+# model on an H200; counted, not measured).
+DEFAULT_GRAPH_MAX_TOKENS = 512
+# (from, step): sizes go up by `step` from there. Small ones are decode steps, whose time does not
+# depend on padding; from 64 on at most an eighth of a size is padding, and products are cut in
+# blocks of 64 or 128 tokens anyhow.
+_STEPS = ((8, 8), (256, 32), (512, 64), (1024, 128), (2048, 256))
+_SMALL = (1, 2, 4)
+_ATTENTION = "attention."
 
 
-def padded_sizes(max_tokens: int) -> list[int]:
-    """Ascending: close where a padded row costs a share of the step, an eighth apart above."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(320, 513, 64), *range(640, 1025, 128)]
-    sizes += range(1280, max_tokens + 256, 256)
-    return [size for size in sizes if size <= max_tokens]
+def graph_sizes(max_tokens: int) -> tuple[int, ...]:
+    """The padded sizes for steps of up to `max_tokens` tokens, ascending; none for 0.
+
+    Every step of at most `max_tokens` tokens fits the last one.
+    """
+    if max_tokens == 0:
+        return ()
+    sizes = list(_SMALL)
+    for (first, step), end in zip(_STEPS, [start for start, _ in _STEPS[1:]] + [max_tokens]):
+        sizes += range(first, end, step)
+    sizes.append(-(-max_tokens // 8) * 8 if max_tokens > _SMALL[-1] else max_tokens)
+    return tuple(sorted({*takewhile(lambda size: size < max_tokens, sizes), sizes[-1]}))
 
 
-class Graphs:
-    """Owns the recordings."""
+@dataclass(frozen=True, slots=True)
+class PreparedForward:
+    """A step's forward pass on the host: what has to be on the device before `GraphForward` runs
+    it."""
 
-    def __init__(self, accelerator: Accelerator, max_tokens: int) -> None:
-        """max_tokens: of the largest step that is recorded; 0: none is."""
+    arrays: Arrays
+    attention: object  # a DevicePlan, or what the kernels take as it is
+    padded_tokens: int | None  # None: the step is not padded, nor captured
+    num_sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    inputs: Staged  # at fixed addresses
+    replay: Callable[[], None]
+    # NOTE: the graph reads what the plan holds; it must live as long.
+    attention: object
+
+
+class GraphForward:
+    """Owns the graphs, and the page table and the tokens sampled last, which graphs read.
+
+    Invariant: results of a captured step are in the same tensors as those of any other, valid until
+    the next call.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kernels: Kernels,
+        pool: DeviceKVPool,
+        accelerator: Accelerator,
+        *,
+        table_shape: tuple[int, int],
+        num_heads: int,
+        hidden_size: int,
+        vocab_size: int,
+        sizes: tuple[int, ...],
+    ) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._pool = pool
         self._accelerator = accelerator
-        self.sizes = padded_sizes(max_tokens)
-        self._recorded: dict[Hashable, Callable[[], None]] = {}
+        self._num_heads = num_heads
+        self._max_rows = table_shape[0]
+        self._graphs: dict[int, _Graph] = {}
+        self.sizes = sizes
+        device = accelerator.device
+        self.page_table = torch.zeros(table_shape, dtype=torch.int32, device=device)
+        # [max_running_requests] int64, by row of the plan before
+        self.previous = torch.zeros(self._max_rows, dtype=torch.int64, device=device)
+        largest = sizes[-1] if sizes else 0
+        dtype = pool.layers[0].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        self._hidden = torch.empty((largest, hidden_size), dtype=dtype, device=device)
+        self._logits = torch.empty(
+            (min(largest, self._max_rows), vocab_size), dtype=wide, device=device
+        )
 
-    def __len__(self) -> int:
-        return len(self._recorded)
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
 
-    def padded(self, num_tokens: int) -> int | None:
-        """The size that a step of so many tokens is recorded at; None: it is too large."""
-        index = bisect_left(self.sizes, num_tokens)
-        return self.sizes[index] if index < len(self.sizes) else None
+    def prepare(self, inputs: StepInputs, wanted: WantedLogits) -> PreparedForward:
+        """Lay out the step's arrays, padded where a size fits."""
+        padded = self._padded_size(inputs.num_tokens)
+        layer = self._pool.layers[0]
+        attention = self._kernels.plan_attention(
+            inputs.attention_rows, layer, self._num_heads, padded_tokens=padded
+        )
+        if not isinstance(attention, DevicePlan):
+            padded = None  # the plan holds this step's integers: nothing to replay
+        tokens = wanted.sampled_tokens
+        if tokens is None:
+            tokens = np.arange(len(wanted.sampled_rows))
+        size = inputs.num_tokens if padded is None else padded
+        num_rows = len(tokens) if padded is None else min(padded, self._max_rows)
+        spare_slot = self._pool.num_pages * self._pool.page_size
+        arrays: Arrays = {
+            "token_ids": _padded(inputs.token_ids, size, 0),
+            "sources": _padded(inputs.sources, size, NO_SOURCE),
+            "positions": _padded(inputs.positions, size, 0),
+            "slots": _padded(inputs.slots, size, spare_slot),
+            "sampled_tokens": _padded(tokens, num_rows, 0),
+        }
+        if isinstance(attention, DevicePlan):
+            arrays |= {_ATTENTION + name: array for name, array in attention.arrays.items()}
+        return PreparedForward(arrays, attention, padded, len(tokens))
 
-    def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Queue what was recorded under `key`, or do `work` and record it.
-
-        NOTE: the recording reads and writes the tensors of its first time; later contents must
-        have been put there.
-        """
-        if key in self._recorded:
-            self._recorded[key]()
+    def __call__(self, prepared: PreparedForward, staged: Staged) -> tuple[Tensor, Tensor | None]:
+        """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample;
+        None: no row does."""
+        if prepared.padded_tokens is None:
+            hidden, logits = self._run(staged, self._bound(prepared.attention, staged))
+            return hidden, logits if prepared.num_sampled else None
+        graph = self._graphs.get(prepared.padded_tokens)
+        if graph is None:
+            self._graphs[prepared.padded_tokens] = self._captured(prepared, staged)
         else:
-            self._recorded[key] = self._accelerator.capture(work)
+            graph.inputs.buffer.copy_(staged.buffer[: len(graph.inputs.buffer)])
+            graph.replay()
+        logits = self._logits[: prepared.num_sampled]
+        return self._hidden[: prepared.padded_tokens], logits if prepared.num_sampled else None
+
+    def _padded_size(self, num_tokens: int) -> int | None:
+        place = bisect_left(self.sizes, num_tokens)
+        return self.sizes[place] if place < len(self.sizes) else None
+
+    def _captured(self, prepared: PreparedForward, staged: Staged) -> _Graph:
+        """A graph of this size; its first run is this step's."""
+        own: dict[str, Field] = {name: staged.fields[name] for name in prepared.arrays}
+        inputs = Staged(staged.buffer[: num_bytes_of(own.values())].clone(), own)
+        attention = self._bound(prepared.attention, inputs)
+
+        def run() -> None:
+            hidden, logits = self._run(inputs, attention)
+            self._hidden[: len(hidden)].copy_(hidden)
+            self._logits[: len(logits)].copy_(logits)
+
+        return _Graph(inputs, self._accelerator.capture(run), attention)
+
+    def _run(self, at: Staged, attention: object) -> tuple[Tensor, Tensor]:
+        token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
+        batch = ForwardBatch(token_ids, at["positions"], at["slots"], self._pool.layers, attention)
+        hidden = self._model.forward(token_ids, batch.positions, batch)
+        return hidden, self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
+
+    def _bound(self, attention: object, at: Staged) -> object:
+        if not isinstance(attention, DevicePlan):
+            return attention
+        lists: Mapping[str, Tensor] = {name: at[_ATTENTION + name] for name in attention.arrays}
+        return attention.bind(lists, self.page_table)
+
+
+def _padded(array: npt.NDArray[np.int64], size: int, filler: int) -> npt.NDArray[np.int64]:
+    if len(array) == size:
+        return array
+    whole = np.full(size, filler, dtype=np.int64)
+    whole[: len(array)] = array
+    return whole

@@ -1,4 +1,4 @@
-"""From a `StepPlan` of plain integers to the arrays and tensors of one forward pass.
+"""From a `StepPlan` of plain integers to what one forward pass takes.
 
     row 0          row 1      row 2
     |..............|.|........|....|      the flat token axis, T tokens
@@ -15,17 +15,15 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ...kernels.attention_rows import AttentionRows
-from ...kernels.registry import Kernels
 from ..step import Row, StepPlan
 
 Int64Array = npt.NDArray[np.int64]
 
-# In `previous_tokens`: the row sampled nothing.
-NO_TOKEN = -1
+# In `StepInputs.sources`: the token is known.
+NO_SOURCE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,150 +32,13 @@ class ForwardBatch:
 
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64, of each token in its own sequence
-    slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct
+    slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct but for padding
     kv_layers: tuple[Tensor, ...]  # per layer [2, num_kv_heads, num_slots, head_dim]
     attention: object  # what the kernels' plan_attention made of the R rows
 
 
 @dataclass(frozen=True, slots=True)
-class WantedLogits:
-    """Which of the step's T hidden states are turned into logits, or summed. N sampled, M
-    scored."""
-
-    sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample
-    sampled_tokens: Int64Array  # [N] on the token axis
-    is_every_token: bool  # these are all tokens of the step, in order
-    sampled_positions: Int64Array  # [N] position that the new token will have
-    scored_rows: tuple[int, ...]  # rows of the plan with targets
-    scored_tokens: Int64Array  # [M] on the token axis, row after row
-    target_ids: Int64Array  # [M]
-    num_tops: tuple[int, ...]  # [M], how many of the best tokens are told beside each
-    pooled: tuple[tuple[int, int, int], ...]  # (row of the plan, first, end on the token axis)
-
-
-class PageTable:
-    """Page ids by table row: `entries` [max_running_requests, max_pages] int32.
-
-    A row's entries past what updates have written are stale and must not be read.
-    """
-
-    def __init__(self, max_running_requests: int, max_pages: int) -> None:
-        self.entries = np.zeros((max_running_requests, max_pages), dtype=np.int32)
-
-    def apply(self, rows: Sequence[Row]) -> None:
-        """Write the rows' updates; most are one page (decode), taken in one assignment."""
-        single_rows, single_firsts, single_pages = [], [], []
-        for row in rows:
-            update = row.page_update
-            if update is None:
-                continue
-            if len(update.pages) == 1:
-                single_rows.append(row.table_row)
-                single_firsts.append(update.first)
-                single_pages.append(update.pages[0])
-            else:
-                last = update.first + len(update.pages)
-                self.entries[row.table_row, update.first : last] = update.pages
-        if single_rows:
-            self.entries[single_rows, single_firsts] = single_pages
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """A step's inputs as host arrays. T tokens, R rows."""
-
-    layout: Layout
-    input_ids: Int64Array  # [T], 0 where `sources` says which token it is
-    sources: dict[int, int]  # by place on the token axis: a row of the previous plan
-    positions: Int64Array  # [T]
-    slots: Int64Array  # [T], where each token's KV goes
-    attention: AttentionRows
-
-
-class StepInputBuilder:
-    """Lays out the rows of each step; owns the page table."""
-
-    def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
-        self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
-        self._page_size = page_size
-
-    def build(self, plan: StepPlan) -> StepInputs:
-        """Takes in the plan's page updates, too."""
-        rows = plan.rows
-        self.page_table.apply(rows)
-        layout = Layout.of(rows)
-        positions = layout.positions()
-        input_ids = np.fromiter(
-            chain.from_iterable([row.input_ids for row in rows]), np.int64, layout.num_tokens
-        )
-        return StepInputs(
-            layout=layout,
-            input_ids=input_ids,
-            sources={
-                int(layout.query_start[index]): row.from_previous
-                for index, row in enumerate(rows)
-                if row.from_previous is not None
-            },
-            positions=positions,
-            slots=self._slots(layout, positions),
-            attention=AttentionRows(
-                query_start=layout.query_start.astype(np.int32),
-                seq_lens=(layout.starts + layout.lengths).astype(np.int32),
-                page_table=self.page_table.entries,
-                table_rows=layout.table_rows.astype(np.int32),
-                page_size=self._page_size,
-                segments=_segments(plan),
-            ),
-        )
-
-    def _slots(self, layout: Layout, positions: Int64Array) -> Int64Array:
-        table_rows = layout.table_rows[layout.row_of_token()]
-        pages, offsets = np.divmod(positions, self._page_size)
-        entries = self.page_table.entries[table_rows, pages].astype(np.int64)
-        slots: Int64Array = entries * self._page_size + offsets
-        return slots
-
-
-class InputBuilder:
-    """Builds the batch of each step on a CPU; borrows the KV pool's tensors."""
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        kv_layers: tuple[Tensor, ...],
-        *,
-        num_heads: int,
-        page_size: int,
-        max_running_requests: int,
-        max_model_len: int,
-    ) -> None:
-        self._steps = StepInputBuilder(
-            page_size=page_size,
-            max_running_requests=max_running_requests,
-            max_model_len=max_model_len,
-        )
-        self._kernels = kernels
-        self._kv_layers = kv_layers
-        self._num_heads = num_heads
-
-    def build(self, plan: StepPlan, previous_tokens: Int64Array) -> tuple[ForwardBatch, Layout]:
-        """`previous_tokens` [rows of the previous plan]: what each sampled, or NO_TOKEN."""
-        inputs = self._steps.build(plan)
-        _fill_from_previous(inputs, previous_tokens)
-        batch = ForwardBatch(
-            input_ids=torch.from_numpy(inputs.input_ids),
-            positions=torch.from_numpy(inputs.positions),
-            slot_mapping=torch.from_numpy(inputs.slots),
-            kv_layers=self._kv_layers,
-            attention=self._kernels.plan_attention(
-                inputs.attention, self._kv_layers[0], self._num_heads
-            ),
-        )
-        return batch, inputs.layout
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
+class StepLayout:
     """Where the R rows lie on the token axis."""
 
     table_rows: Int64Array  # [R]
@@ -186,7 +47,7 @@ class Layout:
     query_start: Int64Array  # [R + 1]
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Layout:
+    def of(cls, rows: Sequence[Row]) -> StepLayout:
         lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int64)
         assert len(rows) and int(lengths.min()) > 0, "a plan has rows, and each row has inputs"
         query_start = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -221,13 +82,130 @@ class Layout:
         return np.arange(self.num_tokens) + shift
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What goes into a forward pass, on the host. T tokens, R rows."""
+
+    layout: StepLayout
+    token_ids: Int64Array  # [T], 0 where the token is not known yet
+    sources: Int64Array  # [T] row of the previous plan that sampled the token, or NO_SOURCE
+    positions: Int64Array  # [T]
+    slots: Int64Array  # [T]
+    attention_rows: AttentionRows
+
+    @property
+    def num_tokens(self) -> int:
+        return self.layout.num_tokens
+
+    def check_sources(self, is_sampled: npt.NDArray[np.bool_]) -> None:
+        """is_sampled [rows of the previous plan]: which of them sampled a token."""
+        taken = self.sources[self.sources != NO_SOURCE]
+        assert is_sampled[taken].all(), "from_previous names a row that sampled nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogits:
+    """Which of the step's T hidden states are turned into logits, or summed. N sampled, M
+    scored."""
+
+    sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample
+    sampled_tokens: Int64Array | None  # [N] on the token axis; None: every token, in order
+    sampled_positions: Int64Array  # [N] position that the new token will have
+    scored_rows: tuple[int, ...]  # rows of the plan with targets
+    scored_tokens: Int64Array | None  # [M] on the token axis, row after row; None: M = 0
+    target_ids: Int64Array  # [M]
+    pooled: tuple[tuple[int, int, int], ...]  # (row of the plan, first, end on the token axis)
+
+
+class PageTable:
+    """Page ids by table row: `entries` [max_running_requests, max_pages] int32.
+
+    A row's entries past what updates have written are stale and must not be read.
+    """
+
+    def __init__(self, max_running_requests: int, max_pages: int) -> None:
+        self.entries = np.zeros((max_running_requests, max_pages), dtype=np.int32)
+
+    def apply(self, rows: Sequence[Row]) -> None:
+        """Write the rows' updates; most are one page (decode), taken in one assignment."""
+        single_rows, single_firsts, single_pages = [], [], []
+        for row in rows:
+            update = row.page_update
+            if update is None:
+                continue
+            if len(update.pages) == 1:
+                single_rows.append(row.table_row)
+                single_firsts.append(update.first)
+                single_pages.append(update.pages[0])
+            else:
+                last = update.first + len(update.pages)
+                self.entries[row.table_row, update.first : last] = update.pages
+        if single_rows:
+            self.entries[single_rows, single_firsts] = single_pages
+
+
+class InputBuilder:
+    """Reads plans, one after the other; owns the host's page table."""
+
+    def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
+        self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
+        self._page_size = page_size
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """Apply the plan's page updates and lay out its tokens."""
+        rows = plan.rows
+        self.page_table.apply(rows)
+        layout = StepLayout.of(rows)
+        positions = layout.positions()
+        token_ids = np.fromiter(
+            chain.from_iterable([row.input_ids for row in rows]), np.int64, layout.num_tokens
+        )
+        attention_rows = AttentionRows(
+            query_start=layout.query_start.astype(np.int32),
+            seq_lens=(layout.starts + layout.lengths).astype(np.int32),
+            page_table=self.page_table.entries,
+            table_rows=layout.table_rows.astype(np.int32),
+            page_size=self._page_size,
+            segments=_segments(plan),
+        )
+        return StepInputs(
+            layout=layout,
+            token_ids=token_ids,
+            sources=_sources(rows, layout),
+            positions=positions,
+            slots=self._slots(layout, positions),
+            attention_rows=attention_rows,
+        )
+
+    def _slots(self, layout: StepLayout, positions: Int64Array) -> Int64Array:
+        table_rows = layout.table_rows[layout.row_of_token()]
+        pages, offsets = np.divmod(positions, self._page_size)
+        entries = self.page_table.entries[table_rows, pages].astype(np.int64)
+        slots: Int64Array = entries * self._page_size + offsets
+        return slots
+
+
 def _segments(plan: StepPlan) -> npt.NDArray[np.int32]:
     """[S, 4], the columns of AttentionRows.segments."""
     columns = [(s.token_start, s.token_end, s.row_start, s.row_end) for s in plan.segments]
     return np.array(columns, dtype=np.int32).reshape(-1, 4)
 
 
-def wanted_logits(plan: StepPlan, layout: Layout) -> WantedLogits:
+def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
+    """[U, 3], the columns of `ops.UpdatePages`."""
+    updates = [(row.table_row, row.page_update) for row in rows if row.page_update is not None]
+    lengths = [len(update.pages) for _, update in updates]
+    columns = np.empty((sum(lengths), 3), dtype=np.int32)
+    columns[:, 0] = np.repeat(np.array([row for row, _ in updates], dtype=np.int32), lengths)
+    ends = np.cumsum(np.array(lengths, dtype=np.int32), dtype=np.int32)
+    shift = np.array([update.first for _, update in updates], dtype=np.int32) + lengths - ends
+    columns[:, 1] = np.arange(len(columns), dtype=np.int32) + np.repeat(shift, lengths)
+    pages = chain.from_iterable([update.pages for _, update in updates])
+    columns[:, 2] = np.fromiter(pages, np.int32, len(columns))
+    return columns
+
+
+def wanted_logits(plan: StepPlan, layout: StepLayout) -> WantedLogits:
     """Which hidden states the plan's rows ask logits of."""
     rows = plan.rows
     sampled = tuple(index for index, row in enumerate(rows) if row.sampling is not None)
@@ -237,16 +215,12 @@ def wanted_logits(plan: StepPlan, layout: Layout) -> WantedLogits:
     last_tokens = layout.query_start[1:][sampled_list] - 1
     return WantedLogits(
         sampled_rows=sampled,
-        sampled_tokens=last_tokens,
-        is_every_token=is_every_token,
+        sampled_tokens=None if is_every_token else last_tokens,
         sampled_positions=(layout.starts + layout.lengths)[sampled_list],
         scored_rows=scored,
-        scored_tokens=_scored_tokens(rows, scored, layout),
+        scored_tokens=_scored_tokens(rows, scored, layout) if scored else None,
         target_ids=np.array(
             [token_id for index in scored for token_id in rows[index].target_ids], dtype=np.int64
-        ),
-        num_tops=tuple(
-            rows[index].num_top_targets for index in scored for _ in rows[index].target_ids
         ),
         pooled=tuple(
             (index, int(layout.query_start[index]) + first, int(layout.query_start[index + 1]))
@@ -256,18 +230,19 @@ def wanted_logits(plan: StepPlan, layout: Layout) -> WantedLogits:
     )
 
 
-def _fill_from_previous(inputs: StepInputs, previous_tokens: Int64Array) -> None:
-    """Replace the placeholders of rows that continue a row of the previous plan."""
-    if not inputs.sources:
-        return
-    tokens = previous_tokens[list(inputs.sources.values())]
-    assert int(tokens.min()) >= 0, "from_previous names a row that sampled nothing"
-    inputs.input_ids[list(inputs.sources)] = tokens
+def _sources(rows: Sequence[Row], layout: StepLayout) -> Int64Array:
+    """[T], see StepInputs; a row that continues another has one input."""
+    sources: Int64Array = np.full(layout.num_tokens, NO_SOURCE, dtype=np.int64)
+    pairs = [(i, row.from_previous) for i, row in enumerate(rows) if row.from_previous is not None]
+    if pairs:
+        taking, taken = zip(*pairs, strict=True)
+        sources[layout.query_start[list(taking)]] = taken
+    return sources
 
 
-def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: Layout) -> Int64Array:
+def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: StepLayout) -> Int64Array:
     """[M] places on the token axis of all targets, row after row."""
-    parts = [np.zeros(0, dtype=np.int64)]
+    parts = []
     for index in scored:
         row = rows[index]
         first = int(layout.query_start[index]) + row.target_start

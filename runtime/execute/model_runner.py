@@ -1,12 +1,14 @@
-"""Carries out step plans: owns the model, its KV pool and the page table of one device.
+"""The device half of one engine: loads the model, sizes its KV pool, and carries out step plans.
 
-Decides nothing: which rows run, with which pages, comes in with the plan. How a step is run is
-in_order.py's on a CPU and queued.py's on an accelerator.
+Decides nothing: which rows run, with which pages, comes in with the plan. How a step is carried out
+differs between a CPU (`in_order`) and an accelerator (`queued`); what both share lies here.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -14,11 +16,10 @@ import torch
 
 from ...errors import InvalidRequest
 from ...kernels.registry import KernelMode, Kernels, select_kernels
-from ...kernels.triton.availability import is_interpreted
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.queued_transfer import QueuedKVTransfer
-from ..memory.sizing import activation_bytes, num_pages_for
+from ..memory.sizing import num_pages_for, step_bytes
 from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
@@ -28,12 +29,13 @@ from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
 from .accelerator import Accelerator, accelerator_for
-from .graphs import DEFAULT_MAX_GRAPH_TOKENS
+from .graphs import DEFAULT_GRAPH_MAX_TOKENS, GraphForward, graph_sizes
 from .in_order import InOrderSteps
 from .inputs import InputBuilder
-from .queued import QueuedSteps, StepSizes
+from .queued import QueuedSteps
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -41,9 +43,9 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# Of what is free on a GPU once the weights are there, for KV (vLLM's and SGLang's shares are
-# similar); activations and graphs are taken off before.
-DEFAULT_GPU_MEM_FRACTION = 0.9
+_GREEDY = SamplingParams(temperature=0.0)
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -58,7 +60,7 @@ class ModelRunner:
         model_config: ModelConfig,
         *,
         dtype: torch.dtype | str = "auto",
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
         num_pages: int | None = None,
         max_total_tokens: int | None = None,
         mem_fraction: float | None = None,
@@ -67,36 +69,41 @@ class ModelRunner:
         max_running_requests: int = 64,
         max_model_len: int | None = None,
         max_step_tokens: int = 2048,
-        max_graph_tokens: int = DEFAULT_MAX_GRAPH_TOKENS,
+        graph_max_tokens: int = DEFAULT_GRAPH_MAX_TOKENS,
         kernels: KernelMode | Kernels = "auto",
         load_format: LoadFormat = "auto",
         on_progress: ProgressCallback | None = None,
     ) -> None:
         """Loads the weights, then takes KV memory: `num_pages`, or `max_total_tokens`, or
-        `mem_fraction` of what is free then.
-
-        device: "cpu", "cuda" or "cuda:N". max_step_tokens: of the largest plan; memory for its
-        activations is left free on a GPU. max_graph_tokens: steps of up to so many tokens are
-        recorded there; 0: none.
+        `mem_fraction` of what is free then. Steps of up to `graph_max_tokens` tokens are captured
+        on a GPU.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
-            InvalidRequest: an argument out of range, or no room for the KV of one sequence.
+            InvalidRequest: an argument out of range, no such device, or no room for the KV of one
+                sequence.
         """
-        self.accelerator: Accelerator | None = (
-            None if str(device) == "cpu" else accelerator_for(str(device))
-        )
-        self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.config = model_config
-        self.dtype = resolve_dtype(dtype, str(device))
+        self.accelerator = _accelerator_of(str(device))
+        self.dtype = resolve_dtype(dtype, self.accelerator)
+        self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = (
-            kernels
-            if isinstance(kernels, Kernels)
-            else select_kernels(self.dtype, str(device), kernels)
+            kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
-        self.model = self._load(Path(model_folder), load_format, on_progress)
+        self.segment_cost_tokens = self.kernels.segment_cost_tokens
+        self._inputs = InputBuilder(
+            page_size=page_size,
+            max_running_requests=max_running_requests,
+            max_model_len=self.max_model_len,
+        )
+        sizes = graph_sizes(min(graph_max_tokens, max_step_tokens))
+        if self.accelerator is None:
+            self._load(Path(model_folder), load_format, on_progress)
+        else:
+            with self.accelerator.queue():
+                self._load(Path(model_folder), load_format, on_progress)
         if num_pages is None:
             num_pages = num_pages_for(
                 model_config,
@@ -105,26 +112,16 @@ class ModelRunner:
                 max_running_requests=max_running_requests,
                 max_model_len=self.max_model_len,
                 max_total_tokens=max_total_tokens,
-                mem_fraction=self._mem_fraction(mem_fraction),
+                mem_fraction=mem_fraction,
                 available_bytes=self._available_bytes(max_step_tokens, max_running_requests),
+                is_gpu=self._is_gpu,
             )
-        self.pool = DeviceKVPool(
-            model_config,
-            num_pages=num_pages,
-            page_size=page_size,
-            dtype=self.dtype,
-            device=self.device,
-            num_spare_pages=0 if self.accelerator is None else 1,
-        )
-        self.steps: InOrderSteps | QueuedSteps = (
-            self._in_order(num_host_pages, max_running_requests)
-            if self.accelerator is None
-            else self._queued(
-                self.accelerator, num_host_pages, max_running_requests, max_graph_tokens
-            )
-        )
+        if self.accelerator is None:
+            self.steps: InOrderSteps | QueuedSteps = self._in_order(num_pages, num_host_pages)
+        else:
+            with self.accelerator.queue():
+                self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
         self.can_overlap = self.steps.can_overlap
-        self.segment_cost_tokens = self.kernels.segment_cost_tokens
 
     @property
     def num_pages(self) -> int:
@@ -133,19 +130,19 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
-        sample, score and sum hidden states where rows ask for it. On an accelerator this is queued.
+        sample, score and sum hidden states where rows ask for it.
 
         A row whose logits or sums are not finite gets `error`; the others are not affected.
         """
         return self.steps.submit(plan)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Submit a plan and wait for its result."""
+        """Submit and wait."""
         return self.submit(plan).result()
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_graph: GraphProgress | None = None) -> None:
         """Run a short prompt and two decode steps, so that the first request pays no set-up; on a
-        GPU, all sizes of steps that are recorded.
+        GPU, capture a graph of every size.
 
         NOTE: writes to page 0 on; call it before any page is in use.
         """
@@ -153,22 +150,118 @@ class ModelRunner:
         if length < 1:
             return
         pages = tuple(range(-(-(length + 2) // self.page_size)))
-        sampling = SamplingParams(temperature=0.0)
-        prompt = Row(0, 0, 0, (0,) * length, PageUpdate(0, pages), sampling=sampling)
+        prompt = Row(0, 0, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY)
         self.execute(StepPlan(0, (prompt,)))
         for step in range(2):
-            row = Row(0, 0, length + step, (0,), from_previous=0, sampling=sampling)
+            row = Row(0, 0, length + step, (0,), from_previous=0, sampling=_GREEDY)
             self.execute(StepPlan(1 + step, (row,)))
-        if isinstance(self.steps, QueuedSteps) and not self.steps.is_interpreted:
-            self.steps.record_all()
+        if isinstance(self.steps, QueuedSteps) and self._is_gpu:
+            self._capture(self.steps.forward.sizes, on_graph)
+
+    def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
+        """Largest first, so that the others find the memory that it took."""
+        for done, size in enumerate(reversed(sizes), 1):
+            plan = self._prompts_of(size)
+            if plan is None:
+                continue  # no step of this size fits the pool
+            self.execute(plan)
+            if on_graph is not None:
+                on_graph(done, len(sizes))
+
+    def _prompts_of(self, num_tokens: int) -> StepPlan | None:
+        """Prompts of so many tokens in all, as few as can be; None where they do not fit."""
+        rows: list[Row] = []
+        first_page = 0
+        while num_tokens > 0:
+            length = min(num_tokens, self.max_model_len)
+            num_pages = -(-length // self.page_size)
+            pages = tuple(range(first_page, first_page + num_pages))
+            first_page, num_tokens = first_page + num_pages, num_tokens - length
+            place = len(rows)
+            rows.append(Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY))
+        fits = first_page <= self.num_pages and len(rows) <= len(self._inputs.page_table.entries)
+        return StepPlan(0, tuple(rows)) if fits else None
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.accelerator is not None and not self.accelerator.is_interpreted
+
+    def _available_bytes(self, max_step_tokens: int, max_running_requests: int) -> int | None:
+        """For KV on a GPU, where a step's own tensors are left room for; None: as a CPU has."""
+        if self.accelerator is None or not self._is_gpu:
+            return None
+        reserve = step_bytes(
+            self.config,
+            dtype_bytes=self.dtype.itemsize,
+            num_tokens=max_step_tokens,
+            num_rows=max_running_requests,
+        )
+        return max(0, self.accelerator.available_bytes() - reserve)
+
+    def _in_order(self, num_pages: int, num_host_pages: int) -> InOrderSteps:
+        self.pool = self._pool_of(num_pages)
+        host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
+        self.host_pool: HostKVPool | PinnedKVPool | None = host_pool
+        return InOrderSteps(
+            self.model,
+            self.kernels,
+            self._inputs,
+            self.pool,
+            KVTransfer(self.pool, host_pool),
+            num_heads=self.config.num_heads,
+            vocab_size=self.config.vocab_size,
+        )
+
+    def _queued(
+        self,
+        accelerator: Accelerator,
+        num_pages: int,
+        num_host_pages: int,
+        sizes: tuple[int, ...],
+    ) -> QueuedSteps:
+        self.pool = self._pool_of(num_pages, num_spare_pages=1)
+        host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
+        self.host_pool = host_pool
+        entries = self._inputs.page_table.entries
+        forward = GraphForward(
+            self.model,
+            self.kernels,
+            self.pool,
+            accelerator,
+            table_shape=(entries.shape[0], entries.shape[1]),
+            num_heads=self.config.num_heads,
+            hidden_size=self.config.hidden_size,
+            vocab_size=self.config.vocab_size,
+            sizes=sizes,
+        )
+        return QueuedSteps(
+            self.model,
+            self.kernels,
+            self._inputs,
+            forward,
+            QueuedKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
+            accelerator,
+            vocab_size=self.config.vocab_size,
+        )
+
+    def _pool_of(self, num_pages: int, num_spare_pages: int = 0) -> DeviceKVPool:
+        return DeviceKVPool(
+            self.config,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            device=self.device,
+            num_spare_pages=num_spare_pages,
+        )
 
     def _load(
         self, folder: Path, load_format: LoadFormat, on_progress: ProgressCallback | None
-    ) -> CausalLM:
+    ) -> None:
         if load_format == "dummy":
-            return self._build(DummyWeights(self.dtype, self.device))
+            self.model = self._build(DummyWeights(self.dtype, self.device))
+            return
         with CheckpointWeights(folder, self.dtype, self.device, on_progress) as source:
-            return self._build(source)
+            self.model = self._build(source)
 
     def _build(self, source: WeightSource) -> CausalLM:
         model = model_class(self.config.architecture)(
@@ -182,71 +275,25 @@ class ModelRunner:
         source.finish()
         return model
 
-    def _in_order(self, num_host_pages: int, max_running_requests: int) -> InOrderSteps:
-        host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
-        inputs = InputBuilder(
-            self.kernels,
-            self.pool.layers,
-            num_heads=self.config.num_heads,
-            page_size=self.page_size,
-            max_running_requests=max_running_requests,
-            max_model_len=self.max_model_len,
-        )
-        return InOrderSteps(self.model, self.kernels, inputs, KVTransfer(self.pool, host_pool))
 
-    def _queued(
-        self,
-        accelerator: Accelerator,
-        num_host_pages: int,
-        max_running_requests: int,
-        max_graph_tokens: int,
-    ) -> QueuedSteps:
-        host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
-        with accelerator.queue():
-            transfer = QueuedKVTransfer(
-                self.pool, host_pool, self.kernels.make_page_copy, accelerator
-            )
-            sizes = StepSizes(
-                num_heads=self.config.num_heads,
-                hidden_size=self.config.hidden_size,
-                vocab_size=self.config.vocab_size,
-                max_running_requests=max_running_requests,
-                max_model_len=self.max_model_len,
-                max_graph_tokens=max_graph_tokens,
-            )
-            return QueuedSteps(self.model, self.kernels, self.pool, transfer, accelerator, sizes)
-
-    def _mem_fraction(self, asked: float | None) -> float | None:
-        return DEFAULT_GPU_MEM_FRACTION if asked is None and self.accelerator else asked
-
-    def _available_bytes(self, max_step_tokens: int, max_running_requests: int) -> int | None:
-        """On an accelerator, less what a step needs beside the KV; None: the host's."""
-        if self.accelerator is None:
-            return None
-        needed = activation_bytes(
-            self.config, self.dtype.itemsize, max_step_tokens, max_running_requests
-        )
-        return max(0, self.accelerator.available_bytes() - needed)
-
-
-def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:
-    """The dtype to compute in; "auto" is bfloat16 where it is multiplied natively: on a GPU (but
-    not in Triton's interpreter, which gets it wrong), and on CPUs with AVX512-BF16 or AMX where
-    oneDNN is not told otherwise; else float32.
+def resolve_dtype(dtype: torch.dtype | str, accelerator: Accelerator | None = None) -> torch.dtype:
+    """The dtype to compute in. "auto" is bfloat16 on a GPU, and where this CPU multiplies it
+    natively (AVX512-BF16 or AMX, and oneDNN is not told otherwise); else float32.
 
     Raises:
-        InvalidRequest: an unknown name.
+        InvalidRequest: an unknown name, or bfloat16 in Triton's interpreter.
     """
-    if isinstance(dtype, torch.dtype):
-        if dtype not in DTYPES.values():
-            raise InvalidRequest.of("dtype", str(dtype), f"one of {', '.join(DTYPES)}")
-        return dtype
+    is_interpreted = accelerator is not None and accelerator.is_interpreted
     if dtype == "auto":
-        is_fast = has_fast_bfloat16() if device == "cpu" else not is_interpreted()
+        is_fast = has_fast_bfloat16() if accelerator is None else not is_interpreted
         return torch.bfloat16 if is_fast else torch.float32
-    if dtype not in DTYPES:
-        raise InvalidRequest.of("dtype", dtype, f"auto or one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+    known = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if known is None or known not in DTYPES.values():
+        raise InvalidRequest.of("dtype", str(dtype), f"auto or one of {', '.join(DTYPES)}")
+    if is_interpreted and known is torch.bfloat16:
+        allowed = "auto, float32 or float16: Triton's interpreter computes bfloat16 wrongly"
+        raise InvalidRequest.of("dtype", "bfloat16", allowed)
+    return known
 
 
 def has_fast_bfloat16() -> bool:
@@ -257,6 +304,15 @@ def has_fast_bfloat16() -> bool:
     # Private in torch 2.11 to 2.13, so looked for.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+
+
+def _accelerator_of(device: str) -> Accelerator | None:
+    """None: the CPU, which needs none."""
+    if device == "cpu":
+        return None
+    if torch.device(device).type != "cuda":
+        raise InvalidRequest.of("device", device, "cpu, cuda or cuda:N")
+    return accelerator_for(device)
 
 
 def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:

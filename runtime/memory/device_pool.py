@@ -1,6 +1,6 @@
 """The KV pool on the compute device: one tensor a layer, addressed by slot.
 
-    layers[i]  [2, num_kv_heads, num_pages * page_size, head_dim]
+    layers[i]  [2, num_kv_heads, (num_pages + num_spare_pages) * page_size, head_dim]
                slot = page * page_size + offset; [0] keys (after rotation), [1] values
 
 Heads come before slots, so that what attention gathers is contiguous head by head, as a batched
@@ -22,7 +22,10 @@ from ..model_config import ModelConfig
 
 
 class DeviceKVPool:
-    """Owns the KV memory for the life of the runner. Pages 0 to num_pages - 1 are usable."""
+    """Owns the KV memory for the life of the runner. All pages, from 0 on, are usable.
+
+    Behind them lie spare pages, which no request gets: padding of captured steps is written there.
+    """
 
     def __init__(
         self,

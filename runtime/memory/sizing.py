@@ -1,7 +1,8 @@
 """How many KV pages fit: from an explicit token count, or from a share of the free memory.
 
-Torch-free. Available memory on Linux is the smaller of /proc/meminfo's MemAvailable and what the
-control group leaves; elsewhere what os.sysconf knows.
+Torch-free. On a GPU the caller says what is free once the weights are there and the memory of a
+step (`step_bytes`) is set aside. A CPU's is on Linux the smaller of /proc/meminfo's
+MemAvailable and what the control group leaves; elsewhere what os.sysconf knows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from ..model_config import ModelConfig
 
 # A laptop's owner keeps most of it (a guess); the cap below is usually far smaller anyway.
 DEFAULT_CPU_MEM_FRACTION = 0.3
+# A GPU's memory is the engine's; the rest is for what the estimate of a step leaves out.
+DEFAULT_GPU_MEM_FRACTION = 0.9
+# cuBLAS's workspaces (32 MB a stream on Hopper), compiled kernels, and the nodes of some fifty
+# graphs of several hundred launches each (a guess, to be measured).
+_GPU_OVERHEAD_BYTES = 1 << 30
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -23,17 +29,20 @@ def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
 
 
-def activation_bytes(
-    config: ModelConfig, dtype_bytes: int, max_step_tokens: int, max_running_requests: int
-) -> int:
-    """About what a step takes beside weights and KV: a layer's intermediate results, twice for the
-    allocator's gaps, the logits of a full batch with the sampler's copies, partial results of
-    attention (float32, two a token), and half a GiB for graphs and libraries (guesses)."""
-    heads = config.num_heads + 2 * config.num_kv_heads
-    token = 4 * config.hidden_size + 3 * config.intermediate_size + heads * config.head_dim
-    partial = 2 * 4 * config.num_heads * config.head_dim
-    logits = 4 * 4 * config.vocab_size * max_running_requests
-    return max_step_tokens * (2 * token * dtype_bytes + partial) + logits + (512 << 20)
+def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_rows: int) -> int:
+    """Memory that the tensors of a step of so many tokens take at a time, at most; an estimate for
+    a GPU. `num_rows`: of logits.
+
+    One layer's tensors are alive at a time: residual, norm, block output; queries, keys, values and
+    attended heads; gates, ups and their product. Partial results of attention are float32, some
+    eight a token and 8,192 for a few long rows. Logits exist as the product's, as float32 in a
+    graph and outside it, and sampling sorts keys of 8 bytes at worst.
+    """
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    width = 4 * config.hidden_size + heads * config.head_dim + 3 * config.intermediate_size
+    partials = (8 * num_tokens + 8192) * config.num_heads * (config.head_dim + 1) * 4
+    logits = num_rows * config.vocab_size * (dtype_bytes + 4 + 4 + 8)
+    return num_tokens * width * dtype_bytes + partials + logits + _GPU_OVERHEAD_BYTES
 
 
 def num_pages_for(
@@ -46,6 +55,7 @@ def num_pages_for(
     max_total_tokens: int | None = None,
     mem_fraction: float | None = None,
     available_bytes: int | None = None,
+    is_gpu: bool = False,
 ) -> int:
     """The number of pages of the pool.
 
@@ -60,7 +70,8 @@ def num_pages_for(
         raise InvalidRequest.of("page_size", page_size, "an integer >= 1")
     if max_total_tokens is not None:
         return _pages_of_tokens(max_total_tokens, page_size)
-    fraction = DEFAULT_CPU_MEM_FRACTION if mem_fraction is None else mem_fraction
+    default = DEFAULT_GPU_MEM_FRACTION if is_gpu else DEFAULT_CPU_MEM_FRACTION
+    fraction = default if mem_fraction is None else mem_fraction
     if not 0 < fraction <= 1:
         raise InvalidRequest.of("mem_fraction", fraction, "a number in (0, 1]")
     available = available_memory_bytes() if available_bytes is None else available_bytes

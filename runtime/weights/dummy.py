@@ -13,7 +13,10 @@ _STD = 0.02  # Llama's initializer_range
 
 
 class DummyWeights:
-    """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite."""
+    """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite.
+
+    They are made on the device, in the dtype: nothing is copied. Other devices make others.
+    """
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
@@ -25,12 +28,8 @@ class DummyWeights:
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(tuple(shape), dtype=self.dtype, device=self.device)
-        # In float32 on a CPU, so that every dtype has the same weights; a GPU has no room to spare.
-        dtype = torch.float32 if self.device.type == "cpu" else self.dtype
-        values = torch.randn(
-            tuple(shape), generator=self._generator, dtype=dtype, device=self.device
-        )
-        return values.mul_(_STD).to(self.dtype)
+        values = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+        return values.normal_(std=_STD, generator=self._generator)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         return self.take(names[0], stacked_shape(shapes))

@@ -159,21 +159,22 @@ def test_hidden_states_that_are_not_finite_fail_their_request_alone(load: Load) 
     loaded = load()
     sound = embedding_of(loaded, SHARED, is_mean=True)
     run(loaded)
-    forward = loaded.runner.steps.forward
+    steps = loaded.runner.steps
+    forward = steps.forward
 
     def spoiled(batch: Any) -> torch.Tensor:
         states = forward(batch).clone()
         states[0] = torch.nan
         return states
 
-    loaded.runner.steps.forward = spoiled  # type: ignore[assignment]
+    steps.forward = spoiled  # type: ignore[assignment]
     first = embedding_of(loaded, (7, 7), is_mean=True)
     second = embedding_of(loaded, (9, 9), is_mean=True)
     run(loaded)
     assert {first.finish_reason, second.finish_reason} == {FinishReason.ERROR, FinishReason.STOP}
     failed = first if first.finish_reason is FinishReason.ERROR else second
     assert failed.error == "the model produced non-finite hidden states"
-    loaded.runner.steps.forward = forward
+    steps.forward = forward
     again = embedding_of(loaded, SHARED, is_mean=True)
     run(loaded)
     assert pooled(again) == pytest.approx(pooled(sound), rel=1e-12)

@@ -1,210 +1,272 @@
-"""The GPU's way of running steps, Triton kernels and all, in Triton's interpreter: what the CPU's
-kernels make of the same plans."""
+"""The engine on an accelerator says what it says on a CPU: to the last bit of every token.
+
+In float64 through the reference kernels, with attention plans that are data (device_plans.py), so
+that all of staging, padding, graphs and late answers is run, and only the kernels are others. The
+kernels themselves: tests/end_to_end/test_cuda_interpreted.py.
+"""
 
 from __future__ import annotations
 
+import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from checkpoints import make_checkpoint
+import torch
+from device_plans import device_kernels
+from fakes import FakeListener
 from step_plans import GREEDY, Feed, PlanDriver
 
+from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.spec import GrammarSpec
+from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest
-from stemma.kernels.registry import select_kernels
-from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.execute import accelerator as accelerators
+from stemma.runtime.execute import model_runner
+from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
+from stemma.runtime.execute.queued import QueuedSteps
+from stemma.runtime.execute.readout import NON_FINITE
+from stemma.runtime.memory.sizing import step_bytes
 from stemma.runtime.model_config import ModelConfig
+from stemma.runtime.request import HiddenSum, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
-from stemma.runtime.step import Adjustment, PageUpdate, Row, RowResult, SharedSegment, StepPlan
+from stemma.runtime.schedule.grammar import PendingGrammar
 
-Run = Callable[[ModelRunner], list[tuple[RowResult, ...]]]
-PROMPT = tuple(range(40, 59))
+Load = Callable[..., LoadedModel]
+MakeRequests = Callable[[LoadedModel], list[Request]]
+
+_RANDOM = random.Random(3)
+TEXT = [_RANDOM.randrange(256) for _ in range(60)]
+PROMPTS = [TEXT[:40], [*TEXT[:33], 5], TEXT[:32], [9], [*TEXT[:16], 1, 2, 3], TEXT[20:]]
+BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 260)
+LIST = GrammarSpec("regex", r'\{"id":[0-9]{1,4},"by":"[a-z]*"\}')
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers; one KV head, since the interpreter takes one program after the other."""
-    return make_checkpoint(
-        tmp_path_factory.mktemp("model"),
-        init_std=0.3,
-        seed=3,
-        num_heads=2,
-        num_kv_heads=1,
-        hidden_size=32,
-        intermediate_size=64,
-        has_tokenizer=False,
+def load(checkpoint: Path) -> Iterator[Load]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def load_one(**options: Any) -> LoadedModel:
+        options = {"max_total_tokens": 512, "max_model_len": 128, "dtype": "float64", **options}
+        config = EngineConfig(
+            model=checkpoint, kernels="reference", max_running_requests=8, **options
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if options.get("device") == "cuda":
+                patch.setattr(
+                    model_runner, "select_kernels", lambda dtype, *_: device_kernels(dtype)
+                )
+            return LoadedModel(config)
+
+    yield load_one
+    torch.set_num_threads(num_threads)
+
+
+def requests_of(loaded: LoadedModel) -> list[Request]:
+    """Greedy, drawn, penalised, constrained, with log-probabilities, scored and embedded, at
+    once."""
+    base = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    drawn = replace(base, temperature=0.8, top_k=20, top_p=0.9, seed=7, logprobs=2)
+    adjusted = replace(
+        drawn, repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.3,
+        logit_bias=((65, 3.0), (1, -100)), min_p=0.01,
+    )  # fmt: skip
+    options: list[dict[str, Any]] = [
+        {"sampling": base},
+        {"sampling": adjusted},
+        {"sampling": replace(drawn, seed=9)},
+        {"sampling": replace(base, max_tokens=14), "grammar": _grammar()},
+        {"sampling": replace(adjusted, temperature=0.0, logprobs=0)},
+        {"sampling": replace(drawn, max_tokens=14), "grammar": _grammar(), "jump_forward": False},
+        {"sampling": base, "scoring": Scoring(20, (*TEXT[21:40], 65), num_top=3)},
+        {"sampling": base, "hidden": HiddenSum(is_mean=True)},
+        {"sampling": base, "hidden": HiddenSum(is_mean=False)},
+    ]
+    prompts = [*PROMPTS, TEXT[:40], TEXT[:50], PROMPTS[1]]
+    return [
+        Request(loaded.engine.next_request_id(), array("i", prompt), listener=FakeListener(), **own)
+        for prompt, own in zip(prompts, options, strict=True)
+    ]
+
+
+def _grammar() -> PendingGrammar:
+    return PendingGrammar(bound=compile_grammar(LIST).bind(BYTES))
+
+
+def serve(loaded: LoadedModel) -> list[Request]:
+    requests = requests_of(loaded)
+    for request in requests:
+        loaded.engine.submit(request)
+    while loaded.engine.has_work:
+        loaded.engine.step()
+        loaded.engine.scheduler.check()
+    assert all(request.error is None for request in requests), [r.error for r in requests]
+    return requests
+
+
+@pytest.fixture(scope="module")
+def truth(load: Load) -> list[Request]:
+    return serve(load())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cuda_graph_max_tokens": 0},
+        {"cuda_graph_max_tokens": 5, "page_size": 16, "chunked_prefill_size": 24},
+        {"disable_overlap": True, "chunked_prefill_size": 16},
+        {"page_size": 16, "max_total_tokens": 160, "chunked_prefill_size": 32},
+        {"max_total_tokens": 130, "host_kv_tokens": 512, "chunked_prefill_size": 32},
+    ],
+    ids=str,
+)
+def test_tokens_scores_and_embeddings_are_those_of_the_cpu(
+    load: Load, truth: Sequence[Request], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(device="cuda", **options)
+    if options.get("max_total_tokens"):  # small enough that requests are preempted
+        monkeypatch.setattr(loaded.engine.scheduler, "_require_room", lambda request, cut: None)
+    for request, expected in zip(serve(loaded), truth, strict=True):
+        assert request.output_ids == expected.output_ids
+        assert request.finish_reason is expected.finish_reason
+        assert request.scores == pytest.approx(expected.scores, abs=1e-9)
+        assert _told(request) == _told(expected)
+        if request.hidden is not None:
+            assert expected.hidden is not None
+            assert request.hidden.pooled() == pytest.approx(expected.hidden.pooled(), abs=1e-9)
+    if options.get("max_total_tokens"):
+        assert loaded.engine.scheduler.stats.num_preemptions > 0, "the pool was not small enough"
+    steps = loaded.runner.steps
+    assert isinstance(steps, QueuedSteps) and loaded.engine.has_overlap != options.get(
+        "disable_overlap", False
     )
+    assert (steps.forward.num_graphs > 0) == (options.get("cuda_graph_max_tokens") != 0)
 
 
-@pytest.fixture
-def runners(folder: Path) -> Callable[..., tuple[ModelRunner, ModelRunner]]:
-    """The same model on the CPU, and as on a GPU."""
-
-    def load(**options: Any) -> tuple[ModelRunner, ModelRunner]:
-        config = ModelConfig.from_folder(folder)
-        on_cpu, queued = (
-            ModelRunner(
-                folder,
-                config,
-                dtype="float32",
-                device=device,
-                max_running_requests=4,
-                max_model_len=64,
-                max_total_tokens=256,
-                **(options if device == "cuda" else {"page_size": options.get("page_size", 1)}),
-            )
-            for device in ("cpu", "cuda")
+def _told(request: Request) -> list[Any]:
+    """What was told beside each token."""
+    assert isinstance(request.listener, FakeListener)
+    return [
+        (
+            None if result.logprob is None else round(result.logprob, 8),
+            [(top.token_id, round(top.logprob, 8)) for top in result.top_logprobs],
         )
-        return on_cpu, queued
+        for result in request.listener.results
+    ]
 
-    return load
+
+def test_a_step_replayed_padded_and_run_as_it_is_give_equal_results(checkpoint: Path) -> None:
+    """Five tokens are padded to eight; the graph is recorded with other rows than it replays."""
+    outputs = []
+    for graph_max_tokens in (0, 64):
+        driver = PlanDriver(_runner(checkpoint, graph_max_tokens=graph_max_tokens), seed=1)
+        outputs.append(driver.generate([TEXT[:5], TEXT[7:9], TEXT[30:43]], 4, chunk=3))
+    assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize(("page_size", "max_graph_tokens"), [(1, 32), (16, 32), (1, 0)])
-def test_chunks_decodes_and_what_the_device_sampled_itself(
-    runners: Callable[..., tuple[ModelRunner, ModelRunner]], page_size: int, max_graph_tokens: int
+def test_two_steps_may_be_pending_and_the_second_takes_what_the_first_sampled(
+    checkpoint: Path,
 ) -> None:
-    def run(runner: ModelRunner) -> list[tuple[RowResult, ...]]:
-        driver = PlanDriver(runner)
-        a, b = driver.sequence(), driver.sequence()
-        drawn = SamplingParams(temperature=0.9, top_p=0.9, top_k=50, seed=7)
-        results = [driver.step([Feed(a, PROMPT[:7], drawn), Feed(b, PROMPT[3:8])])]
-        results += [
-            # a's token is known to the device alone; b goes on with its prompt, then samples
-            driver.step([Feed(b, PROMPT[8:], GREEDY), Feed(a, [0], drawn, from_previous=0)]),
-            driver.step([Feed(a, [0], drawn, from_previous=1), Feed(b, [0], GREEDY, None, (), 0)]),
-        ]
-        for _ in range(2):
-            rows = [Feed(a, [0], drawn, from_previous=0), Feed(b, [0], GREEDY, from_previous=1)]
-            results.append(driver.step(rows))
-        return results
+    runner = _runner(checkpoint)
+    expected = PlanDriver(runner).generate([TEXT[:5], TEXT[5:30]], 4)
+    driver = PlanDriver(runner)
+    first, second = driver.sequence(), driver.sequence()
+    plans = [
+        driver.plan([Feed(first, TEXT[:5], GREEDY), Feed(second, TEXT[5:30], GREEDY)]),
+        driver.plan([Feed(second, [0], GREEDY, from_previous=1),
+                     Feed(first, [0], GREEDY, from_previous=0)]),
+        driver.plan([Feed(first, [0], GREEDY, from_previous=1),
+                     Feed(second, [0], GREEDY, from_previous=0)]),
+        driver.plan([Feed(second, [0], GREEDY, from_previous=1),
+                     Feed(first, [0], GREEDY, from_previous=0)]),
+    ]  # fmt: skip
+    pending = [runner.submit(plans[0]), runner.submit(plans[1])]
+    results = []
+    for plan in [*plans[2:], None, None]:
+        results.append([row.token_id for row in pending.pop(0).result().rows])
+        if plan is not None:
+            pending.append(runner.submit(plan))
+    swapped = [row if step % 2 == 0 else row[::-1] for step, row in enumerate(results)]
+    assert [list(tokens) for tokens in zip(*swapped, strict=True)] == expected
 
-    _assert_same(runners(page_size=page_size, max_graph_tokens=max_graph_tokens), run)
+
+def test_submit_waits_for_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[object] = []
+    monkeypatch.setattr(accelerators.PassedEvent, "wait", lambda event: waits.append(event))
+    runner = _runner(checkpoint)
+    driver = PlanDriver(runner)
+    sequence = driver.sequence()
+    first = runner.submit(driver.plan([Feed(sequence, TEXT[:20], GREEDY, is_scored=True)]))
+    second = runner.submit(driver.plan([Feed(sequence, [0], GREEDY, from_previous=0)]))
+    assert not waits
+    first.result()
+    second.result()
+    assert len(waits) == 2
 
 
-def test_rows_that_want_more_than_a_token(
-    runners: Callable[..., tuple[ModelRunner, ModelRunner]],
+def test_a_row_that_is_not_finite_fails_alone_and_padding_spoils_nothing(checkpoint: Path) -> None:
+    runner = _runner(checkpoint, page_size=16, num_pages=12)
+    expected = PlanDriver(runner).generate([TEXT[:20]], 2)[0]
+    for layer in runner.pool.layers:
+        layer.fill_(torch.nan)
+    driver = PlanDriver(runner)
+    bad, good = driver.sequence(), driver.sequence()
+    bad.pages, bad.length = [driver.take_page()], 5  # claims KV that is not a number
+    results = driver.step([Feed(bad, [1], GREEDY), Feed(good, TEXT[:20], GREEDY)])
+    assert results[0].error == NON_FINITE and results[0].token_id is None
+    assert results[1].error is None and results[1].token_id == expected[0]
+    results = driver.step([Feed(good, expected[:1], GREEDY), Feed(bad, [1], None, is_scored=True)])
+    assert results[0].token_id == expected[1] and results[1].error == NON_FINITE
+
+
+def test_the_spare_page_is_no_request_s(checkpoint: Path) -> None:
+    runner = _runner(checkpoint, page_size=4, num_pages=12)
+    runner.warm_up()
+    assert runner.num_pages == 12
+    assert all(layer.shape[2] == 13 * 4 for layer in runner.pool.layers)
+
+
+def test_a_device_that_is_not_there_is_refused_with_the_remedy(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Penalties on a token that only the device knows, masks, logprobs, scores, sums."""
-    logprobs = SamplingParams(temperature=0.0, logprobs=3)
-    dear = SamplingParams(
-        temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.3
-    )
-    change = Adjustment(
-        array("i", PROMPT[:4]), array("i", [9]), array("d", [4.0]), array("i"), masked_ids=(11,)
-    )
-    mask = np.zeros((2, 9), dtype=np.uint32)
-    mask[0, 3], mask[1] = 0b1010, 0xFFFFFFFF
-
-    def run(runner: ModelRunner) -> list[tuple[RowResult, ...]]:
-        page = iter(range(100))
-
-        def row(table_row: int, start: int, ids: Sequence[int], **fields: Any) -> Row:
-            pages = tuple(next(page) for _ in ids)
-            return Row(table_row, table_row, start, tuple(ids), PageUpdate(start, pages), **fields)
-
-        first = (
-            row(0, 0, PROMPT[:4], sampling=dear, adjustment=change),
-            row(1, 0, PROMPT[:3], sampling=logprobs, mask=0),
-            row(2, 0, PROMPT[:5], target_ids=(1, 2, 3), target_start=1, num_top_targets=2),
-            row(3, 0, PROMPT[2:6], pooled_from=1),
-        )
-        second = (
-            row(0, 4, (0,), sampling=dear, adjustment=change, from_previous=0),
-            row(1, 3, (0,), sampling=logprobs, from_previous=1),
-            row(3, 4, PROMPT[:2], pooled_from=0),
-        )
-        pending = [
-            runner.submit(StepPlan(1, first, masks=mask)), runner.submit(StepPlan(2, second))
-        ]  # fmt: skip
-        return [step.result().rows for step in pending]
-
-    results = _assert_same(runners(max_graph_tokens=32), run)
-    assert results[0][1].token_id in (97, 99)
+    monkeypatch.setattr(accelerators, "is_interpreted", lambda: False)
+    monkeypatch.setattr(accelerators, "why_no_cuda", lambda: "torch finds no CUDA device")
+    with pytest.raises(
+        InvalidRequest, match=r"device='cuda:1'.*cpu; torch finds no CUDA"
+    ) as caught:
+        ModelRunner(checkpoint, ModelConfig.from_folder(checkpoint), device="cuda:1")
+    assert caught.value.field == "device"
+    for wrong in ("gpu", "cuda:x", "cuda:-1", "CUDA"):
+        with pytest.raises(InvalidRequest, match="device="):
+            EngineConfig(device=wrong)
 
 
-def test_a_segment_is_read_once_for_its_rows(
-    runners: Callable[..., tuple[ModelRunner, ModelRunner]],
-) -> None:
-    def run(runner: ModelRunner) -> list[tuple[RowResult, ...]]:
-        shared, own = tuple(range(19)), [(20,), (21,), (22,)]
-        prompt = Row(0, 0, 0, PROMPT, PageUpdate(0, shared))
-        rows = tuple(
-            Row(i, i, 19, (70 + i,), PageUpdate(0, (*shared, *own[i])), sampling=GREEDY)
-            for i in range(3)
-        )
-        plans = [StepPlan(1, (prompt,)), StepPlan(2, rows, (SharedSegment(0, 19, 0, 3),))]
-        return [runner.execute(plan).rows for plan in plans]
-
-    _assert_same(runners(max_graph_tokens=4), run)
+def test_bfloat16_is_a_gpu_s_choice_and_refused_in_the_interpreter() -> None:
+    interpreted = accelerators.InterpretedAccelerator()
+    assert resolve_dtype("auto", interpreted) is torch.float32
+    with pytest.raises(InvalidRequest, match=r"dtype='bfloat16'.*interpreter"):
+        resolve_dtype("bfloat16", interpreted)
+    interpreted.is_interpreted = False
+    assert resolve_dtype("auto", interpreted) is torch.bfloat16
 
 
-def test_a_recorded_step_serves_others_of_its_size(
-    runners: Callable[..., tuple[ModelRunner, ModelRunner]],
-) -> None:
-    """Rows and lengths that the first step of the size did not have; smaller steps, padded."""
-
-    def run(runner: ModelRunner) -> list[tuple[RowResult, ...]]:
-        driver = PlanDriver(runner)
-        sequences = [driver.sequence() for _ in range(4)]
-        results = [driver.step([Feed(sequences[0], PROMPT[:8], GREEDY)])]  # recorded at 8
-        feeds = [Feed(s, PROMPT[i : i + 1 + i], GREEDY) for i, s in enumerate(sequences[1:])]
-        results.append(driver.step(feeds))  # 6 tokens of three rows
-        results.append(driver.step([Feed(s, [60], GREEDY) for s in sequences]))  # at 4
-        results.append(driver.step([Feed(s, [61], GREEDY) for s in sequences[:3]]))
-        return results
-
-    on_cpu, queued = runners(max_graph_tokens=8)
-    _assert_same((on_cpu, queued), run)
-    assert len(queued.steps.graphs) == 4  # type: ignore[union-attr]
+def test_a_step_s_memory_grows_with_its_tokens_and_rows(checkpoint: Path) -> None:
+    config = ModelConfig.from_folder(checkpoint)
+    base = step_bytes(config, dtype_bytes=2, num_tokens=64, num_rows=8)
+    assert step_bytes(config, dtype_bytes=2, num_tokens=128, num_rows=8) > base
+    rows = step_bytes(config, dtype_bytes=2, num_tokens=64, num_rows=9)
+    assert rows - base == config.vocab_size * 18
 
 
-def test_a_row_that_is_not_finite_fails_alone(
-    runners: Callable[..., tuple[ModelRunner, ModelRunner]],
-) -> None:
-    _, queued = runners(max_graph_tokens=0)
-    driver = PlanDriver(queued)
-    good, bad = driver.sequence(), driver.sequence()
-    driver.step([Feed(bad, PROMPT[:3])])
-    for layer in queued.pool.layers:
-        layer[:, :, bad.pages] = float("nan")
-    results = driver.step([Feed(good, PROMPT[:3], GREEDY), Feed(bad, [5], GREEDY)])
-    assert results[0].token_id is not None and results[0].error is None
-    assert results[1].token_id is None and "non-finite" in (results[1].error or "")
-
-
-def test_a_gpu_that_is_not_there_is_said_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "stemma.runtime.execute.accelerator"
-    monkeypatch.setattr(f"{module}.is_interpreted", lambda: False)
-    monkeypatch.setattr(f"{module}.why_no_cuda", lambda: "torch finds no CUDA device")
-    with pytest.raises(InvalidRequest, match=r"device.*no CUDA device"):
-        ModelRunner(folder, ModelConfig.from_folder(folder), device="cuda")
-
-
-def _assert_same(runners: tuple[ModelRunner, ModelRunner], run: Run) -> list[tuple[RowResult, ...]]:
-    on_cpu, queued = runners
-    assert queued.kernels.describe()[-1].implementation == "triton"
-    assert queued.kernels.sample is not select_kernels(on_cpu.dtype).sample
-    expected, found = run(on_cpu), run(queued)
-    for before, after in zip(expected, found, strict=True):
-        for one, other in zip(before, after, strict=True):
-            _assert_same_result(one, other)
-    return found
-
-
-def _assert_same_result(one: RowResult, other: RowResult) -> None:
-    assert other.error is None and other.token_id == one.token_id
-    assert other.target_argmax == one.target_argmax
-    np.testing.assert_allclose(other.target_logprobs, one.target_logprobs, atol=1e-4)
-    if one.logprob is not None:
-        assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
-    for ours, theirs in zip(
-        (one.top_logprobs, *one.target_tops), (other.top_logprobs, *other.target_tops), strict=True
-    ):
-        assert [t.token_id for t in ours] == [t.token_id for t in theirs]
-    assert (one.pooled is None) == (other.pooled is None)
-    if one.pooled is not None and other.pooled is not None:
-        np.testing.assert_allclose(other.pooled, one.pooled, atol=1e-4)
+def _runner(folder: Path, **options: Any) -> ModelRunner:
+    options = {"num_pages": 300, "max_running_requests": 4, "dtype": "float64", **options}
+    config = ModelConfig.from_folder(folder)
+    kernels = device_kernels(torch.float64)
+    return ModelRunner(folder, config, device="cuda", kernels=kernels, **options)

@@ -14,7 +14,7 @@ from step_plans import GREEDY, Feed, PlanDriver
 from stemma.kernels.adjusted_rows import AdjustedRows
 from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.execute.row_results import NON_FINITE
+from stemma.runtime.execute.readout import NON_FINITE
 from stemma.runtime.model_config import ModelConfig
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.step import Adjustment
