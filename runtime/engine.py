@@ -50,7 +50,9 @@ class Executor(Protocol):
 
     segment_cost_tokens: int  # see schedule/tree_order.py
 
-    can_overlap: bool  # whether `submit` may return before the step is computed
+    @property
+    def can_overlap(self) -> bool:
+        """Whether `submit` may return before the step is computed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Begin to compute the plan's tokens. Plans are carried out, copies included, in the order

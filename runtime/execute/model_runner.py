@@ -120,12 +120,16 @@ class ModelRunner:
         else:
             with self.accelerator.queue():
                 self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
-        self.can_overlap = self.steps.can_overlap
 
     @property
     def num_pages(self) -> int:
         """Pages of the KV pool; ids 0 to num_pages - 1 may be handed out."""
         return self.pool.num_pages
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether `submit` may return before the step is computed."""
+        return self.steps.can_overlap
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
