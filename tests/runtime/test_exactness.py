@@ -370,8 +370,11 @@ def test_tokens_are_identical_on_an_accelerator(
     num_before = stats.num_overlapped_steps
     assert outputs_of(serve(loaded, jobs)) == alone
     assert outputs_of(serve(loaded, jobs)) == alone
-    can_overlap = jobs is not CONSTRAINED and "disable_overlap" not in options
-    assert (stats.num_overlapped_steps > num_before) == can_overlap
+    num_overlapped = stats.num_overlapped_steps - num_before
+    if "disable_overlap" in options:
+        assert num_overlapped == 0
+    elif jobs is not CONSTRAINED:  # whose tokens are waited for; chunks of prompts are not
+        assert num_overlapped > 0
 
 
 @pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])
