@@ -15,7 +15,7 @@ from .language import tl, triton
 
 # Below every score, and finite: the difference of two of them is 0 and not NaN.
 _LOWEST = tl.constexpr(-1e38)
-_RESIDENTS = 8  # programs that a multiprocessor holds at once
+_RESIDENTS = 4  # programs that a multiprocessor holds at once, at the widest heads
 
 
 def merge_partials(

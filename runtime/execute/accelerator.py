@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -40,7 +40,7 @@ class Accelerator(Protocol):
     def is_interpreted(self) -> bool:
         """Whether kernels run in Triton's interpreter."""
 
-    def queue(self) -> contextmanager[None]:
+    def queue(self) -> AbstractContextManager[None]:
         """Within it, torch and the kernels queue their work on this accelerator's stream."""
 
     def pinned(self, num_bytes: int) -> Tensor:
@@ -88,7 +88,7 @@ class CudaAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", device.index or 0)
-        self._stream = torch.cuda.Stream(self.device)
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device):
             self._graph_memory = torch.cuda.graph_pool_handle()
 
@@ -129,7 +129,7 @@ class CudaEvent:
     """A moment on a stream, recorded when made."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def wait(self) -> None:
@@ -137,7 +137,8 @@ class CudaEvent:
 
     def seconds_since(self, earlier: Event) -> float:
         assert isinstance(earlier, CudaEvent)
-        return earlier._event.elapsed_time(self._event) / 1000
+        milliseconds: float = earlier._event.elapsed_time(self._event)
+        return milliseconds / 1000
 
 
 class InterpretedAccelerator:

@@ -33,10 +33,6 @@ from .staging import Field, Staged, num_bytes_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-# Tokens of a step that are captured, unless told: past them the device works longer on a step than
-# the host takes to launch it (some 350 launches at 8 us, against 11 ms for 512 tokens of an 8B
-# model on an H200; counted, not measured).
-DEFAULT_GRAPH_MAX_TOKENS = 512
 # (from, step): sizes go up by `step` from there. Small ones are decode steps, whose time does not
 # depend on padding; from 64 on at most an eighth of a size is padding, and products are cut in
 # blocks of 64 or 128 tokens anyhow.

@@ -6,7 +6,6 @@ differs between a CPU (`in_order`) and an accelerator (`queued`); what both shar
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,8 @@ import torch
 
 from ...errors import InvalidRequest
 from ...kernels.registry import KernelMode, Kernels, select_kernels
+from ...kernels.triton.availability import is_interpreted
+from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.queued_transfer import QueuedKVTransfer
@@ -29,7 +30,7 @@ from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
 from .accelerator import Accelerator, accelerator_for
-from .graphs import DEFAULT_GRAPH_MAX_TOKENS, GraphForward, graph_sizes
+from .graphs import GraphForward, graph_sizes
 from .in_order import InOrderSteps
 from .inputs import InputBuilder
 from .queued import QueuedSteps
@@ -44,8 +45,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 _GREEDY = SamplingParams(temperature=0.0)
-
-log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -85,7 +84,7 @@ class ModelRunner:
         """
         self.config = model_config
         self.accelerator = _accelerator_of(str(device))
-        self.dtype = resolve_dtype(dtype, self.accelerator)
+        self.dtype = resolve_dtype(dtype, str(device))
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
@@ -276,21 +275,21 @@ class ModelRunner:
         return model
 
 
-def resolve_dtype(dtype: torch.dtype | str, accelerator: Accelerator | None = None) -> torch.dtype:
+def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:
     """The dtype to compute in. "auto" is bfloat16 on a GPU, and where this CPU multiplies it
     natively (AVX512-BF16 or AMX, and oneDNN is not told otherwise); else float32.
 
     Raises:
         InvalidRequest: an unknown name, or bfloat16 in Triton's interpreter.
     """
-    is_interpreted = accelerator is not None and accelerator.is_interpreted
+    is_on_cpu = device == "cpu"
     if dtype == "auto":
-        is_fast = has_fast_bfloat16() if accelerator is None else not is_interpreted
+        is_fast = has_fast_bfloat16() if is_on_cpu else not is_interpreted()
         return torch.bfloat16 if is_fast else torch.float32
     known = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if known is None or known not in DTYPES.values():
         raise InvalidRequest.of("dtype", str(dtype), f"auto or one of {', '.join(DTYPES)}")
-    if is_interpreted and known is torch.bfloat16:
+    if known is torch.bfloat16 and not is_on_cpu and is_interpreted():
         allowed = "auto, float32 or float16: Triton's interpreter computes bfloat16 wrongly"
         raise InvalidRequest.of("dtype", "bfloat16", allowed)
     return known

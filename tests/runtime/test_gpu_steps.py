@@ -2,7 +2,7 @@
 
 In float64 through the reference kernels, with attention plans that are data (device_plans.py), so
 that all of staging, padding, graphs and late answers is run, and only the kernels are others. The
-kernels themselves: tests/end_to_end/test_cuda_interpreted.py.
+kernels themselves: test_gpu_interpreted.py.
 """
 
 from __future__ import annotations
@@ -248,13 +248,14 @@ def test_a_device_that_is_not_there_is_refused_with_the_remedy(
             EngineConfig(device=wrong)
 
 
-def test_bfloat16_is_a_gpu_s_choice_and_refused_in_the_interpreter() -> None:
-    interpreted = accelerators.InterpretedAccelerator()
-    assert resolve_dtype("auto", interpreted) is torch.float32
+def test_bfloat16_is_a_gpu_s_choice_and_refused_in_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert resolve_dtype("auto", "cuda") is torch.float32
     with pytest.raises(InvalidRequest, match=r"dtype='bfloat16'.*interpreter"):
-        resolve_dtype("bfloat16", interpreted)
-    interpreted.is_interpreted = False
-    assert resolve_dtype("auto", interpreted) is torch.bfloat16
+        resolve_dtype("bfloat16", "cuda")
+    monkeypatch.setattr(model_runner, "is_interpreted", lambda: False)
+    assert resolve_dtype("auto", "cuda") is torch.bfloat16
 
 
 def test_a_step_s_memory_grows_with_its_tokens_and_rows(checkpoint: Path) -> None:

@@ -63,6 +63,12 @@ def test_a_share_of_memory_is_taken_but_no_more_than_all_requests_can_use() -> N
     assert _pages(available_bytes=10**12, page_size=16, max_running_requests=3) == 3 * 7
 
 
+def test_a_gpu_s_memory_is_taken_but_for_a_tenth() -> None:
+    room = 1000 * BYTES_PER_TOKEN
+    assert _pages(available_bytes=room, max_running_requests=99, is_gpu=True) == 900
+    assert _pages(available_bytes=room, max_running_requests=99) == 300
+
+
 def test_too_little_memory_says_how_much_is_needed() -> None:
     with pytest.raises(InvalidRequest, match="max_model_len=100 tokens needs") as caught:
         _pages(available_bytes=99 * BYTES_PER_TOKEN, mem_fraction=1.0)
