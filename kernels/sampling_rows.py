@@ -14,7 +14,8 @@ from torch import Tensor
 class SamplingRows:
     """N rows."""
 
-    temperature: Tensor  # [N] float64, >= 0; 0: the best token
+    # [N] float64; 0: the best token; else >= 1e-100, so that a logit divided by it is finite
+    temperature: Tensor
     top_k: Tensor  # [N] int64, >= 0; 0: all
     top_p: Tensor  # [N] float64, in (0, 1]
     min_p: Tensor  # [N] float64, in [0, 1]

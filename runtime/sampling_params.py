@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_SEED = 2**63 - 1
+# A logit divided by less may not be finite; a lower temperature is taken as 0.
+MIN_TEMPERATURE = 1e-100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 128  # >= 1
-    temperature: float = 1.0  # >= 0; 0 is greedy
+    temperature: float = 1.0  # [0, 1e4]; 0 is greedy, and so is less than MIN_TEMPERATURE
     top_p: float = 1.0  # (0, 1]
     top_k: int | None = None  # >= 1; None: whole vocabulary
     min_p: float = 0.0  # [0, 1], of the likeliest token's probability
@@ -70,7 +72,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the best logit is taken and nothing is drawn."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
     def has_output_penalty(self) -> bool:

@@ -8,6 +8,8 @@ any order, after a preemption and on every backend. Float64 throughout.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,9 +47,11 @@ def kept_tokens(
     top-k first, then top-p over what top-k left, ties settled by the smaller id, then min-p.
     """
     best_first = np.argsort(-logits, kind="stable")[: top_k or None]
-    mass = np.exp((logits[best_first] - logits[best_first[0]]) / temperature)
+    below = logits[best_first] - logits[best_first[0]]
     if top_p < 1.0:
-        reached = np.cumsum(mass)
+        reached = np.cumsum(np.exp(below / temperature))
         count = int(np.searchsorted(reached, top_p * reached[-1])) + 1
-        best_first, mass = best_first[:count], mass[:count]
-    return np.sort(best_first[mass >= min_p])
+        best_first, below = best_first[:count], below[:count]
+    # In logits: an exponential near 1 is rounded to it.
+    least = math.log(min_p) * temperature if min_p > 0.0 else -math.inf
+    return np.sort(best_first[below >= least])

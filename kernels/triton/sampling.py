@@ -323,6 +323,7 @@ def _settle(
             key, at = tl.load(seed + row), tl.load(position + row)
             token = tl.full([], _NO_TOKEN, tl.int32)
             is_kept = tl.full([], 0, tl.int32)
+            # NOTE: ends because scores are finite: each next token comes before the last one.
             while is_kept == 0:
                 count, mass, next_token = _before(
                     own, lists, sizes, spans, num_spans, pivot, token, highest, least, scale,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import SamplingParams
+from ..sampling_params import MIN_TEMPERATURE, SamplingParams
 
 
 def sampling_arrays(
@@ -16,8 +16,10 @@ def sampling_arrays(
 ) -> dict[str, npt.NDArray[Any]]:
     """The fields of SamplingRows by name, for N rows; positions [N]: of each row's new token."""
     num_rows = len(params)
+    temperature = np.fromiter([row.temperature for row in params], np.float64, num_rows)
+    temperature[temperature < MIN_TEMPERATURE] = 0.0
     return {
-        "temperature": np.fromiter([row.temperature for row in params], np.float64, num_rows),
+        "temperature": temperature,
         "top_k": np.fromiter([row.top_k or 0 for row in params], np.int64, num_rows),
         "top_p": np.fromiter([row.top_p for row in params], np.float64, num_rows),
         "min_p": np.fromiter([row.min_p for row in params], np.float64, num_rows),

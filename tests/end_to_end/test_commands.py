@@ -146,6 +146,18 @@ def test_doctor_says_what_a_gpu_lacks_and_fails_where_one_was_asked_for(
     assert "CUDA" in report["missing_for_gpu"][0] and "CUDA" in report["problems"][0]
 
 
+def test_doctor_names_what_a_gpus_ops_run_and_why(
+    stemma_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    report = json.loads(stemma_command("doctor", "--device", "cuda", "--json").stdout)
+    assert report["problems"] == [] and report["dtype"] == "float32"
+    chosen = {row["op"]: row["implementation"] for row in report["kernels"]}
+    assert chosen.pop("linear") == "torch" and set(chosen.values()) == {"triton"}
+    assert {"paged_attention", "latent_attention", "sample", "experts"} <= chosen.keys()
+    assert all(row["reason"] for row in report["kernels"])
+
+
 def test_chat_remembers_and_resets(stemma_command: Run, served: Any) -> None:
     lines = "Hi, my name is Nora.\nWhat is my name?\n/help\n/reset\nWhat is my name?\n/exit\n"
     done = stemma_command(

@@ -1,6 +1,6 @@
 """Every kernel compiles for sm_90 within its budget of registers and shared memory, without a GPU.
 
-This process interprets kernels; another compiles them (kernels/triton/ahead_of_time.py) and keeps
+This process interprets kernels; another compiles them (kernels/triton/ahead_of_time) and keeps
 what it has compiled in build/triton, so that only changed kernels are compiled again.
 """
 
@@ -16,10 +16,16 @@ from typing import Any
 
 import pytest
 
-from stemma.kernels.triton import ahead_of_time, attention_tiles, latent_attention, offline
-from stemma.kernels.triton.ahead_of_time import BUDGETS, Row
+from stemma.kernels.triton import attention_tiles, latent_attention
+from stemma.kernels.triton.ahead_of_time import budgets, offline
+from stemma.kernels.triton.ahead_of_time.budgets import BUDGETS
+from stemma.kernels.triton.ahead_of_time.compilation import Row
+from stemma.kernels.triton.ahead_of_time.resources import (
+    Resources,
+    blocks_per_sm,
+    widest_load_bytes,
+)
 from stemma.kernels.triton.language import triton
-from stemma.kernels.triton.resources import Resources, blocks_per_sm, widest_load_bytes
 
 TABLE = json.loads(BUDGETS.read_text(encoding="utf-8"))
 COMPILED = BUDGETS.parents[2] / "build" / "triton"
@@ -166,31 +172,31 @@ TAKEN = Resources(
     ],
 )
 def test_a_breach_is_named(change: dict[str, int], says: str) -> None:
-    budget = ahead_of_time.as_budget(TAKEN)
-    assert ahead_of_time.breaches(TAKEN, budget) == []
-    assert ahead_of_time.breaches(TAKEN, budget | change) == [says]
+    budget = budgets.as_budget(TAKEN)
+    assert budgets.breaches(TAKEN, budget) == []
+    assert budgets.breaches(TAKEN, budget | change) == [says]
 
 
 def test_a_slower_product_and_a_spill_are_breaches() -> None:
-    budget = ahead_of_time.as_budget(TAKEN)
+    budget = budgets.as_budget(TAKEN)
     slower, spilling = replace(TAKEN, products="mma"), replace(TAKEN, spilled_bytes=8)
-    assert ahead_of_time.breaches(slower, budget) == ["products by mma, not wgmma"]
-    assert ahead_of_time.breaches(spilling, ahead_of_time.as_budget(spilling)) == ["spills 8 bytes"]
-    assert ahead_of_time.breaches(spilling, budget | {"spilled_bytes": 8}) == []
+    assert budgets.breaches(slower, budget) == ["products by mma, not wgmma"]
+    assert budgets.breaches(spilling, budgets.as_budget(spilling)) == ["spills 8 bytes"]
+    assert budgets.breaches(spilling, budget | {"spilled_bytes": 8}) == []
 
 
 def test_a_part_of_the_budgets_is_updated_alone(tmp_path: Path) -> None:
     path = tmp_path / "budgets.json"
     first, other = "rms_norm bf16 4096: _rms_norm", "update_pages: _update_pages"
-    ahead_of_time.write_budgets(path, [Row(first, False, TAKEN), Row(other, False, TAKEN)])
+    budgets.write_budgets(path, [Row(first, False, TAKEN), Row(other, False, TAKEN)])
     said = json.loads(path.read_text())
     said["test"][first]["spilled_bytes"] = 8
     path.write_text(json.dumps(said))
     less = replace(TAKEN, registers=60)
-    ahead_of_time.write_budgets(path, [Row(first, False, less)], "rms_norm")
+    budgets.write_budgets(path, [Row(first, False, less)], "rms_norm")
     updated = json.loads(path.read_text())["test"]
-    assert updated[first] == ahead_of_time.as_budget(less) | {"spilled_bytes": 8}
-    assert updated[other] == ahead_of_time.as_budget(TAKEN)
+    assert updated[first] == budgets.as_budget(less) | {"spilled_bytes": 8}
+    assert updated[other] == budgets.as_budget(TAKEN)
 
 
 def test_nothing_is_compiled_where_kernels_are_interpreted() -> None:

@@ -101,6 +101,18 @@ def test_a_set_that_ends_at_its_limit_exactly_holds_no_more(kind: dict[str, Any]
     assert set(sampling.sample(torch.zeros(8, 4), sampling_rows(*rows))[0].tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("largest", [3e38, -3e38])
+def test_the_lowest_temperature_still_ends(largest: float) -> None:
+    """Where scores were infinite, none would be the best of those before another."""
+    rows = [{"temperature": 1e-100, **kind} for kind in ({}, {"top_k": 2}, {"top_p": 0.5})]
+    _check(torch.tensor([[0.9, 1.0, 1.0, 0.8]]).repeat(3, 1) * largest, rows)
+
+
+def test_min_p_tells_tokens_apart_whose_shares_are_rounded_to_one() -> None:
+    logits = torch.tensor([[1e-30, 2e-30, 2e-30]]).repeat(4, 1)
+    _check(logits, [{"min_p": 1.0, "seed": seed} for seed in range(4)])
+
+
 def test_zeros_of_both_signs_are_equal() -> None:
     """Negative ones first, so that they are missed where they count as less."""
     logits = torch.cat((torch.full((5, 64), -0.0), torch.zeros(5, 128)), dim=1)

@@ -52,3 +52,9 @@ def test_arrays_hold_each_row_and_zero_for_what_is_off() -> None:
         "seed": [2**63 - 1, 0],
         "position": [7, 2**40],
     }
+
+
+def test_a_temperature_too_low_to_divide_by_is_zero() -> None:
+    params = [SamplingParams(temperature=5e-324), SamplingParams(temperature=1e-100)]
+    assert [row.is_greedy for row in params] == [True, False]
+    assert sampling_arrays(params, np.array([1, 2]))["temperature"].tolist() == [0.0, 1e-100]

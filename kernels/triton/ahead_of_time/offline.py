@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .language import triton
+from ..language import triton
 
 TARGET = triton.backends.compiler.GPUTarget("cuda", 90, 32)
 INTERPRETED = "TRITON_INTERPRET is set: kernels of this process are interpreted, not compiled"

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .language import triton
+from ..language import triton
 
 Products = Literal["none", "mma", "wgmma"]
 PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma")  # slowest first

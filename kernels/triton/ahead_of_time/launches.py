@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, empty
 
-from ..adjusted_rows import AdjustedRows
-from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
-from ..attention_rows import AttentionRows
-from ..ops import Activation, KVLayer
-from ..quantized_kv import QuantizedKV
-from ..sampling_rows import SamplingRows
-from . import (
+from ...adjusted_rows import AdjustedRows
+from ...attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ...attention_rows import AttentionRows
+from ...ops import Activation, KVLayer
+from ...quantized_kv import QuantizedKV
+from ...sampling_rows import SamplingRows
+from .. import (
     adjust,
     dense,
     experts,

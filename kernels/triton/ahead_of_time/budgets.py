@@ -1,0 +1,89 @@
+"""What each kernel may take: a committed file, so that a change of it is seen in review."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..language import triton
+from .compilation import Row
+from .launches import all_launches
+from .resources import PRODUCTS, Resources
+
+BUDGETS = Path(__file__).parents[3] / "tests" / "kernels" / "sm90_budgets.json"
+
+
+def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
+    """What a kernel takes beyond its budget, or lacks.
+
+    It may spill only what its line says, by hand: a few values that no inner loop touches.
+    """
+    spilled = resources.spilled_bytes
+    found = [f"spills {spilled} bytes"] if spilled > budget.get("spilled_bytes", 0) else []
+    found += [
+        f"{name} {taken}, at most {budget[name]}"
+        for name in ("registers", "shared_bytes")
+        if (taken := getattr(resources, name)) > budget[name]
+    ]
+    found += [
+        f"{name} {had}, at least {budget[name]}"
+        for name in ("blocks_per_sm", "widest_load_bytes")
+        if (had := getattr(resources, name)) < budget[name]
+    ]
+    if PRODUCTS.index(resources.products) < PRODUCTS.index(budget["products"]):
+        found.append(f"products by {resources.products}, not {budget['products']}")
+    return found
+
+
+def as_budget(resources: Resources) -> dict[str, Any]:
+    """What it takes, as what it may take."""
+    return {
+        # given out by eights: no more is lost by rounding up
+        "registers": -(-resources.registers // 8) * 8,
+        "shared_bytes": resources.shared_bytes,
+        "blocks_per_sm": resources.blocks_per_sm,
+        "products": resources.products,
+        "widest_load_bytes": resources.widest_load_bytes,
+    }
+
+
+def write_budgets(path: Path, rows: Iterable[Row], words: str = "") -> None:
+    """One line a kernel, so that a change reads as one, in the order of the launches.
+
+    Of launches without `words` in their names the file's own lines stay, and of the others what
+    was said by hand of spills.
+    """
+    is_rare = {launch.name: launch.is_rare for launch in all_launches()}
+    old = read_budgets(path)
+    kept = {name: line for name, line in old.items() if words not in _launch_of(name)}
+    new = {row.name: as_budget(row.resources) | _said_of_spills(old, row.name) for row in rows}
+    order = list(is_rare)
+    budgets = {name: line for name, line in (kept | new).items() if _launch_of(name) in is_rare}
+    names = sorted(budgets, key=lambda name: order.index(_launch_of(name)))
+    parts = [f'"triton": {json.dumps(triton.__version__)}']
+    for part, rare in (("test", False), ("soak", True)):
+        chosen = [name for name in names if is_rare[_launch_of(name)] is rare]
+        lines = ",\n    ".join(
+            f"{json.dumps(name)}: {json.dumps(budgets[name])}" for name in chosen
+        )
+        parts.append(f'"{part}": {{\n    {lines}\n  }}')
+    path.write_text("{\n  " + ",\n  ".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def read_budgets(path: Path) -> dict[str, dict[str, Any]]:
+    """By the rows' names; none where there is no file."""
+    if not path.is_file():
+        return {}
+    table = json.loads(path.read_text(encoding="utf-8"))
+    return {**table["test"], **table["soak"]}
+
+
+def _said_of_spills(budgets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    return {key: said for key, said in budgets.get(name, {}).items() if key == "spilled_bytes"}
+
+
+def _launch_of(name: str) -> str:
+    """Of a row's name."""
+    return name.split(": ")[0]
