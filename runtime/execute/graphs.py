@@ -148,8 +148,8 @@ class GraphForward:
         """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample;
         None: no row does."""
         if prepared.padded_tokens is None:
-            hidden, logits = self._run(staged, self._bound(prepared.attention, staged))
-            return hidden, logits if prepared.num_sampled else None
+            hidden = self._forward(staged, self._bound(prepared.attention, staged))
+            return hidden, self._logits_of(hidden, staged) if prepared.num_sampled else None
         graph = self._graphs.get(prepared.padded_tokens)
         if graph is None:
             self._graphs[prepared.padded_tokens] = self._captured(prepared, staged)
@@ -170,17 +170,20 @@ class GraphForward:
         attention = self._bound(prepared.attention, inputs)
 
         def run() -> None:
-            hidden, logits = self._run(inputs, attention)
+            hidden = self._forward(inputs, attention)
+            logits = self._logits_of(hidden, inputs)
             self._hidden[: len(hidden)].copy_(hidden)
             self._logits[: len(logits)].copy_(logits)
 
         return _Graph(inputs, self._accelerator.capture(run), attention)
 
-    def _run(self, at: Staged, attention: object) -> tuple[Tensor, Tensor]:
+    def _forward(self, at: Staged, attention: object) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
         batch = ForwardBatch(token_ids, at["positions"], at["slots"], self._pool.layers, attention)
-        hidden = self._model.forward(token_ids, batch.positions, batch)
-        return hidden, self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
+        return self._model.forward(token_ids, batch.positions, batch)
+
+    def _logits_of(self, hidden: Tensor, at: Staged) -> Tensor:
+        return self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
 
     def _bound(self, attention: object, at: Staged) -> object:
         if not isinstance(attention, DevicePlan):

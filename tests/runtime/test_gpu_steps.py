@@ -228,6 +228,18 @@ def test_a_row_that_is_not_finite_fails_alone_and_padding_spoils_nothing(checkpo
     assert results[0].token_id == expected[1] and results[1].error == NON_FINITE
 
 
+def test_a_chunk_that_samples_nothing_multiplies_no_logits(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of no rows, in a step that is too large for a graph."""
+    runner = _runner(checkpoint, graph_max_tokens=0)
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(runner.model, "compute_logits", asked.append)
+    driver = PlanDriver(runner)
+    driver.step([Feed(driver.sequence(), TEXT[:5], None)])
+    assert not asked
+
+
 def test_the_warm_up_runs_what_few_requests_need(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
