@@ -143,7 +143,7 @@ class CudaEvent:
 
     def wait(self) -> None:
         # Asked first: a wait is then always a wait, also to who counts them in a profile.
-        if not self._event.query():
+        if not self._event.query():  # type: ignore[no-untyped-call]
             self._event.synchronize()
 
     def seconds_since(self, earlier: Event) -> float:
