@@ -59,14 +59,13 @@ def examine(device: str = "cpu") -> dict[str, Any]:
 
     from ..constrained.native.bindings import why_not_native
     from ..kernels.triton.availability import is_interpreted, why_no_cuda, why_not_triton
-    from ..runtime.execute.accelerator import accelerator_for
     from ..runtime.execute.model_runner import resolve_dtype
 
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     no_cuda = why_no_cuda()
     dtypes = {"cpu": resolve_dtype("auto")}
     if no_cuda is None or is_interpreted():
-        dtypes["cuda"] = resolve_dtype("auto", accelerator_for("cuda"))
+        dtypes["cuda"] = resolve_dtype("auto", "cuda")
     no_triton = why_not_triton("cuda", torch.bfloat16)
     problems = []
     if threads != cores and not was_chosen:

@@ -50,7 +50,9 @@ class Executor(Protocol):
 
     segment_cost_tokens: int  # see schedule/tree_order.py
 
-    can_overlap: bool  # whether `submit` may return before the step is computed
+    @property
+    def can_overlap(self) -> bool:
+        """Whether `submit` may return before the step is computed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Begin to compute the plan's tokens. Plans are carried out, copies included, in the order
@@ -177,12 +179,15 @@ class Engine:
             if is_watched:
                 self.step_log.note_plan(plan, self.scheduler)
             self._pending.append((plan.step_id, self._submit(plan)))
-        if plan is None or len(self._pending) > self.has_overlap:
+        if self._is_refused:
+            self.settle()
+        elif self._pending and (plan is None or len(self._pending) > self.has_overlap):
             self._take_result()
 
     def settle(self) -> None:
-        """Wait for the pending step, if there is one; its requests go on."""
-        self._take_result()
+        """Wait for the pending steps, if there are any; their requests go on."""
+        while self._pending:
+            self._take_result()
 
     def _submit(self, plan: StepPlan) -> PendingStep:
         try:
@@ -190,10 +195,14 @@ class Engine:
         except Exception as error:
             return FailedStep(error)
 
+    @property
+    def _is_refused(self) -> bool:
+        """Whether the newest step could not be submitted. The device may lack its page updates, so
+        that what came behind it would write to other requests' pages."""
+        return bool(self._pending) and isinstance(self._pending[-1][1], FailedStep)
+
     def _take_result(self) -> None:
         """Apply the result of the oldest pending step."""
-        if not self._pending:
-            return
         step_id, pending = self._pending.popleft()
         try:
             result = pending.result()

@@ -1,8 +1,9 @@
 """Device time of calls, several cases in turn: medians over repeats that saw the same machine.
 
 On a GPU a case's calls are recorded in one graph, whose replay is timed with events: as in the
-engine, nothing of the host is counted. Between repeats the second-level cache is overwritten. In
-the interpreter, and on a CPU, a clock around the calls has to do.
+engine, nothing of the host is counted. Between repeats the second-level cache is filled with other
+memory: by reading it, since what was written would have to be written back within the next time.
+In the interpreter, and on a CPU, a clock around the calls has to do.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ class Timer:
     def __init__(self, device: torch.device, repeats: int) -> None:
         self._repeats = repeats
         self._is_cuda = device.type == "cuda"
-        self._flush = (
-            torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if self._is_cuda else None
-        )
+        self._flush = torch.zeros(FLUSH_BYTES // 4, device=device) if self._is_cuda else None
 
     def time(self, cases: Mapping[str, Sequence[Call]]) -> dict[str, Timing]:
         """Each case's calls in turn, repeat after repeat; seconds of ONE of its calls.
@@ -75,7 +74,7 @@ class Timer:
         first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         assert self._flush is not None
-        self._flush.zero_()
+        self._flush.sum()
         cycles = _EAGER_CYCLES if is_eager else _GRAPH_CYCLES
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         first.record()

@@ -71,7 +71,7 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
     return num_started + (num_pairs - num_started) // block_m
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _sort_pairs(
     expert_ids,
     pairs,

@@ -126,9 +126,11 @@ class Capacity:
         long_rows = min(rows, padded_tokens // (shape.narrow_tokens + 1))
         segment_tokens = padded_tokens
         segment_tokens += (_MAX_LEVELS - 1) * min(padded_tokens, _LEVELLED_TOKENS)
-        wide_runs = passes * (padded_tokens // shape.wide_tokens + long_rows)
-        wide_runs += segment_tokens // shape.wide_tokens + rows
-        wide_splits = _WIDE_ROUNDS * _WIDE_PROGRAMS // shape.num_kv_heads
+        wide_runs = wide_splits = 0
+        if padded_tokens > shape.narrow_tokens:  # else nothing is wide, and that launch is left out
+            wide_runs = passes * (padded_tokens // shape.wide_tokens + long_rows)
+            wide_runs += segment_tokens // shape.wide_tokens + rows
+            wide_splits = _WIDE_ROUNDS * _WIDE_PROGRAMS // shape.num_kv_heads
         return cls(
             tokens=padded_tokens,
             segments=rows,

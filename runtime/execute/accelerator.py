@@ -8,6 +8,7 @@ and everything is done when the call returns. The rest of the device half does n
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,8 @@ from torch import Tensor
 from ...errors import InvalidRequest
 from ...kernels.triton.availability import is_interpreted, why_no_cuda
 from ..memory.sizing import available_memory_bytes
+
+log = logging.getLogger(__name__)
 
 
 class Event(Protocol):
@@ -54,7 +57,8 @@ class Accelerator(Protocol):
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Do `run` once, and record it: what is returned queues the same work again, over the same
-        tensors, in one launch. All tensors that `run` makes stay within it."""
+        tensors, in one launch (or, where it cannot be recorded, in as many as `run` does). All
+        tensors that `run` makes stay within it."""
 
     def available_bytes(self) -> int:
         """Memory that may still be taken on the device."""
@@ -112,10 +116,15 @@ class CudaAccelerator:
         run()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile (copies between tiers).
-        with torch.cuda.graph(
+        record = torch.cuda.graph(
             graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            run()
+        )
+        try:
+            with record:
+                run()
+        except RuntimeError as error:  # no memory left for it, or a call that waits
+            log.warning("a step cannot be recorded, its launches are made one by one: %s", error)
+            return run
         return graph.replay
 
     def available_bytes(self) -> int:
@@ -133,7 +142,9 @@ class CudaEvent:
         self._event.record(stream)
 
     def wait(self) -> None:
-        self._event.synchronize()
+        # Asked first: a wait is then always a wait, also to who counts them in a profile.
+        if not self._event.query():  # type: ignore[no-untyped-call]
+            self._event.synchronize()
 
     def seconds_since(self, earlier: Event) -> float:
         assert isinstance(earlier, CudaEvent)

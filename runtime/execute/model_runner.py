@@ -7,10 +7,12 @@ differs between a CPU (`in_order`) and an accelerator (`queued`); what both shar
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ...errors import InvalidRequest
@@ -25,7 +27,7 @@ from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
-from ..step import PageUpdate, PendingStep, Row, StepPlan, StepResult
+from ..step import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult, Transfer
 from ..weights.checkpoint import CheckpointWeights
 from ..weights.dummy import DummyWeights
 from ..weights.source import ProgressCallback, WeightSource
@@ -45,6 +47,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 _GREEDY = SamplingParams(temperature=0.0)
+_PENALISED = SamplingParams(repetition_penalty=1.1, logprobs=1)
 
 
 class ModelRunner:
@@ -92,6 +95,7 @@ class ModelRunner:
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
         self.segment_cost_tokens = self.kernels.segment_cost_tokens
+        self._max_step_tokens = max_step_tokens
         self._inputs = InputBuilder(
             page_size=page_size,
             max_running_requests=max_running_requests,
@@ -120,12 +124,16 @@ class ModelRunner:
         else:
             with self.accelerator.queue():
                 self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
-        self.can_overlap = self.steps.can_overlap
 
     @property
     def num_pages(self) -> int:
         """Pages of the KV pool; ids 0 to num_pages - 1 may be handed out."""
         return self.pool.num_pages
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether `submit` may return before the step is computed."""
+        return self.steps.can_overlap
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
@@ -140,8 +148,9 @@ class ModelRunner:
         return self.submit(plan).result()
 
     def warm_up(self, on_graph: GraphProgress | None = None) -> None:
-        """Run a short prompt and two decode steps, so that the first request pays no set-up; on a
-        GPU, capture a graph of every size.
+        """Run a short prompt and two decode steps, so that the first request pays no set-up; where
+        kernels are compiled, a step of those that few requests need; on a GPU also the largest
+        step, whose memory is then known to be there, and a graph of every size.
 
         NOTE: writes to page 0 on; call it before any page is in use.
         """
@@ -154,8 +163,25 @@ class ModelRunner:
         for step in range(2):
             row = Row(0, 0, length + step, (0,), from_previous=0, sampling=_GREEDY)
             self.execute(StepPlan(1 + step, (row,)))
-        if isinstance(self.steps, QueuedSteps) and self._is_gpu:
+        if not isinstance(self.steps, QueuedSteps):
+            return
+        self.execute(self._rare_step())
+        if self._is_gpu:
+            largest = self._prompts_of(self._max_step_tokens)
+            if largest is not None:
+                self.execute(largest)
             self._capture(self.steps.forward.sizes, on_graph)
+
+    def _rare_step(self) -> StepPlan:
+        """One token, with all that is done to logits, and a page copied to the host and back."""
+        adjustment = Adjustment(array("i"), array("i", [0]), array("d", [0.0]), array("i"))
+        row = Row(0, 0, 0, (0,), sampling=_PENALISED, adjustment=adjustment, mask=0)
+        masks = np.full((1, -(-self.config.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
+        page = array("i", [0])
+        transfers = (Transfer("store", page, page), Transfer("load", page, page))
+        return StepPlan(
+            0, (row,), masks=masks, transfers=() if self.host_pool is None else transfers
+        )
 
     def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
         """Largest first, so that the others find the memory that it took."""

@@ -76,6 +76,15 @@ def test_capacities_hold_where_segments_nest_deeply() -> None:
     _check_cover(rows, LLAMA, work)
 
 
+def test_a_step_too_small_for_a_wide_tile_has_no_wide_list() -> None:
+    """So that its graph has no launch that finds nothing to do."""
+    rows = rows_of([row(LLAMA.narrow_tokens, 4000)], 16)
+    for padding in (0, 1):
+        work = plan_work(rows, LLAMA, LLAMA.narrow_tokens + padding)
+        assert bool(len(work.wide_items)) is bool(padding)
+        _check_cover(rows, LLAMA, work)
+
+
 def test_capacities_hold_for_many_long_rows_in_a_small_pool() -> None:
     """More parts than the pool's slots would give rows that share nothing."""
     shape = dataclasses.replace(LLAMA, num_slots=4096)

@@ -150,11 +150,12 @@ def load(checkpoint: Path) -> Iterator[Load]:
         }  # fmt: skip
         key = tuple(sorted(options.items()))
         if key not in loaded:
-            has_overlap = options.pop("has_overlap", False)
-            with pytest.MonkeyPatch.context() as patch:  # it computes when a step is submitted
-                patch.setattr(ModelRunner, "can_overlap", has_overlap)
+            has_overlap = options.pop("has_overlap", None)
+            with pytest.MonkeyPatch.context() as patch:
+                if has_overlap is not None:  # on a CPU, which computes when a step is submitted
+                    patch.setattr(ModelRunner, "can_overlap", has_overlap)
                 loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
-            assert loaded[key].engine.has_overlap == has_overlap
+            assert has_overlap in (None, loaded[key].engine.has_overlap)
         loaded[key].engine.flush_cache()
         assert not loaded[key].engine.has_work
         return loaded[key]
@@ -369,8 +370,11 @@ def test_tokens_are_identical_on_an_accelerator(
     num_before = stats.num_overlapped_steps
     assert outputs_of(serve(loaded, jobs)) == alone
     assert outputs_of(serve(loaded, jobs)) == alone
-    can_overlap = jobs is not CONSTRAINED and "disable_overlap" not in options
-    assert (stats.num_overlapped_steps > num_before) == can_overlap
+    num_overlapped = stats.num_overlapped_steps - num_before
+    if "disable_overlap" in options:
+        assert num_overlapped == 0
+    elif jobs is not CONSTRAINED:  # whose tokens are waited for; chunks of prompts are not
+        assert num_overlapped > 0
 
 
 @pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from stemma.runtime.model_config import ModelConfig
 from stemma.runtime.request import HiddenSum, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.grammar import PendingGrammar
+from stemma.runtime.step import StepPlan
 
 Load = Callable[..., LoadedModel]
 MakeRequests = Callable[[LoadedModel], list[Request]]
@@ -224,6 +226,39 @@ def test_a_row_that_is_not_finite_fails_alone_and_padding_spoils_nothing(checkpo
     assert results[1].error is None and results[1].token_id == expected[0]
     results = driver.step([Feed(good, expected[:1], GREEDY), Feed(bad, [1], None, is_scored=True)])
     assert results[0].token_id == expected[1] and results[1].error == NON_FINITE
+
+
+def test_the_warm_up_runs_what_few_requests_need(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be compiled while others wait."""
+    runner = _runner(checkpoint, num_host_pages=2)
+    seen: list[StepPlan] = []
+    submit = runner.steps.submit
+    monkeypatch.setattr(runner.steps, "submit", lambda plan: (seen.append(plan), submit(plan))[1])
+    runner.warm_up()
+    rows = [row for plan in seen for row in plan.rows]
+    assert any(row.mask is not None and row.adjustment is not None for row in rows)
+    assert [copy.kind for plan in seen for copy in plan.transfers] == ["store", "load"]
+
+
+def test_a_step_that_cannot_be_recorded_is_launched_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextmanager
+    def recorded(*_: object, **__: object) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", recorded)
+    accelerator = object.__new__(accelerators.CudaAccelerator)
+    accelerator._graph_memory = accelerator._stream = None
+    done: list[int] = []
+    again = accelerator.capture(lambda: done.append(len(done)))
+    num_done = len(done)
+    again()
+    assert len(done) == num_done + 1 and "not permitted" in caplog.text
 
 
 def test_the_spare_page_is_no_request_s(checkpoint: Path) -> None:

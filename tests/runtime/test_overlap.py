@@ -20,7 +20,6 @@ from house import FAMILIES, House, assert_right, listener_of
 
 from stemma.runtime.config import add_engine_flags, engine_config
 from stemma.runtime.engine import Engine, LoadedModel
-from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.grammar import PendingGrammar
@@ -67,13 +66,12 @@ def test_nothing_is_ahead_where_it_is_switched_off() -> None:
 
 
 @pytest.mark.parametrize(("flags", "has_overlap"), [([], True), (["--disable-overlap"], False)])
-def test_the_flag_reaches_the_engine(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], has_overlap: bool
-) -> None:
-    monkeypatch.setattr(ModelRunner, "can_overlap", True)
+def test_the_flag_reaches_the_engine(checkpoint: Path, flags: list[str], has_overlap: bool) -> None:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    args = parser.parse_args(["--model", str(checkpoint), "--max-total-tokens", "64", *flags])
+    device = ["--device", "cuda", "--kernels", "reference", "--dtype", "float64"]
+    sizes = ["--max-total-tokens", "64"]
+    args = parser.parse_args(["--model", str(checkpoint), *device, *sizes, *flags])
     assert LoadedModel(engine_config(args)).engine.describe()["has_overlap"] is has_overlap
 
 
@@ -306,23 +304,28 @@ def test_a_failed_step_ends_its_own_requests_and_those_behind_it_begin_again() -
     house.assert_nothing_held()
 
 
-def test_a_step_that_cannot_be_submitted_fails_after_the_one_before_is_taken_in(
+def test_nothing_is_submitted_behind_a_step_that_could_not_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house = overlapped()
+    """The device has not seen its page updates: what came behind would write where others read."""
+    house = overlapped(num_pages=16, page_size=16)
     request = house.submit([1, 2], max_tokens=9)
     house.step()
 
     def refuse(plan: StepPlan) -> PendingStep:
-        raise RuntimeError("the device is gone")
+        raise RuntimeError("the device has no memory left")
 
-    monkeypatch.setattr(house.executor, "submit", refuse)
-    house.step()
-    assert request.num_output_tokens == 1 and not request.is_finished
-    house.engine.step()
-    assert request.finish_reason is FinishReason.ERROR
-    assert request.error == "the step failed: RuntimeError: the device is gone"
+    with monkeypatch.context() as patch:
+        patch.setattr(house.executor, "submit", refuse)
+        late = house.submit(FAMILIES[0][:20], max_tokens=9)
+        house.step()
+    assert request.num_output_tokens == 1, "the step before is taken in"
+    for ended in (request, late):
+        assert ended.finish_reason is FinishReason.ERROR
+        assert ended.error == "the step failed: RuntimeError: the device has no memory left"
+    assert not house.engine.has_work
     house.assert_nothing_held()
+    assert [plan.step_id for plan in house.executor.plans] == [1]
 
 
 def test_whoever_reads_what_a_failed_row_wrote_begins_again() -> None:
