@@ -32,6 +32,6 @@ def make_experts(
                 own.copy_(down_linears[expert](hidden))
                 start += count
         results = torch.empty_like(rows).index_copy_(0, by_expert, rows)
-        return combine(results.view(*expert_ids.shape, -1), weights)
+        return combine(results.view(*expert_ids.shape, x.shape[1]), weights)
 
     return experts

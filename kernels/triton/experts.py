@@ -71,7 +71,7 @@ def make_experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Exper
         top_k = expert_ids.shape[1]
         hidden = _gate_up(x, gate_up, blocks, top_k, activation, tiles.gate_up)
         results = _down(hidden, down, blocks, tiles.down)
-        return _combine(results.view(len(x), top_k, -1), weights)
+        return _combine(results.view(*expert_ids.shape, x.shape[1]), weights)
 
     return experts
 

@@ -78,6 +78,12 @@ def test_an_expert_that_nobody_chose_is_not_read(make_experts: MakeExperts) -> N
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU])
+def test_no_tokens_give_no_results(make_experts: MakeExperts) -> None:
+    x, gate_up, down, expert_ids, weights = _inputs((0, 2, 4, 32, 16), torch.float32)
+    assert make_experts(gate_up, down, "silu")(x, expert_ids, weights).shape == (0, 32)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_a_large_gate_is_no_overflow() -> None:
     """exp(-gate) is infinite in float32 for the gates of this token, whose silu is 0."""
