@@ -116,6 +116,7 @@ def tile_rows(width: str, num_heads: int, itemsize: int) -> int:
 def tile_of(width: str, num_heads: int, latent_dim: int, itemsize: int) -> Tile:
     rows = tile_rows(width, num_heads, itemsize)
     dim = max(padded_head_dim(latent_dim), 128)
+    assert dim <= 512, f"latent_dim={latent_dim}: there are tiles for up to 512"
     return Tile(rows, *_TILES[itemsize, dim, rows])
 
 
