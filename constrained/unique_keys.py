@@ -241,7 +241,7 @@ class UniqueKeysMatcher:
             data = self._vocabulary.token_bytes[token]
             after = scan.after(data)
             keys, text = after.key_place, after.string or b""
-            is_comma = not text and data.lstrip()[:1] == b","
+            is_comma = scan.string is None and not text and data.lstrip()[:1] == b","
             if is_comma and not self._tokens.closing.among(allowed):
                 continue  # a key is owed, even if none can come
             if (

@@ -232,6 +232,17 @@ def test_no_key_is_begun_that_can_only_be_repeated(
             assert sorted(json.loads(text)) == sorted(keys)  # all of them, then the end
 
 
+@pytest.mark.parametrize("is_regular", [False, True])
+def test_a_string_that_begins_with_a_comma_hides_no_comma_behind_it(is_regular: bool) -> None:
+    """In one token: the value `,`, its quote, and a comma after which every key has been seen."""
+    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), b',",'])
+    matcher = nested_objects("[a-c]", 0, is_regular, vocabulary).matcher()
+    for byte in b'{"a":1,"b":1,"c":"':
+        assert matcher.consume(byte)
+    assert allowed(matcher, vocabulary) == {ord("a"), ord(",")}
+    assert not matcher.consume(vocabulary.token_bytes.index(b',",'))
+
+
 def test_keys_that_are_owed_beyond_all_that_there_are_may_come_twice() -> None:
     grammar = nested_objects("[a-c]", 4, True, VOCABULARY)
     matcher = grammar.matcher()
