@@ -85,6 +85,9 @@ class EngineConfig:
         if self.kv_store is not None:
             fits = BLOCK_TOKENS % self.page_size == 0
             _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: kv_store")
+            # Blocks are filed under the checkpoint, which these weights are not.
+            is_real = self.load_format != "dummy"
+            _require("load_format", self.load_format, is_real, "auto or safetensors with kv_store")
         share, size = self.pin_share, self.kv_store_gb
         _require("pin_share", share, 0.0 <= share <= 1.0, "a number in [0, 1]")
         _require("kv_store_gb", size, 0.001 <= size <= 1e6, "a number in [0.001, 1000000]")

@@ -240,6 +240,11 @@ def test_a_chunk_that_samples_nothing_multiplies_no_logits(
     assert not asked
 
 
+def test_kv_of_random_weights_is_not_filed_under_the_checkpoint_s(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"load_format='dummy'.*kv_store"):
+        EngineConfig(load_format="dummy", kv_store=tmp_path)
+
+
 def test_the_warm_up_runs_what_few_requests_need(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
