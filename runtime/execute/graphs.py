@@ -133,9 +133,10 @@ class GraphForward:
         size = inputs.num_tokens if padded is None else padded
         num_rows = len(tokens) if padded is None else min(padded, self._max_rows)
         spare_slot = self._pool.num_pages * self._pool.page_size
+        sources = np.zeros(0, dtype=np.int64) if inputs.sources is None else inputs.sources
         arrays: Arrays = {
             "token_ids": _padded(inputs.token_ids, size, 0),
-            "sources": _padded(inputs.sources, size, NO_SOURCE),
+            "sources": _padded(sources, size, NO_SOURCE),
             "positions": _padded(inputs.positions, size, 0),
             "slots": _padded(inputs.slots, size, spare_slot),
             "sampled_tokens": _padded(tokens, num_rows, 0),

@@ -13,7 +13,7 @@ from ..memory.transfer import KVTransfer
 from ..models.registry import CausalLM
 from ..step import FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
-from .inputs import ForwardBatch, InputBuilder, StepInputs, wanted_logits
+from .inputs import NO_SOURCE, ForwardBatch, InputBuilder, StepInputs, wanted_logits
 from .readout import Readout
 
 
@@ -82,6 +82,7 @@ class InOrderSteps:
         )
 
     def _token_ids(self, inputs: StepInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        is_taken = inputs.sources >= 0
-        inputs.token_ids[is_taken] = self._previous.numpy()[inputs.sources[is_taken]]
+        if inputs.sources is not None:
+            is_taken = inputs.sources != NO_SOURCE
+            inputs.token_ids[is_taken] = self._previous.numpy()[inputs.sources[is_taken]]
         return inputs.token_ids

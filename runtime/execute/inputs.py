@@ -88,7 +88,8 @@ class StepInputs:
 
     layout: StepLayout
     token_ids: Int64Array  # [T], 0 where the token is not known yet
-    sources: Int64Array  # [T] row of the previous plan that sampled the token, or NO_SOURCE
+    # [T] row of the previous plan that sampled the token, or NO_SOURCE; None: all are known
+    sources: Int64Array | None
     positions: Int64Array  # [T]
     slots: Int64Array  # [T]
     attention_rows: AttentionRows
@@ -99,8 +100,9 @@ class StepInputs:
 
     def check_sources(self, is_sampled: npt.NDArray[np.bool_]) -> None:
         """is_sampled [rows of the previous plan]: which of them sampled a token."""
-        taken = self.sources[self.sources != NO_SOURCE]
-        assert is_sampled[taken].all(), "from_previous names a row that sampled nothing"
+        if self.sources is not None:
+            taken = self.sources[self.sources != NO_SOURCE]
+            assert is_sampled[taken].all(), "from_previous names a row that sampled nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +232,14 @@ def wanted_logits(plan: StepPlan, layout: StepLayout) -> WantedLogits:
     )
 
 
-def _sources(rows: Sequence[Row], layout: StepLayout) -> Int64Array:
+def _sources(rows: Sequence[Row], layout: StepLayout) -> Int64Array | None:
     """[T], see StepInputs; a row that continues another has one input."""
-    sources: Int64Array = np.full(layout.num_tokens, NO_SOURCE, dtype=np.int64)
     pairs = [(i, row.from_previous) for i, row in enumerate(rows) if row.from_previous is not None]
-    if pairs:
-        taking, taken = zip(*pairs, strict=True)
-        sources[layout.query_start[list(taking)]] = taken
+    if not pairs:
+        return None
+    sources: Int64Array = np.full(layout.num_tokens, NO_SOURCE, dtype=np.int64)
+    taking, taken = zip(*pairs, strict=True)
+    sources[layout.query_start[list(taking)]] = taken
     return sources
 
 

@@ -63,7 +63,7 @@ def test_from_previous_says_which_token_an_input_is() -> None:
         _row(2, 3, (0,), PageUpdate(3, (3,)), from_previous=0),
     )
     inputs = builder.build(StepPlan(0, rows))
-    assert inputs.sources.tolist() == [NO_SOURCE, NO_SOURCE, 2, 0]
+    assert inputs.sources is not None and inputs.sources.tolist() == [NO_SOURCE, NO_SOURCE, 2, 0]
     inputs.check_sources(np.array([True, False, True]))
 
 
