@@ -3,6 +3,7 @@
 StemmaError
 |-- InvalidRequest        the caller's input: field, value and allowed values are in the message
 |   |-- InvalidProgram    an op or an argument of a program that cannot be carried out
+|   |-- ModelNotFound     a model or an adapter by a name that is not served
 |   |-- PromptTooLong     more tokens than the model or the pool can hold
 |   `-- InvalidGrammar    a regex, schema or grammar: malformed, matching nothing, too big
 |       `-- UnsupportedSchema   a JSON Schema keyword that cannot be enforced, and where it is
@@ -29,6 +30,7 @@ __all__ = [
     "InvalidRequest",
     "MissingDependency",
     "ModelLoadError",
+    "ModelNotFound",
     "OutOfPages",
     "ProgramError",
     "PromptTooLong",
@@ -63,6 +65,10 @@ class InvalidRequest(StemmaError, ValueError):
 
 class InvalidProgram(InvalidRequest):
     """A program's op or argument cannot be carried out."""
+
+
+class ModelNotFound(InvalidRequest):
+    """No model and no adapter of this name is served; the message lists what is."""
 
 
 class PromptTooLong(InvalidRequest):

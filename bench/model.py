@@ -71,7 +71,7 @@ def make_model(folder: Path, shape: Shape, seed: int = 0) -> None:
         name: tensor.to(torch.bfloat16) for name, tensor in _weights(torch, shape, seed).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", _config(shape))
+    _write_json(folder / "config.json", checkpoint_config(shape))
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     _write_json(folder / "generation_config.json", ids)
 
@@ -120,7 +120,8 @@ def _layer(shape: Shape) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def _config(shape: Shape) -> dict[str, Any]:
+def checkpoint_config(shape: Shape) -> dict[str, Any]:
+    """The model's config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -16,7 +16,9 @@ from ..bench import (
     load,
     masks,
     model,
+    plan,
     programs,
+    quantization,
     radix,
     schedule,
     serving,
@@ -33,7 +35,8 @@ from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    gpu, dsl, latency, load, programs, limits, watch,
+    gpu, dsl, latency, load, programs, limits, watch, plan,
+    quantization,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InvalidRequest
 from ..frontend.backend import Backend, Engine, Runtime
+from ..runtime.byte_progress import byte_progress
 from ..runtime.config import EngineConfig, add_engine_flags, engine_config
+from ..runtime.model_location import locate_model, located
 
 DEFAULT_PORT = 8000
 
@@ -54,13 +57,34 @@ def start_engine(args: argparse.Namespace) -> Engine:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags' values that are not the defaults. Raises InvalidRequest."""
+    """The flags' values that are not the defaults, with the model's folder in place of its hub id,
+    for which it is fetched here. Raises InvalidRequest or ModelLoadError."""
     config, default = engine_config(args), EngineConfig()
-    return {
+    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
+        config = located(config, on_progress)
+    values = {
         name: getattr(config, name)
         for name in EngineConfig.__dataclass_fields__
         if getattr(config, name) != getattr(default, name)
     }
+    if config.lora_paths:
+        values["lora_paths"] = dict(config.lora_paths)  # as `st.Engine` takes them
+    return values
+
+
+def described_model(args: argparse.Namespace) -> Path:
+    """The folder of `args.model` for commands that only ask about it: of a hub id, without its
+    weights. Raises InvalidRequest or ModelLoadError."""
+    with byte_progress(sys.stderr, f"fetching {args.model}") as on_progress:
+        return locate_model(
+            args.model, revision=args.revision, on_progress=on_progress, has_weights=False
+        )
+
+
+def add_model_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    """MODEL and --revision, for `described_model`."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    parser.add_argument("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
 
 
 def default_endpoint(port: int = DEFAULT_PORT) -> str:

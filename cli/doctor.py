@@ -1,4 +1,5 @@
-"""`stemma doctor`: what is installed, which devices, which kernels, whether torch sees all cores.
+"""`stemma doctor`: what is installed, which devices, which kernels, whether torch sees all cores;
+with a model, what that needs and whether it fits.
 
 Exit status 1 where something is missing that the engine needs, or that `--device` asks for: a GPU
 that nobody asked for may be missing.
@@ -15,9 +16,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..errors import InvalidRequest
 from ..runtime.config import EMBEDDED_MODEL
+from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.threads import configure_threads
-from .connect import Commands
+from .connect import Commands, add_model_argument, described_model
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +34,10 @@ PACKAGES = (
 def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser("doctor", help="what is installed and what the engine would use")
+    add_model_argument(
+        parser,
+        "folder, hub id or .gguf file: say what the model needs and what fits, without loading it",
+    )
     parser.add_argument("--json", action="store_true", help="print it as data")
     parser.add_argument(
         "--device",
@@ -43,12 +50,48 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 1 when something that is needed does not work."""
+    if args.model is not None:
+        return _run_model(args)
     report = examine(args.device)
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
     return 1 if report["problems"] else 0
+
+
+def _run_model(args: argparse.Namespace) -> int:
+    """1 where the model does not fit in any format."""
+    configure_threads(len(os.sched_getaffinity(0)), None)
+    from ..runtime.execute.model_runner import resolve_dtype
+    from .model_report import examine_model, print_model
+
+    report = examine_model(
+        args.model,
+        described_model(args),
+        dtype_name(resolve_dtype("auto", args.device)),
+        _memory_bytes(args.device),
+        is_gpu=args.device != "cpu",
+    )
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print_model(report)
+    return 0 if any(fit["requests"] for fit in report["fits"]) else 1
+
+
+def _memory_bytes(device: str) -> int:
+    """That can be had now."""
+    import torch
+
+    from ..kernels.triton.availability import why_no_cuda
+    from ..runtime.memory.sizing import available_memory_bytes
+
+    if device == "cpu":
+        return available_memory_bytes()
+    if (refusal := why_no_cuda()) is not None:
+        raise InvalidRequest.of("device", device, f"a GPU that is here: {refusal}")
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def examine(device: str = "cpu") -> dict[str, Any]:
@@ -90,10 +133,10 @@ def examine(device: str = "cpu") -> dict[str, Any]:
         "torch_cuda": torch.version.cuda,
         "missing_for_gpu": [reason for reason in dict.fromkeys((no_cuda, no_triton)) if reason],
         "device": device,
-        "dtype": _name(dtypes[device]) if device in dtypes else None,
+        "dtype": dtype_name(dtypes[device]) if device in dtypes else None,
         "kernels": _kernels(dtypes[device], device) if device in dtypes else [],
         "kernels_by_device": {
-            each: {"dtype": _name(dtype), "kernels": _kernels(dtype, each)}
+            each: {"dtype": dtype_name(dtype), "kernels": _kernels(dtype, each)}
             for each, dtype in dtypes.items()
         },
         "grammars": why_not_native() or "compiled for this CPU",
@@ -126,10 +169,6 @@ def _kernels(dtype: torch.dtype, device: str) -> list[dict[str, str]]:
         {"op": c.op, "implementation": c.implementation, "reason": c.reason}
         for c in select_kernels(dtype, device).describe()
     ]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _version(package: str) -> str | None:

@@ -17,11 +17,20 @@ from ..errors import StemmaError
 MODULES = {
     "demo": "demo", "run": "run", "chat": "chat", "generate": "generate", "serve": "serve",
     "keygen": "keys", "bench": "bench", "trace": "trace", "tree": "tree", "doctor": "doctor",
+    "plan": "plan", "quantize": "quantize",
 }  # fmt: skip
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 failed with one line on stderr, 2 wrong usage, 130 interrupted."""
+    """Exit status: 0 done, 1 failed with one line on stderr, 2 wrong usage, 130 interrupted, be it
+    while the command still loads."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="stemma", description="A runtime for structured LLM programs."
     )
@@ -37,8 +46,6 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     except StemmaError as error:
         print(f"stemma {args.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # `stemma tree | head`
         sys.stderr.close()
         return 0

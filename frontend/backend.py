@@ -18,7 +18,7 @@ from typing import Any, Self
 from ..errors import EngineError, InvalidRequest
 from .channel import OwnedChannel
 from .client import Connection
-from .engine_process import START_TIMEOUT_S, EngineProcess
+from .engine_process import EngineProcess, start_timeout_s
 from .keys import client_keys
 
 
@@ -49,6 +49,15 @@ class Backend:
     def flush_cache(self) -> int:
         """Drop all cached KV that nothing uses; returns the number of tokens freed."""
         return int(self.connection.call("flush_cache"))
+
+    def load_lora_adapter(self, name: str, path: str | Path) -> None:
+        """Serve the adapter in a folder of the runtime's under this name. Raises InvalidRequest,
+        and ModelLoadError for what is no adapter of its model."""
+        self.connection.call("load_lora_adapter", lora_name=name, lora_path=str(path))
+
+    def unload_lora_adapter(self, name: str) -> None:
+        """Serve it no more; what uses it ends well. Raises ModelNotFound."""
+        self.connection.call("unload_lora_adapter", lora_name=name)
 
     def shutdown(self) -> None:
         """Close the channel; programs still running on it are cancelled."""
@@ -113,6 +122,7 @@ def _http_channel(url: str, timeout_s: float) -> OwnedChannel:
 
     endpoint = Endpoint(f"{url.rstrip('/').removesuffix('/v1')}/v1")
     model, *others = models_of(endpoint, timeout_s) or [{}]
+    others = [other for other in others if other.get("parent") != model.get("id")]  # no adapters
     if others or model.get("owned_by") != "stemma":
         raise EngineError(f"{url} is no `stemma serve`; st.OpenAI(model, base_url=) takes it")
     info = {"max_model_len": model["max_model_len"], "url": url}
@@ -124,7 +134,8 @@ class Engine(Backend):
     """A runtime of one's own: a child process, over ipc, ended with this object.
 
     Args:
-        model: checkpoint folder in Hugging Face layout; None: the embedded model.
+        model: folder in Hugging Face layout, .gguf file, or id of a model on the Hugging Face hub
+            as in "NAME/MODEL" or "NAME/MODEL@REVISION"; None: the embedded model.
         listen: further addresses to serve others at, "ipc://PATH" or "tcp://HOST:PORT"; beyond
             this host with the options `server_key` and `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
@@ -140,7 +151,7 @@ class Engine(Backend):
         self.endpoint = self._process.endpoint
         try:
             connection = Connection(
-                self.endpoint, timeout_s=START_TIMEOUT_S, is_alive=self._process.death
+                self.endpoint, timeout_s=start_timeout_s(model), is_alive=self._process.death
             )
         except BaseException:
             self._process.stop()

@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 import zmq
 
-from ..errors import EngineError
+from ..errors import EngineError, InvalidRequest, ModelLoadError, ModelNotFound, StemmaError
 from . import wire
 from .channel import EventSink
 from .interning import MIN_CHARS, SentTexts
@@ -408,6 +408,12 @@ class Connection:
                 pass
 
 
+# The caller's own fault, by the name of the error's class.
+_REFUSALS: dict[str, type[StemmaError]] = {
+    error.__name__: error for error in (InvalidRequest, ModelLoadError, ModelNotFound)
+}
+
+
 class _Call:
     """One `call` waiting for its reply."""
 
@@ -430,5 +436,8 @@ class _Call:
         if self._error is not None:
             raise EngineError(str(self._error))
         if not self._reply.get("ok"):
+            refusal = _REFUSALS.get(str(self._reply.get("kind")))
+            if refusal is not None:
+                raise refusal(str(self._reply.get("error")))
             raise EngineError(f"{method}: {self._reply.get('error')}")
         return self._reply.get("result")

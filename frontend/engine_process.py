@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-START_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
+START_TIMEOUT_S = 1800.0  # a large checkpoint takes a while to load, and longer to quantize
+FETCH_TIMEOUT_S = 86_400.0  # a model that has to be downloaded first
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _STDERR = 2
@@ -84,12 +85,22 @@ class EngineProcess:
         self._finalizer()
 
 
+def start_timeout_s(model: str | Path | None) -> float:
+    """How long an engine may take to start; one that ends is noticed at once."""
+    is_here = model is None or Path(model).expanduser().exists()
+    return START_TIMEOUT_S if is_here else FETCH_TIMEOUT_S
+
+
 def _flags(options: dict[str, object]) -> list[str]:
     flags: list[str] = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             flags.append(flag)
+        elif isinstance(value, Mapping):
+            flags += [flag, *(f"{key}={item}" for key, item in value.items())] if value else []
+        elif isinstance(value, list | tuple):
+            flags += [flag, *map(str, value)] if value else []
         elif value is not None and value is not False:
             flags += [flag, str(value)]
     return flags

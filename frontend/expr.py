@@ -60,6 +60,7 @@ class SelectExpr(Expr):
     name: str
     choices: tuple[str, ...]
     method: str
+    lora_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

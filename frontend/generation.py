@@ -94,6 +94,7 @@ def gen(
     formats: Formats | None = None,
     lenient: bool | None = None,
     jump_forward: bool | None = None,
+    lora_path: str | None = None,
 ) -> Expr:
     """Generate text and call it `name`.
 
@@ -142,6 +143,8 @@ def gen(
         lenient: enforce what can be of the schema, check the rest afterwards and name it in
             `get_meta_info(name)["warnings"]`; default: a schema that cannot be enforced fails.
         jump_forward: False: compute tokens one by one also where only one can follow.
+        lora_path: the name of a LoRA adapter that the engine serves; "": none, also where the run
+            has one.
     """
     given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "choices": choices}
     constraint = _constraint(
@@ -156,7 +159,7 @@ def gen(
     wanted = _logprobs(logprobs, return_logprob, top_logprobs_num, logprob_start_len, logprob_start)
     if choices is not None:
         useless = {"n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline}
-        return _select_of_gen(name, choices, temperature, choices_method, useless)
+        return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
     if choices_method is not None:
         raise InvalidProgram.of("choices_method", choices_method, "only together with choices")
     params = GenParams(
@@ -182,6 +185,7 @@ def gen(
         deadline_s=deadline,
         constraint=constraint,
         jump_forward=jump_forward,
+        lora_path=checked_lora_path(lora_path),
     )
     return GenExpr(_checked_name(name), params)
 
@@ -213,13 +217,14 @@ def select(
     choices: Sequence[str] = (),
     temperature: float | None = 0.0,
     choices_method: ChoicesMethod | None = "token_length_normalized",
+    lora_path: str | None = None,
 ) -> Expr:
     """Append the likeliest of `choices` and call it `name`.
 
     `choices_method` is "token_length_normalized" (highest mean log probability a token),
     "greedy_token_selection" (token by token, the likeliest among the choices still possible) or
     "unconditional_likelihood_normalized" (log probability with this context less that without).
-    Nothing is drawn, so `temperature` can only be 0, as in SGLang.
+    Nothing is drawn, so `temperature` can only be 0, as in SGLang. `lora_path`: see `gen`.
     """
     if isinstance(choices, str):
         raise InvalidProgram.of("choices", choices, "a list of texts")
@@ -231,7 +236,7 @@ def select(
     method = CHOICES_METHODS[0] if choices_method is None else choices_method
     if method not in CHOICES_METHODS:
         raise InvalidProgram.of("choices_method", choices_method, f"one of {CHOICES_METHODS}")
-    return SelectExpr(_checked_name(name), texts, method)
+    return SelectExpr(_checked_name(name), texts, method, checked_lora_path(lora_path))
 
 
 def _select_of_gen(
@@ -239,12 +244,21 @@ def _select_of_gen(
     choices: Sequence[str],
     temperature: float | None,
     method: ChoicesMethod | None,
+    lora_path: str | None,
     useless: Mapping[str, object],
 ) -> Expr:
     for field, value in useless.items():
         if value is not None and not (field == "n" and value == 1):
             raise InvalidProgram.of(field, value, "not together with choices")
-    return select(name, choices, temperature, method)
+    return select(name, choices, temperature, method, lora_path)
+
+
+def checked_lora_path(name: object) -> str | None:
+    """An adapter's name, "" or None. Raises InvalidProgram."""
+    if name is None or (isinstance(name, str) and len(name) <= MAX_NAME_CHARS):
+        return name
+    allowed = f"an adapter's name of at most {MAX_NAME_CHARS} characters, or None"
+    raise InvalidProgram.of("lora_path", name, allowed)
 
 
 def texts_of(field: str, given: str | Sequence[str] | None) -> tuple[str, ...] | None:

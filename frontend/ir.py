@@ -69,6 +69,7 @@ class GenParams:
     stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
     deadline_s: float | None = None  # seconds from now; an error where it cannot be met
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
+    lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
     _wire: dict[str, object] | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
@@ -184,9 +185,13 @@ class Select(Op):
     choices: tuple[str, ...] = ()
     method: str = CHOICES_METHODS[0]
     choice_ids: tuple[tuple[int, ...], ...] = ()
+    lora_path: str | None = None  # as in GenParams
 
     def to_wire(self) -> list[object]:
         head = [self.kind, self.branch, self.seq, self.source, self.name]
+        if self.lora_path is not None:
+            texts, ids = self.choices or None, self.choice_ids or None
+            return [*head, texts, self.method, ids, self.lora_path]
         if self.choice_ids:
             return [*head, self.choices or None, self.method, self.choice_ids]
         return [*head, self.choices, self.method]
@@ -348,8 +353,11 @@ _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _O
 _INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
 _STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
-_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields"})
-_MAX_CHARS = {"name": MAX_NAME_CHARS, "label": MAX_NAME_CHARS, "fields": MAX_FIELDS_CHARS}
+_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields", "lora_path"})
+_MAX_CHARS = {
+    "name": MAX_NAME_CHARS, "label": MAX_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
+    "lora_path": MAX_NAME_CHARS,
+}  # fmt: skip
 _ALLOWED = {
     "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
     "pooling": POOLINGS,
@@ -383,7 +391,7 @@ def _checked(name: str, value: object) -> Any:
     if name == "choices":
         return () if value is None else _checked_choices(value)  # None: they are given as ids
     if name == "choice_ids":
-        return _checked_choice_ids(value)
+        return () if value is None else _checked_choice_ids(value)
     if name in ("is_replay", "normalize"):
         return bool(value)
     if name == "source":

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidProgram
 from .backend import Backend, get_default_backend
-from .generation import regexes_of, texts_of
+from .generation import checked_lora_path, regexes_of, texts_of
 from .ir import NOTHING_GIVEN, GenParams
 from .program import Defaults, Program
 from .state import ProgramState
@@ -41,7 +41,7 @@ _OF_GENS = (
     "top_logprobs_num",
     *_AS_THEY_ARE,
 )
-RUN_OPTIONS = frozenset(("backend", "seed", "use_thread", *_OF_GENS))
+RUN_OPTIONS = frozenset(("backend", "lora_path", "seed", "use_thread", *_OF_GENS))
 
 
 class RunOptions:
@@ -62,6 +62,7 @@ class RunOptions:
         self.seed = secrets.randbits(62) if seed is None else checked_seed(seed)
         params = _gen_defaults(given)
         self.defaults = None if params == NOTHING_GIVEN else Defaults(params)
+        self._lora_path = checked_lora_path(given.get("lora_path")) or None
         self._name = name
         self._num_api_spec_tokens = num_api_spec_tokens
 
@@ -75,6 +76,7 @@ class RunOptions:
             defaults=self.defaults,
             name=self._name,
             num_api_spec_tokens=self._num_api_spec_tokens,
+            lora_path=self._lora_path,
         )
         observer.program_started(program)
         return ProgramState(program)

@@ -87,9 +87,11 @@ class Program:
         defaults: Defaults | None = None,
         name: str = "program",
         num_api_spec_tokens: int | None = None,
+        lora_path: str | None = None,
     ) -> None:
         """`name` is for reports. `num_api_spec_tokens` is only of use to a channel that asks a
-        server call by call; the result is the same without."""
+        server call by call; the result is the same without. `lora_path` names the adapter of all
+        calls that name none."""
         self._channel = channel
         self.defaults = defaults
         self.name = name
@@ -116,6 +118,8 @@ class Program:
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
         if num_api_spec_tokens is not None:
             create["num_api_spec_tokens"] = num_api_spec_tokens
+        if lora_path is not None:
+            create["lora_path"] = lora_path
         self.id = channel.open_program(self, create)
 
     @property

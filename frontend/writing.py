@@ -71,7 +71,9 @@ class BranchWriter(BranchReader):
 
     def _append_select(self, select: SelectExpr, source: str | None) -> None:
         name, choices, method = select.name, select.choices, select.method
-        self._bind(name, ir.Select(self._branch, self._next(), source, name, choices, method))
+        head = (self._branch, self._next(), source, name)
+        op = ir.Select(*head, choices, method, lora_path=select.lora_path)
+        self._bind(name, op)
 
     def _append_image(self, image: ImageExpr, source: str | None) -> None:
         raise InvalidProgram(f"image: the model {self._program.model} reads only text", "image")

@@ -20,3 +20,10 @@ class AttentionOptions:
 
 
 DEFAULT_OPTIONS = AttentionOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentOptions:
+    """Multi-head latent attention in its absorbed form, see `ops.LatentAttention`."""
+
+    scale: float  # of the scores

@@ -79,7 +79,10 @@ class AttentionRows:
         """
         lens = self.seq_lens[rows] - first
         places = np.arange(int(lens.max()), dtype=np.int32)
-        tokens = first[:, None] + np.where(places < lens[:, None], places, 0)
+        return self.slots_of(rows, first[:, None] + np.where(places < lens[:, None], places, 0))
+
+    def slots_of(self, rows: IntArray, tokens: IntArray) -> IntArray:
+        """The KV slots of tokens [len(rows), N] of the given rows, in that shape."""
         table_rows = self.table_rows[rows][:, None]
         if self.page_size == 1:
             at: IntArray = self.page_table[table_rows, tokens]

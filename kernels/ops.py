@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
@@ -23,10 +24,15 @@ from .adjusted_rows import AdjustedRows
 from .attention_options import DEFAULT_OPTIONS, AttentionOptions
 from .attention_rows import AttentionRows
 from .quantized_kv import QuantizedKV
+from .quantized_weight import QuantizedWeight
+from .routing_options import RoutingOptions
 from .sampling_rows import SamplingRows
 
 KVLayer = Tensor | QuantizedKV
 """One layer's KV, as it is or quantized; which kinds a backend takes it says itself."""
+
+Weight = Tensor | QuantizedWeight
+"""A linear layer's weight [out_features, in_features]; every backend takes both."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 HostArrays = Mapping[str, npt.NDArray[Any]]
@@ -53,22 +59,24 @@ class RMSNorm(Protocol):
 
 
 class MakeLinear(Protocol):
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def __call__(self, weight: Weight, bias: Tensor | None) -> Linear:
         """weight [out_features, in_features], bias [out_features]; may keep or copy them."""
         ...
 
 
 class MakeOutputLinear(Protocol):
-    def __call__(self, weight: Tensor) -> Linear:
+    def __call__(self, weight: Weight) -> Linear:
         """weight [vocab_size, hidden_size] -> a linear whose result is float32, or float64 for
         float64."""
         ...
 
 
 class MakeGatedLinear(Protocol):
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def __call__(
+        self, weight: Weight, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Linear:
         """weight [2 * size, in_features], gates first, bias [2 * size] -> a layer
-        silu(x @ gate.T) * (x @ up.T), [T, in_features] -> [T, size]."""
+        activation(x @ gate.T) * (x @ up.T), [T, in_features] -> [T, size]."""
         ...
 
 
@@ -85,7 +93,46 @@ class ActAndMul(Protocol):
 
 class MakeRMSNorm(Protocol):
     def __call__(self, weight: Tensor, eps: float) -> RMSNorm:
-        """weight [hidden_size]."""
+        """weight [hidden_size], of the model's dtype, or float32 where the product with it shall be
+        rounded only once."""
+        ...
+
+
+class QueryKeyNorm(Protocol):
+    """RMSNorm of queries and keys, before their rotation."""
+
+    def __call__(self, heads: Tensor) -> None:
+        """heads [T, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys, values.
+        Queries and keys are normed IN PLACE, values stay."""
+        ...
+
+
+class MakeQueryKeyNorm(Protocol):
+    def __call__(
+        self,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+    ) -> QueryKeyNorm:
+        """Weights [head_dim]: each head is normed by itself; query_weight [num_heads * head_dim]
+        and key_weight [num_kv_heads * head_dim]: a token's heads together. See MakeRMSNorm."""
+        ...
+
+
+class RouteExperts(Protocol):
+    def __call__(
+        self, logits: Tensor, selection_bias: Tensor | None, options: RoutingOptions
+    ) -> tuple[Tensor, Tensor]:
+        """Each token's experts and their weights: expert_ids [T, K] int64 in [0, E), the highest
+        ranked first, and weights [T, K] in the dtype of the logits.
+
+        logits [T, E] float32 or float64, of a router. An expert's score is the softmax or the
+        sigmoid of its logit; its rank is the score plus selection_bias [E], same dtype, which does
+        not count for its weight (Wang et al. 2024, "Auxiliary-loss-free load balancing"). Of equal
+        ranks the lower id wins. A row of NaN gets valid experts with weights of NaN.
+        """
         ...
 
 
@@ -103,8 +150,78 @@ class Experts(Protocol):
 
 
 class MakeExperts(Protocol):
-    def __call__(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+    def __call__(self, gate_up: Weight, down: Weight, activation: Activation) -> Experts:
         """gate_up [E, 2 * I, H], gates first, down [E, H, I]; may keep or copy them."""
+        ...
+
+
+class Lora(Protocol):
+    """Low-rank adapters beside one linear layer (Hu et al., "LoRA", 2021): y += x A.T B.T, with
+    the A and B of each token's own adapter, whose scale is in its B.
+
+    A layer of several modules has an A and a B for each of them, B for its own outputs.
+    """
+
+    def __call__(self, x: Tensor, y: Tensor, plan: object) -> None:
+        """x [T, in_features], y [T, sum of out_features], both contiguous; changes y IN PLACE.
+        Tokens without an adapter, and those past the plan's (padding), keep theirs."""
+        ...
+
+
+class MakeLora(Protocol):
+    def __call__(self, a: Tensor, b: Tensor, out_features: Sequence[int]) -> Lora:
+        """For a linear layer of n modules with `out_features` outputs each, which follow each
+        other, and S slots for adapters of up to R ranks.
+
+        a [S, n * R, in_features], module after module, b [S, sum of out_features, R], contiguous;
+        both are kept, and read at every call: their owner fills slots while no call runs. Ranks
+        that an adapter lacks are zeros.
+        """
+        ...
+
+
+class GatedLinearWithLora(Protocol):
+    """A gated linear layer whose adapters are added ahead of the activation."""
+
+    def __call__(self, x: Tensor, plan: object | None) -> Tensor:
+        """x [T, in_features] -> [T, size]; `plan`: see `Lora`, None where no token has an adapter,
+        which makes no difference to a token without one."""
+        ...
+
+
+class MakeGatedLinearWithLora(Protocol):
+    def __call__(
+        self, weight: Weight, bias: Tensor | None, activation: Activation, lora: Lora
+    ) -> GatedLinearWithLora:
+        """As MakeGatedLinear, with what `lora` adds to the 2 * size outputs."""
+        ...
+
+
+class PlanLora(Protocol):
+    def __call__(
+        self,
+        slots: npt.NDArray[np.int32],
+        num_slots: int,
+        padded_tokens: int | None = None,
+    ) -> object:
+        """What every layer's `Lora` needs to know of a step; made once a step.
+
+        slots [T]: of each token's adapter, in [1, num_slots]; 0: it has none. A backend of an
+        accelerator returns a DevicePlan, whose `bind` asks nothing of the page table; with
+        `padded_tokens` as in PlanAttention.
+        """
+        ...
+
+
+class ScaleInPlace(Protocol):
+    def __call__(self, x: Tensor, factor: float) -> None:
+        """x [T, size], contiguous, becomes x * factor, rounded once."""
+        ...
+
+
+class AddInPlace(Protocol):
+    def __call__(self, total: Tensor, x: Tensor) -> None:
+        """total [T, size] becomes total + x [T, size], both contiguous."""
         ...
 
 
@@ -287,10 +404,10 @@ class TokenLogprobs(Protocol):
 
 
 class PageCopy(Protocol):
-    """Copies whole KV pages of all layers, bit by bit.
+    """Copies whole pages of one part of all layers' KV, bit by bit.
 
-    pages [N] int64; packed [num_layers, 2, num_kv_heads, N, page_size, head_dim] in the
-    KV's dtype on its device, the last two axes contiguous, the others in any order.
+    pages [N] int64; packed [num_layers, num_vectors, N, page_size, width] in the layers' dtype on
+    their device, the last two axes contiguous, the others in any order.
     """
 
     def pack(self, pages: Tensor, packed: Tensor) -> None:
@@ -304,7 +421,7 @@ class PageCopy(Protocol):
 
 class MakePageCopy(Protocol):
     def __call__(self, layers: Sequence[Tensor], page_size: int) -> PageCopy:
-        """For the layers of one pool, each [2, num_kv_heads, num_slots, head_dim], contiguous, with
+        """For the layers of one pool, each [num_vectors, num_slots, width], contiguous, with
         num_slots a multiple of page_size; the layers are kept."""
         ...
 
@@ -314,12 +431,16 @@ class Captured(Protocol):
 
     result: Tensor  # what the pass returned; overwritten by each replay
 
-    def replay(self, plan: object) -> None:
-        """Run it again; `plan` of this step, the tensors that it read hold this step's values."""
+    def replay(self, plans: Sequence[object], lora_plan: object | None = None) -> None:
+        """Run it again; plans of this step, in the order in which those of the recording were
+        handed to `Capture`; the tensors that it read hold this step's values."""
         ...
 
 
 class Capture(Protocol):
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Captured | None]:
-        """Run once and record; None where `run` does something that cannot be recorded."""
+    def __call__(
+        self, run: Callable[[], Tensor], plans: Sequence[object], lora_plan: object | None = None
+    ) -> tuple[Tensor, Captured | None]:
+        """Run once and record; None where `run` does something that cannot be recorded. plans: the
+        attention plans that `run` uses; lora_plan: that of its adapters, None: without any."""
         ...

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -19,12 +19,16 @@ from . import ops
 from .cpu import adjust as cpu_adjust
 from .cpu import dense as cpu_dense
 from .cpu import experts as cpu_experts
+from .cpu import latent_attention as cpu_latent
 from .cpu import linear as cpu_linear
+from .cpu import lora as cpu_lora
 from .cpu import paged_attention as cpu_attention
 from .cpu import sampling as cpu_sampling
 from .cpu import token_mask as cpu_mask
+from .kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .native import dense as native_dense
 from .native import linear as native_linear
+from .native import lora as native_lora
 from .native import paged_attention as native_attention
 from .native import token_mask as native_mask
 from .native.bindings import why_not_native
@@ -35,12 +39,15 @@ from .reference import experts as reference_experts
 from .reference import kv_store as reference_store
 from .reference import latent_attention as reference_latent
 from .reference import logprobs as reference_logprobs
+from .reference import lora as reference_lora
 from .reference import page_copy as reference_page_copy
 from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
+from .reference import routing as reference_routing
 from .reference import sampling as reference_sampling
 from .reference import token_mask as reference_mask
-from .triton.availability import is_interpreted, why_not_triton
+from .reference.query_key_norm import query_key_norm_of
+from .triton.availability import is_interpreted, kv_cache_dtypes, why_not_triton
 
 KernelMode = Literal["auto", "cpu", "triton", "reference"]
 """auto: the fastest that runs here; cpu: torch calls, nothing compiled; triton: the GPU's kernels,
@@ -64,7 +71,14 @@ class Kernels:
     make_output_linear: ops.MakeOutputLinear
     make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
+    make_query_key_norm: ops.MakeQueryKeyNorm
+    scale_in_place: ops.ScaleInPlace
+    add_in_place: ops.AddInPlace
+    route_experts: ops.RouteExperts
     make_experts: ops.MakeExperts
+    make_lora: ops.MakeLora
+    make_gated_linear_with_lora: ops.MakeGatedLinearWithLora
+    plan_lora: ops.PlanLora
     gather_rows: ops.GatherRows
     act_and_mul: ops.ActAndMul
     rotate_and_store: ops.RotateAndStore
@@ -83,6 +97,8 @@ class Kernels:
     make_page_copy: ops.MakePageCopy
     capture: ops.Capture | None  # None: this backend records nothing
     segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
+    kv_cache_dtypes: tuple[KVCacheDtype, ...]  # in which attention reads KV, of KV_CACHE_DTYPES
+    latent_segment_cost_tokens: int  # the same where attention is latent
     choices: tuple[KernelChoice, ...]
 
     def describe(self) -> list[KernelChoice]:
@@ -104,7 +120,7 @@ def select_kernels(
     if mode == "triton" or (mode == "auto" and device.type != "cpu"):
         refusal = why_not_triton(device, dtype)
         if refusal is None:
-            return _triton(device)
+            return _triton(device, dtype)
         if mode == "triton":
             raise InvalidRequest.of("kernels", mode, refusal)
         return _reference(refusal)
@@ -120,7 +136,16 @@ def _reference(reason: str) -> Kernels:
         make_output_linear=reference_dense.make_output_linear,
         make_gated_linear=reference_dense.make_gated_linear,
         make_rms_norm=reference_dense.make_rms_norm,
+        make_query_key_norm=query_key_norm_of(reference_dense.make_rms_norm),
+        scale_in_place=reference_dense.scale_in_place,
+        add_in_place=reference_dense.add_in_place,
+        route_experts=reference_routing.route_experts,
         make_experts=reference_experts.make_experts,
+        make_lora=reference_lora.make_lora,
+        make_gated_linear_with_lora=reference_lora.gated_linear_with_lora_of(
+            reference_dense.make_linear, reference_dense.act_and_mul
+        ),
+        plan_lora=reference_lora.plan_lora,
         gather_rows=reference_dense.gather_rows,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=reference_store.rotate_and_store,
@@ -139,6 +164,8 @@ def _reference(reason: str) -> Kernels:
         make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
+        kv_cache_dtypes=KV_CACHE_DTYPES,
+        latent_segment_cost_tokens=0,
         choices=_choices("reference", reason),
     )
 
@@ -146,7 +173,7 @@ def _reference(reason: str) -> Kernels:
 def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
     """Torch calls; linears packed by oneDNN where that works."""
     unpacked = cpu_linear.why_not_packed(dtype)
-    linear = cpu_linear if unpacked is None else reference_dense
+    linear: Any = cpu_linear.PackedLinears(dtype) if unpacked is None else reference_dense
     linear_choice = (
         ("cpu", f"oneDNN weights packed for {dtype}")
         if unpacked is None
@@ -157,7 +184,20 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         make_output_linear=linear.make_output_linear,
         make_gated_linear=linear.make_gated_linear,
         make_rms_norm=cpu_dense.make_rms_norm,
-        make_experts=partial(cpu_experts.make_experts, make_linear=linear.make_linear),
+        make_query_key_norm=query_key_norm_of(cpu_dense.make_rms_norm),
+        scale_in_place=reference_dense.scale_in_place,
+        add_in_place=reference_dense.add_in_place,
+        route_experts=reference_routing.route_experts,
+        make_experts=partial(
+            cpu_experts.make_experts,
+            make_linear=linear.make_linear,
+            make_gated_linear=linear.make_gated_linear,
+        ),
+        make_lora=cpu_lora.make_lora,
+        make_gated_linear_with_lora=reference_lora.gated_linear_with_lora_of(
+            linear.make_linear, reference_dense.act_and_mul
+        ),
+        plan_lora=cpu_lora.plan_lora,
         gather_rows=cpu_dense.gather_rows,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=cpu_dense.rotate_and_store,
@@ -167,8 +207,8 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         plan_attention=cpu_attention.plan_attention,
         paged_attention=cpu_attention.paged_attention,
         store_latent=reference_latent.store_latent,
-        plan_latent_attention=reference_latent.plan_latent_attention,
-        latent_attention=reference_latent.latent_attention,
+        plan_latent_attention=cpu_latent.plan_latent_attention,
+        latent_attention=cpu_latent.latent_attention,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=cpu_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -176,6 +216,8 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
+        kv_cache_dtypes=KV_CACHE_DTYPES,
+        latent_segment_cost_tokens=cpu_latent.SEGMENT_COST_TOKENS,
         choices=_choices("cpu", f"compiled: {refusal}", {"linear": linear_choice, **_ON_A_CPU}),
     )
 
@@ -186,7 +228,18 @@ def _native() -> Kernels:
         make_output_linear=native_linear.make_output_linear,
         make_gated_linear=native_linear.make_gated_linear,
         make_rms_norm=native_dense.make_rms_norm,
-        make_experts=partial(cpu_experts.make_experts, make_linear=native_linear.make_linear),
+        make_query_key_norm=native_dense.make_query_key_norm,
+        scale_in_place=native_dense.scale_in_place,
+        add_in_place=native_dense.add_in_place,
+        route_experts=reference_routing.route_experts,
+        make_experts=partial(
+            cpu_experts.make_experts,
+            make_linear=native_linear.make_linear,
+            make_gated_linear=native_linear.make_gated_linear,
+        ),
+        make_lora=native_lora.make_lora,
+        make_gated_linear_with_lora=native_linear.make_gated_linear_with_lora,
+        plan_lora=native_lora.plan_lora,
         gather_rows=native_dense.gather_rows,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=native_dense.rotate_and_store,
@@ -196,8 +249,8 @@ def _native() -> Kernels:
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
         store_latent=reference_latent.store_latent,
-        plan_latent_attention=reference_latent.plan_latent_attention,
-        latent_attention=reference_latent.latent_attention,
+        plan_latent_attention=cpu_latent.plan_latent_attention,
+        latent_attention=cpu_latent.latent_attention,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -205,11 +258,17 @@ def _native() -> Kernels:
         make_page_copy=reference_page_copy.PageCopy,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
-        choices=_choices("native", "compiled for this CPU, AVX512-BF16", _ON_A_CPU),
+        kv_cache_dtypes=KV_CACHE_DTYPES,
+        latent_segment_cost_tokens=cpu_latent.SEGMENT_COST_TOKENS,
+        choices=_choices(
+            "native",
+            "compiled for this CPU, AVX512-BF16",
+            {**_ON_A_CPU, "lora": ("native", "compiled for few tokens of an adapter, else torch")},
+        ),
     )
 
 
-def _triton(device: torch.device) -> Kernels:
+def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     """For GPUs; imported here, so that a CPU's start does not pay for it."""
     from .triton import (
         adjust,
@@ -218,9 +277,11 @@ def _triton(device: torch.device) -> Kernels:
         kv_store,
         latent_attention,
         logprobs,
+        lora,
         page_copy,
         page_table,
         paged_attention,
+        routing,
         sampling,
         token_mask,
     )
@@ -230,7 +291,16 @@ def _triton(device: torch.device) -> Kernels:
         make_output_linear=dense.make_output_linear,
         make_gated_linear=dense.make_gated_linear,
         make_rms_norm=dense.make_rms_norm,
+        make_query_key_norm=dense.make_query_key_norm,
+        scale_in_place=reference_dense.scale_in_place,
+        add_in_place=reference_dense.add_in_place,
+        route_experts=routing.route_experts,
         make_experts=experts.make_experts,
+        make_lora=lora.make_lora,
+        make_gated_linear_with_lora=reference_lora.gated_linear_with_lora_of(
+            dense.make_linear, dense.act_and_mul
+        ),
+        plan_lora=lora.plan_lora,
         gather_rows=dense.gather_rows,
         act_and_mul=dense.act_and_mul,
         rotate_and_store=kv_store.rotate_and_store,
@@ -249,10 +319,15 @@ def _triton(device: torch.device) -> Kernels:
         make_page_copy=page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=paged_attention.SEGMENT_COST_TOKENS,
+        kv_cache_dtypes=kv_cache_dtypes(device, dtype),
+        latent_segment_cost_tokens=latent_attention.SEGMENT_COST_TOKENS,
         choices=_choices(
             "triton",
             _why_triton(device),
-            {"linear": ("torch", "cuBLAS has the fastest products")},
+            {
+                "linear": ("torch", "cuBLAS has the fastest products"),
+                **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
+            },
         ),
     )
 
@@ -268,7 +343,12 @@ def _why_triton(device: torch.device) -> str:
 _OPS = (
     "linear",
     "rms_norm",
+    "query_key_norm",
+    "scale_in_place",
+    "add_in_place",
+    "route_experts",
     "experts",
+    "lora",
     "gather_rows",
     "act_and_mul",
     "rotate_and_store",
@@ -292,8 +372,11 @@ _ON_A_CPU = {
     ),
     **dict.fromkeys(("adjust_logits", "sample"), ("cpu", "numpy")),
     "token_logprobs": ("reference", "two torch calls"),
+    "route_experts": ("reference", "a few torch calls"),
     "experts": ("cpu", "sorted by expert, linears as above"),
-    **dict.fromkeys(("store_latent", "latent_attention"), ("reference", "no kernel for a CPU yet")),
+    "store_latent": ("reference", "one torch call"),
+    "latent_attention": ("cpu", "all heads of a row in one product"),
+    "lora": ("cpu", "two products an adapter"),
 }
 
 

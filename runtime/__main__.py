@@ -8,12 +8,15 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import zmq
 
 from ..errors import StemmaError
+from .byte_progress import byte_progress
 from .config import add_engine_flags, engine_config
 from .gateway.listener import LINGER_MS, add_client_flags, server_keys
+from .model_location import located
 from .threads import configure_threads, default_num_threads
 
 
@@ -48,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> None:
     keys = server_keys(args, args.endpoint)
     config = engine_config(args)
-    configure_threads(config.num_threads or default_num_threads(config.model), config.spin_us)
+    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
+        config = located(config, on_progress)
+    num_threads = config.num_threads or default_num_threads(Path(config.model))
+    configure_threads(num_threads, config.spin_us)
     from .engine import LoadedModel
     from .gateway.gateway import Gateway
 

@@ -123,7 +123,7 @@ class ChatTemplate:
         self._source = source or _FALLBACK
         try:
             self._template = environment.from_string(self._source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelLoadError(f"{folder}: the chat template is not jinja2: {error}") from error
         self._tokenizer = tokenizer
         self._variables = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidRequest
+from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .memory.block_key import BLOCK_TOKENS
 from .schedule.fairness import tenant_weights
 from .schedule.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 from .schedule.stall import DEFAULT_SLOWDOWN
+from .weights.gguf.shard_names import model_stem
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
 DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+QUANTIZATIONS = ("none", "int8", "w8a8", "int4")
 KERNELS = ("auto", "cpu", "triton", "reference")
+DEFAULT_MAX_LORA_RANK = 64  # where no adapter is there at the start to tell
+MAX_LORA_RANK = 4096
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
@@ -32,12 +39,15 @@ DEFAULT_GRAPH_MAX_TOKENS = 512
 class EngineConfig:
     """Everything an engine is told at start. Raises InvalidRequest for values out of range."""
 
-    model: Path = EMBEDDED_MODEL
-    served_model_name: str | None = None  # None: the folder's name
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"  # dummy: random weights
+    model: Path | str = EMBEDDED_MODEL  # folder, .gguf file or hub id, see model_location
+    revision: str | None = None  # of a hub id: branch, tag or commit; None: the newest
+    served_model_name: str | None = None  # None: the folder's, the file's or the hub's
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"  # dummy: random weights
+    quantization: Literal["none", "int8", "w8a8", "int4"] = "none"  # of floating weights, at load
     dtype: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
     device: str = "cpu"  # or cuda, cuda:N
     kernels: Literal["auto", "cpu", "triton", "reference"] = "auto"  # auto: the fastest there
+    kv_cache_dtype: KVCacheDtype = "auto"  # auto: as dtype
     cuda_graph_max_tokens: int = DEFAULT_GRAPH_MAX_TOKENS  # of a step that is captured; 0: none
     max_model_len: int | None = None  # None: what the model was made for
     page_size: int = 1  # tokens
@@ -56,6 +66,12 @@ class EngineConfig:
     disable_overlap: bool = False  # plan a step only when the one before is done
     disable_jump_forward: bool = False  # compute what a grammar forces token by token
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S  # seconds that compiling one may take
+    enable_lora: bool = False  # serve adapters; implied by lora_paths
+    lora_paths: Sequence[tuple[str, Path]] = ()  # adapters that are there from the start, by name
+    lora_root: Path | None = None  # adapters may be loaded from within only; None: from anywhere
+    max_loras_per_batch: int = 8  # adapters on the device, and so in one step
+    max_loaded_loras: int | None = None  # known by name at a time; None: any number
+    max_lora_rank: int | None = None  # None: the largest of lora_paths, or 64 without any
     num_threads: int | None = None  # None: all cores, one for a small model
     spin_us: int | None = None  # how long an idle worker thread spins before it sleeps
 
@@ -65,7 +81,11 @@ class EngineConfig:
         _require("device", self.device, is_device, "cpu, cuda or cuda:N")
         is_known = self.load_format in LOAD_FORMATS
         _require("load_format", self.load_format, is_known, f"one of {LOAD_FORMATS}")
+        is_known = self.quantization in QUANTIZATIONS
+        _require("quantization", self.quantization, is_known, f"one of {QUANTIZATIONS}")
         _require("kernels", self.kernels, self.kernels in KERNELS, f"one of {KERNELS}")
+        is_known = self.kv_cache_dtype in KV_CACHE_DTYPES
+        _require("kv_cache_dtype", self.kv_cache_dtype, is_known, f"one of {KV_CACHE_DTYPES}")
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
@@ -87,7 +107,15 @@ class EngineConfig:
             _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: kv_store")
             # Blocks are filed under the checkpoint, which these weights are not.
             is_real = self.load_format != "dummy"
-            _require("load_format", self.load_format, is_real, "auto or safetensors with kv_store")
+            _require("load_format", self.load_format, is_real, "any but dummy with kv_store")
+        _require_range("max_loras_per_batch", self.max_loras_per_batch, 1, 1024)
+        _require_range("max_loaded_loras", self.max_loaded_loras, 1, 1 << 20)
+        _require_range("max_lora_rank", self.max_lora_rank, 1, MAX_LORA_RANK)
+        most, names = self.max_loaded_loras, [name for name, _ in self.lora_paths]
+        fits = len(set(names)) == len(names)
+        _require("lora_paths", names, fits, "a different name for each")
+        fits = most is None or most >= len(names)
+        _require("max_loaded_loras", most, fits, f"at least the {len(names)} of lora_paths")
         share, size = self.pin_share, self.kv_store_gb
         _require("pin_share", share, 0.0 <= share <= 1.0, "a number in [0, 1]")
         _require("kv_store_gb", size, 0.001 <= size <= 1e6, "a number in [0.001, 1000000]")
@@ -105,7 +133,18 @@ class EngineConfig:
     @property
     def model_name(self) -> str:
         """The name under which the model is served."""
-        return self.served_model_name or self.model.resolve().name
+        if self.served_model_name:
+            return self.served_model_name
+        if os.path.isdir(self.model):
+            return Path(self.model).resolve().name
+        name = str(self.model)
+        name = name if os.path.exists(name) else name.partition("@")[0]
+        return model_stem(name.rpartition("/")[2])
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether adapters are served."""
+        return self.enable_lora or bool(self.lora_paths)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -114,12 +153,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add(
         "--model",
-        type=Path,
         default=EMBEDDED_MODEL,
-        metavar="FOLDER",
-        help="checkpoint in Hugging Face layout (default: the embedded model)",
+        metavar="MODEL",
+        help="folder in Hugging Face layout, .gguf file, or hub id as in NAME/MODEL[@REVISION] "
+        "(default: the embedded model)",
     )
-    add("--served-model-name", metavar="NAME", help="name shown to clients (default: folder's)")
+    add("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
+    add("--served-model-name", metavar="NAME", help="name shown to clients (default: the model's)")
     add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
     add(
         "--device",
@@ -139,6 +179,20 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=LOAD_FORMATS,
         default="auto",
         help="dummy: random weights of the model's shapes, for benchmarks (default: %(default)s)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        help="KV as the arithmetic is, or in 8 bits, which takes half of the memory "
+        "(default: %(default)s)",
+    )
+    add(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="none",
+        help="round weights while they are loaded: to 8 bits, to 8 bits with inputs rounded too, "
+        "or to 4 (default: %(default)s; a quantized checkpoint says it itself)",
     )
     add(
         "--cuda-graph-max-tokens",
@@ -246,6 +300,45 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="seconds that compiling a grammar may take (default: %(default)s)",
     )
     add(
+        "--enable-lora",
+        action="store_true",
+        help="serve LoRA adapters, also those that are loaded while it runs",
+    )
+    add(
+        "--lora-paths",
+        type=_named_path,
+        nargs="+",
+        default=(),
+        metavar="NAME=FOLDER",
+        help="LoRA adapters (Hugging Face PEFT) that are there from the start",
+    )
+    add(
+        "--lora-root",
+        type=Path,
+        metavar="FOLDER",
+        help="load adapters while it runs from within this folder only (default: from anywhere)",
+    )
+    add(
+        "--max-loras-per-batch",
+        type=int,
+        default=8,
+        metavar="N",
+        help="adapters on the device, and so in one step (default: %(default)s)",
+    )
+    add(
+        "--max-loaded-loras",
+        type=int,
+        metavar="N",
+        help="adapters known by name at a time (default: any number)",
+    )
+    add(
+        "--max-lora-rank",
+        type=int,
+        metavar="R",
+        help="largest rank of an adapter (default: that of --lora-paths, or "
+        f"{DEFAULT_MAX_LORA_RANK} without any)",
+    )
+    add(
         "--num-threads",
         type=int,
         metavar="N",
@@ -263,6 +356,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The record from parsed flags."""
     names = EngineConfig.__dataclass_fields__
     return EngineConfig(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+def _named_path(text: str) -> tuple[str, Path]:
+    """ "name=folder"; a folder alone is its own name, as for SGLang."""
+    name, separator, folder = text.partition("=")
+    return (name, Path(folder)) if separator else (text, Path(text))
 
 
 def _require(field: str, value: object, is_fine: bool, allowed: str) -> None:

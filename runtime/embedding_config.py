@@ -32,7 +32,7 @@ class EmbeddingConfig:
             return cls()
         try:
             return cls(_pooling(folder))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             return cls(refusal=f"its sentence-transformers files: {error}")
 
 

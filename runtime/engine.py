@@ -12,18 +12,25 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..constrained.vocabulary import Vocabulary
-from ..errors import PromptTooLong
+from ..errors import ModelLoadError, PromptTooLong
+from .byte_progress import byte_progress
 from .chat_template import ChatTemplate
-from .config import EngineConfig
+from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, EngineConfig
 from .embedding_config import EmbeddingConfig
+from .execute.dtype_name import dtype_name
 from .grammar_compiler import GrammarCompiler
 from .graph_progress import graph_progress
-from .memory.block_key import KVLayout
+from .lora.adapter_config import AdapterConfig
+from .lora.registry import AdapterRegistry
+from .lora.slots import AdapterSlots
+from .memory.block_key import BlockLayout
 from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
+from .model_location import located
 from .observe.step_log import StepLog
 from .programs.world import Defaults, Replays, World
 from .request import Request
@@ -85,11 +92,13 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         tenant_weights: Mapping[Hashable, float] | None = None,
         has_overlap: bool = True,
+        adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them.
         `tenant_weights`: see schedule/fairness.py. `has_overlap`: plan a step while the executor
-        computes the one before, if it can. `clock`: of deadlines and leases, in seconds."""
+        computes the one before, if it can. `adapters`: needed where requests have any. `clock`: of
+        deadlines and leases, in seconds."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
         self.has_overlap = has_overlap and executor.can_overlap
@@ -106,6 +115,7 @@ class Engine:
             vocab_size=vocab_size,
             tenant_weights=tenant_weights,
             has_overlap=self.has_overlap,
+            adapters=adapters,
             clock=clock,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
@@ -249,6 +259,7 @@ class Engine:
             "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),
             "uptime_s": time.monotonic() - self.started_s,
             "grammars": {} if self.grammars is None else self.grammars.describe(),
+            "lora": {} if (slots := self.scheduler.adapters) is None else slots.describe(),
             "stats": {name: getattr(stats, name) for name in stats.__slots__},
         }
 
@@ -260,27 +271,35 @@ class LoadedModel:
         """Raises ModelLoadError or InvalidRequest with what is wrong."""
         from .execute.model_runner import ModelRunner  # imports torch: not for the host half
 
-        self.config = config
-        self.model_config = ModelConfig.from_folder(config.model)
-        self.tokenizer = Tokenizer(config.model, self.model_config.vocab_size)
-        self.template = ChatTemplate(config.model, self.tokenizer)
-        self.embedding = EmbeddingConfig.from_folder(config.model)
-        self.runner = ModelRunner(
-            config.model,
-            self.model_config,
-            dtype=config.dtype,
-            device=config.device,
-            max_total_tokens=config.max_total_tokens,
-            mem_fraction=config.mem_fraction,
-            page_size=config.page_size,
-            num_host_pages=config.host_kv_tokens // config.page_size,
-            max_running_requests=config.max_running_requests,
-            max_model_len=config.max_model_len,
-            max_step_tokens=config.chunked_prefill_size,
-            graph_max_tokens=config.cuda_graph_max_tokens,
-            kernels=config.kernels,
-            load_format=config.load_format,
-        )
+        self.config = config = located(config)
+        self.folder = Path(config.model)
+        self.model_config = ModelConfig.from_folder(self.folder)
+        self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
+        self.template = ChatTemplate(self.folder, self.tokenizer)
+        self.embedding = EmbeddingConfig.from_folder(self.folder)
+        with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
+            self.runner = ModelRunner(
+                self.folder,
+                self.model_config,
+                dtype=config.dtype,
+                device=config.device,
+                max_total_tokens=config.max_total_tokens,
+                mem_fraction=config.mem_fraction,
+                page_size=config.page_size,
+                num_host_pages=config.host_kv_tokens // config.page_size,
+                max_running_requests=config.max_running_requests,
+                max_model_len=config.max_model_len,
+                max_step_tokens=config.chunked_prefill_size,
+                graph_max_tokens=config.cuda_graph_max_tokens,
+                kernels=config.kernels,
+                load_format=config.load_format,
+                kv_cache_dtype=config.kv_cache_dtype,
+                quantization=config.quantization,
+                num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
+                max_adapter_rank=_max_lora_rank(config),
+                on_progress=on_progress,
+            )
+        self.adapters = self._adapter_registry()
         self.runner.warm_up(graph_progress(sys.stderr))
         self.engine = Engine(
             self.runner,
@@ -300,28 +319,52 @@ class LoadedModel:
                 stored=self._stored_prefixes(),
             ),
             has_overlap=not config.disable_overlap,
+            adapters=self._adapter_slots(),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
+
+    def _adapter_registry(self) -> AdapterRegistry | None:
+        """The adapters that are there from the start. Raises ModelLoadError."""
+        config = self.config
+        if not config.has_lora:
+            return None
+        registry = AdapterRegistry(
+            config.model_name,
+            self.runner.adapter_modules,
+            max_rank=_max_lora_rank(config),
+            prepare=self.runner.prepare_adapter,
+            max_adapters=config.max_loaded_loras,
+        )
+        for name, folder in config.lora_paths:
+            registry.load(name, folder)
+        return registry
+
+    def _adapter_slots(self) -> AdapterSlots | None:
+        if self.adapters is None:
+            return None
+        return AdapterSlots(self.config.max_loras_per_batch, self.runner.load_adapter)
 
     def _stored_prefixes(self) -> StoredPrefixes | None:
         """What an earlier process has left, and where this one leaves its own."""
         config, model = self.config, self.model_config
         if config.kv_store is None:
             return None
-        dtype = self.runner.dtype
-        layout = KVLayout(
-            model_revision(config.model, model, self.runner.max_model_len),
-            str(dtype).removeprefix("torch."),
-            dtype.itemsize,
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
+        layout = BlockLayout(
+            model_revision(
+                self.folder,
+                model,
+                self.runner.max_model_len,
+                config.quantization,
+                config.load_format,
+            ),
+            dtype_name(self.runner.dtype),
+            self.runner.kv_layout,
         )
         store = DiskStore(config.kv_store, layout, max_bytes=int(config.kv_store_gb * 1e9))
         return StoredPrefixes(store, config.page_size)
 
     def _vocabulary(self) -> Vocabulary:
-        written = token_bytes(self.config.model, self.tokenizer)
+        written = token_bytes(self.folder, self.tokenizer)
         return Vocabulary(written, self.tokenizer.encode, self.model_config.vocab_size)
 
     def defaults(self) -> Defaults:
@@ -350,6 +393,7 @@ class LoadedModel:
             grammars=self.engine.grammars,
             jump_forward=not self.config.disable_jump_forward,
             kv=self.engine.scheduler.kv_cache,
+            adapters=self.adapters,
             max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
         )
 
@@ -358,13 +402,17 @@ class LoadedModel:
         model = self.model_config
         return {
             "model": self.config.model_name,
-            "model_path": str(self.config.model.resolve()),
+            "model_path": str(self.folder.resolve()),
             "architecture": model.architecture,
-            "dtype": str(self.runner.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.runner.dtype),
+            "quantization": self.config.quantization,
             "device": self.config.device,
+            "kv_cache_dtype": self.config.kv_cache_dtype,
+            "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
             "max_running_requests": self.config.max_running_requests,
+            "has_lora": self.config.has_lora,
             "template_knows_tools": self.template.knows_tools,
             "embedding": {
                 "size": model.hidden_size,
@@ -378,3 +426,14 @@ class LoadedModel:
                 for c in self.runner.kernels.describe()
             ],
         }
+
+
+def _max_lora_rank(config: EngineConfig) -> int:
+    """Raises ModelLoadError for an adapter whose config cannot be read."""
+    if config.max_lora_rank is not None:
+        return config.max_lora_rank
+    ranks = [AdapterConfig.from_folder(folder).max_rank for _, folder in config.lora_paths]
+    rank = max(ranks, default=DEFAULT_MAX_LORA_RANK)
+    if rank > MAX_LORA_RANK:
+        raise ModelLoadError(f"an adapter of lora_paths has rank {rank}; at most {MAX_LORA_RANK}")
+    return rank

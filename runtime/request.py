@@ -18,6 +18,7 @@ from .step import Adjustment, RowResult, TokenLogprob
 if TYPE_CHECKING:
     from ..radix.leases import Lease
     from ..radix.tree import Node
+    from .lora.adapter import Adapter
     from .schedule.grammar import Follower, PendingGrammar
     from .schedule.program_record import ProgramRecord
 
@@ -108,7 +109,8 @@ class Request:
     prompt: array[int]  # 'i'
     sampling: SamplingParams
     listener: Listener
-    namespace: Hashable = ""
+    namespace: Hashable = ""  # of its KV: an adapter's is its own
+    adapter: Adapter | None = None  # that its tokens go through
     client: Hashable = ""  # whose habits tell what it will generate (schedule/policy.py)
     priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
     program: ProgramRecord | None = None  # whose call it is, where that is known
@@ -143,6 +145,7 @@ class Request:
     num_published: int = 0
     num_sent_pages: int = 0  # entries of `pages` that the executor's table already has
     table_row: int = -1
+    adapter_slot: int = 0  # while it runs, where it has an adapter
     lease: Lease | None = None  # keeps its KV while it is preempted
 
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output

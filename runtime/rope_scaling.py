@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..errors import ModelLoadError
-from .config_fields import Fields
+from .config_fields import Fields, is_finite
 
 _DEFAULT_THETA = 10000.0
+# What an object that describes a rotary embedding may hold; "finetuned" says nothing of it.
+MAX_POSITIONS = 1 << 24  # of a context, as --max-model-len allows
+_KNOWN = frozenset(
+    {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
+     "partial_rotary_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+     "truncate", "attention_factor", "mscale", "mscale_all_dim", "short_factor", "long_factor",
+     "finetuned"}
+)  # fmt: skip
 
 
 class RopeKind(Enum):
@@ -25,6 +33,12 @@ class RopeKind(Enum):
     DYNAMIC = "dynamic"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"
+
+    @property
+    def is_chosen_by_length(self) -> bool:
+        """Whether the frequencies depend on the longest sequence that an engine may hold."""
+        return self in (RopeKind.DYNAMIC, RopeKind.LONGROPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +54,75 @@ class RopeScaling:
     beta_fast: float = 32.0  # yarn: dimensions that turn more often within original stay
     beta_slow: float = 1.0  # yarn: those that turn less often are divided by factor
     is_truncated: bool = True  # yarn: these bounds are rounded to whole dimensions
-    attention_factor: float = 1.0  # yarn: cos and sin are multiplied by it
+    attention_factor: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    # longrope: periods are multiplied by these, [rotary_dim / 2]: long ones where sequences may
+    # become longer than the original length.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
-def rope_theta_and_scaling(config: Fields, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary frequencies, and how they are scaled (None: not at all).
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding as config.json describes it."""
+
+    theta: float  # base of the frequencies
+    scaling: RopeScaling | None
+    partial_dim: int | None  # how much of a head is rotated; None: all
+
+
+def read_rope(
+    config: Fields, max_positions: int, head_dim: int, *, can_be_partial: bool = False
+) -> Rope:
+    """`rope_scaling` or `rope_parameters`, whichever there is, and what lies beside them.
+
+    can_be_partial: whether heads of the family may be rotated in part.
 
     Raises ModelLoadError for a scaling that is not implemented or lacks a number.
     """
-    theta = config.number("rope_theta", _DEFAULT_THETA)
-    _require_whole_heads(config)
     fields = config.nested("rope_scaling") or config.nested("rope_parameters")
-    if fields is None:
-        return theta, None
-    theta = fields.number("rope_theta", theta)
+    fields = fields or Fields(config.file, {})
+    theta = fields.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    partial_dim = _partial_dim(config, fields, head_dim, can_be_partial)
+    scaling = _named_scaling(config, fields, max_positions, partial_dim or head_dim)
+    if scaling is not None and scaling.max_positions > MAX_POSITIONS:
+        raise fields.fail("factor", f"one by which positions are at most {MAX_POSITIONS:,}")
+    return Rope(theta, scaling, partial_dim)
+
+
+def _partial_dim(config: Fields, fields: Fields, head_dim: int, can_be_partial: bool) -> int | None:
+    name = "partial_rotary_factor"
+    source = config if fields.get(name) is None else fields
+    share = source.number(name, 1.0)
+    if share == 1.0:
+        return None
+    if not can_be_partial:
+        raise source.fail(name, "1, rotary embedding of whole heads")
+    rotary_dim = int(head_dim * share)
+    if share > 1.0 or rotary_dim < 2 or rotary_dim % 2:
+        raise source.fail(name, f"an even share, at most 1, of head_dim={head_dim}")
+    return rotary_dim
+
+
+def _named_scaling(
+    config: Fields, fields: Fields, max_positions: int, rotary_dim: int
+) -> RopeScaling | None:
     name = fields.get("rope_type") or fields.get("type") or "default"
-    _require_whole_heads(fields)
-    if name == "default":
-        return theta, None
-    kinds = [kind.value for kind in RopeKind]
+    kinds = ["default", *(kind.value for kind in RopeKind)]
     if name not in kinds:
         raise ModelLoadError(
             f"{config.file}: rope scaling of type {name!r} is not supported; supported are: "
-            f"{', '.join(['default', *kinds])}"
+            f"{', '.join(kinds)}"
         )
-    return theta, _scaling(RopeKind(name), fields, config, max_positions)
+    if unknown := sorted(fields.values.keys() - _KNOWN):
+        raise fields.fail(unknown[0], "no such field: its rotary embedding is not implemented")
+    if name == "default":
+        return None
+    return _scaling(RopeKind(name), fields, config, max_positions, rotary_dim)
 
 
-def _require_whole_heads(fields: Fields) -> None:
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.fail("partial_rotary_factor", "1, rotary embedding of whole heads")
-
-
-def _scaling(kind: RopeKind, fields: Fields, config: Fields, max_positions: int) -> RopeScaling:
+def _scaling(
+    kind: RopeKind, fields: Fields, config: Fields, max_positions: int, rotary_dim: int
+) -> RopeScaling:
     if kind in (RopeKind.LINEAR, RopeKind.DYNAMIC):
         factor = _required(fields, "factor")
         return RopeScaling(kind, factor, max_positions, int(max_positions * factor))
@@ -89,7 +139,20 @@ def _scaling(kind: RopeKind, fields: Fields, config: Fields, max_positions: int)
             low_freq_factor=_required(fields, "low_freq_factor"),
             high_freq_factor=_required(fields, "high_freq_factor"),
         )
+    if original < 2:
+        raise fields.fail("original_max_position_embeddings", "an integer > 1")
     factor = fields.number("factor", max_positions / original)
+    if kind is RopeKind.LONGROPE:
+        default = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+        return RopeScaling(
+            kind,
+            factor,
+            original,
+            max_positions,
+            attention_factor=fields.number("attention_factor", default),
+            short_factors=_factors(fields, "short_factor", rotary_dim),
+            long_factors=_factors(fields, "long_factor", rotary_dim),
+        )
     return RopeScaling(
         kind,
         factor,
@@ -100,6 +163,16 @@ def _scaling(kind: RopeKind, fields: Fields, config: Fields, max_positions: int)
         is_truncated=fields.flag("truncate", True),
         attention_factor=_yarn_attention_factor(fields, factor),
     )
+
+
+def _factors(fields: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
+    values = fields.get(name)
+    expected = f"a list of {rotary_dim // 2} positive numbers"
+    if not isinstance(values, list) or len(values) != rotary_dim // 2:
+        raise fields.fail(name, expected)
+    if not all(is_finite(value) and value > 0 for value in values):
+        raise fields.fail(name, expected)
+    return tuple(float(value) for value in values)
 
 
 def _required(fields: Fields, name: str) -> float:

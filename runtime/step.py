@@ -99,6 +99,7 @@ class Row(NamedTuple):
     mask: int | None = None  # set: sample only tokens of this row of the plan's masks
     pooled_from: int | None = None  # set: sum the final hidden states from this input on
     num_top_targets: int = 0  # so many of the best tokens are told beside each target
+    adapter: int = 0  # slot of the adapter that its tokens go through; 0: none
 
 
 @dataclass(frozen=True, slots=True)

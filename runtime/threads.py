@@ -23,7 +23,8 @@ SMALL_MODEL_BYTES = 64 * 2**20
 
 def default_num_threads(model: Path) -> int:
     """One for a small model, else as many as this process may use cores."""
-    num_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    files = [file for kind in ("*.safetensors", "*.gguf") for file in model.glob(kind)]
+    num_bytes = sum(file.stat().st_size for file in files)
     return 1 if num_bytes < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 

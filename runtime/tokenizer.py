@@ -176,7 +176,7 @@ def _load_config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path}: expected an object, found {type(config).__name__}")

@@ -8,7 +8,22 @@ from typing import Any
 
 import torch
 
-_MODEL_TYPES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+_MODEL_TYPES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "phi3": "Phi3",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "granite": "Granite",
+}
+_CONFIG_TYPES = {"gemma3": "Gemma3Text"}
 BYTE_VOCAB_SIZE = 260  # 256 bytes and four special tokens
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>", "<unk>")
 BOS_ID, EOS_ID = 256, 257
@@ -33,7 +48,7 @@ def make_checkpoint(
     has_tokenizer: bool = True,
     **config_fields: Any,
 ) -> Path:
-    """Write a float32 checkpoint of "llama", "mistral" or "qwen2" with random weights.
+    """Write a float32 checkpoint of a key of `_MODEL_TYPES` with random weights.
 
     `init_std` is large enough for distinct logits, biases and norm weights are random too. Further
     keyword arguments go to the transformers config. Returns the folder.
@@ -41,7 +56,7 @@ def make_checkpoint(
     import transformers
 
     prefix = _MODEL_TYPES[architecture]
-    config = getattr(transformers, f"{prefix}Config")(
+    config = getattr(transformers, f"{_CONFIG_TYPES.get(architecture, prefix)}Config")(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
@@ -57,7 +72,7 @@ def make_checkpoint(
         **config_fields,
     )
     model = getattr(transformers, f"{prefix}ForCausalLM")(config)
-    _randomize(model, seed, init_std)
+    randomize(model, seed, init_std)
     folder = Path(folder)
     size = "100KB" if is_sharded else "10GB"
     model.save_pretrained(folder, max_shard_size=size)
@@ -95,7 +110,7 @@ def _byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
-def _randomize(model: torch.nn.Module, seed: int, init_std: float) -> None:
+def randomize(model: torch.nn.Module, seed: int, init_std: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -9,27 +9,29 @@ from pathlib import Path
 import numpy as np
 
 from stemma.runtime.memory.block_file import Payload, file_bytes
-from stemma.runtime.memory.block_key import BLOCK_TOKENS, Block, KVLayout, blocks_of
+from stemma.runtime.memory.block_key import BLOCK_TOKENS, Block, BlockLayout, blocks_of
 from stemma.runtime.memory.disk_store import DiskStore, Fetch
+from stemma.runtime.memory.kv_layout import KVLayout, KVPart
 
-LAYOUT = KVLayout("tiny", "bfloat16", 2, num_layers=1, num_kv_heads=1, head_dim=2)
+PLAIN = KVPart("kv", 2, 2, "bfloat16")
+LAYOUT = BlockLayout("tiny", "bfloat16", KVLayout(1, (PLAIN,)))
 FILE_BYTES = file_bytes(LAYOUT)
 
 
-def sequence(*numbers: int, namespace: str = "", layout: KVLayout = LAYOUT) -> list[Block]:
+def sequence(*numbers: int, namespace: str = "", layout: BlockLayout = LAYOUT) -> list[Block]:
     """Blocks that each repeat one token: the numbers are a path in a tree of blocks."""
     ids = array("i", [number for number in numbers for _ in range(BLOCK_TOKENS)])
     return blocks_of(layout, namespace, ids)
 
 
-def payload_of(block: Block, layout: KVLayout = LAYOUT) -> Payload:
+def payload_of(block: Block, layout: BlockLayout = LAYOUT) -> Payload:
     """Random bytes that only this block has."""
     seed = int.from_bytes(block.key[:8], "little")
     return np.random.default_rng(seed).integers(0, 256, layout.block_bytes, dtype=np.uint8)
 
 
 def open_store(
-    folder: Path, *, max_blocks: int = 1000, layout: KVLayout = LAYOUT, **options: float
+    folder: Path, *, max_blocks: int = 1000, layout: BlockLayout = LAYOUT, **options: float
 ) -> DiskStore:
     return DiskStore(folder, layout, max_bytes=max_blocks * file_bytes(layout), **options)  # type: ignore[arg-type]
 

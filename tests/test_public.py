@@ -9,7 +9,8 @@ NAMES = """
     user_begin user_end assistant_begin assistant_end set_default_backend Engine Runtime OpenAI
     RuntimeEndpoint flush_cache get_server_info Function Forks ProgramState StemmaError
     InvalidRequest
-    InvalidProgram InvalidGrammar UnsupportedSchema PromptTooLong ModelLoadError ProtocolError
+    InvalidProgram InvalidGrammar UnsupportedSchema PromptTooLong ModelLoadError ModelNotFound
+    ProtocolError
     EngineError ProgramError BatchError __version__ tool Tool first image video separate_reasoning
     token_length_normalized greedy_token_selection unconditional_likelihood_normalized
 """

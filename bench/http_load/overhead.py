@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...frontend import ir, wire
@@ -69,7 +70,7 @@ class InProcess:
         from ...runtime.threads import configure_threads, default_num_threads
 
         config = EngineConfig()
-        configure_threads(default_num_threads(config.model), config.spin_us)
+        configure_threads(default_num_threads(Path(config.model)), config.spin_us)
         loaded = LoadedModel(config)
         self._engine = loaded.engine
         self._world = loaded.world()

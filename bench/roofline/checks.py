@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ...kernels.registry import Kernels, select_kernels
+from ...runtime.execute.dtype_name import dtype_name
 from .attention import error_row
 from .context import Context
 from .latent import latent_call
@@ -54,7 +55,7 @@ def _all_checks(ctx: Context) -> Iterator[tuple[str, Callable[[], Iterator[Row]]
         for case in cases if dtype is ctx.dtype else cases[:_NUM_PLAIN]:
             name = f"{case.name}, {_short(dtype)}"
             yield name, partial(_attention, ctx, case, name, dtype)
-        for check in (_norm, _rotate, _activation, _store, _output, _gated):
+        for check in (_norm, _norm_heads, _rotate, _activation, _store, _output, _gated):
             name = f"{check.__name__.strip('_')}, {_short(dtype)}"
             yield name, partial(_compared, ctx, name, dtype, check)
     for name, lengths, shared in _latent_cases(ctx):
@@ -175,6 +176,14 @@ def _norm(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     x, residual = (_numbers(ctx, 7, size, dtype=dtype, seed=s) for s in (1, 2))
     normed = kernels.make_rms_norm(_numbers(ctx, size, dtype=dtype), 1e-5)(x, residual)
     return torch.stack([normed, residual])
+
+
+def _norm_heads(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
+    heads = ctx.sizes.heads
+    tokens = _numbers(ctx, 5, heads.query + 2 * heads.kv, heads.dim, dtype=dtype)
+    query, key = (_numbers(ctx, heads.dim, dtype=dtype, seed=s) for s in (1, 2))
+    kernels.make_query_key_norm(query, key, heads.query, heads.kv, 1e-6)(tokens)
+    return tokens
 
 
 def _rotate(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
@@ -300,14 +309,14 @@ def _pages(ctx: Context) -> Iterator[Row]:
 
 def _page_copy(ctx: Context) -> Iterator[Row]:
     """Out of some pages and into others."""
-    layers = [ctx.random(2, 2, 24, 16, seed=layer) for layer in range(2)]
+    layers = [ctx.random(4, 24, 16, seed=layer) for layer in range(2)]
     copy = ctx.kernels.make_page_copy(layers, 4)
     source, target = (torch.tensor(ids, device=ctx.tensors) for ids in ([4, 0, 3], [1, 5, 2]))
-    packed = torch.full((2, 2, 2, 3, 4, 16), torch.nan, dtype=ctx.dtype, device=ctx.tensors)
+    packed = torch.full((2, 4, 3, 4, 16), torch.nan, dtype=ctx.dtype, device=ctx.tensors)
     copy.pack(source, packed)
     copy.unpack(target, packed)
     found, expected = (
-        torch.stack([layer.view(2, 2, 6, 4, 16)[:, :, pages] for layer in layers])
+        torch.stack([layer.view(4, 6, 4, 16)[:, pages] for layer in layers])
         for pages in (target, source)
     )
     yield _mismatches("page copy, packed", packed, expected)
@@ -328,4 +337,4 @@ def _mismatches(case: str, found: Tensor, expected: Tensor) -> Row:
 
 
 def _short(dtype: torch.dtype) -> str:
-    return {torch.float8_e4m3fn: "fp8"}.get(dtype, str(dtype).removeprefix("torch."))
+    return {torch.float8_e4m3fn: "fp8"}.get(dtype, dtype_name(dtype))

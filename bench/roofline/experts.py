@@ -1,5 +1,6 @@
 """A mixture of experts: a decode step against reading the chosen experts' weights once, a prompt
-against the matrix product's rate. The router is not part of it."""
+against the matrix product's rate; in floats and in the formats of `--quantization`. Without the
+router."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...kernels.ops import Weight
 from ...kernels.registry import select_kernels
+from ...runtime.config import QUANTIZATIONS
+from ...runtime.layers.experts import stacked_weights
+from ...runtime.weights.rounding import group_size_for, round_to_4_bits, round_to_8_bits
 from .attention import error_row
 from .context import Context
 from .rows import Row, attempt
@@ -25,20 +30,39 @@ def _layer(ctx: Context, sizes: ExpertSizes) -> Iterator[Row]:
     hidden, wide = sizes.hidden, sizes.intermediate
     gate_up = ctx.random(sizes.experts, 2 * wide, hidden, seed=1) * hidden**-0.5
     down = ctx.random(sizes.experts, hidden, wide, seed=2) * wide**-0.5
-    for num_tokens in ctx.sizes.expert_tokens:
-        case = f"{sizes.name}, {num_tokens} tokens"
-        yield from attempt(case, _case, ctx, sizes, gate_up, down, case, num_tokens)
+    for quantization in QUANTIZATIONS:
+        weights = _quantized(gate_up, quantization), _quantized(down, quantization)
+        name = sizes.name if quantization == "none" else f"{sizes.name} {quantization}"
+        for num_tokens in ctx.sizes.expert_tokens:
+            case = f"{name}, {num_tokens} tokens"
+            yield from attempt(case, _case, ctx, sizes, weights, case, num_tokens)
+
+
+def _quantized(stack: Tensor, quantization: str) -> Weight:
+    """Of all experts, as loading a model with `--quantization` rounds them."""
+
+    def rounded(weight: Tensor) -> Weight:
+        if quantization == "int4":
+            group_size = group_size_for(weight.shape[1])
+            assert group_size is not None, "sizes are multiples of 32"
+            return round_to_4_bits(weight, group_size)
+        return round_to_8_bits(weight, "int8" if quantization == "w8a8" else "exact")
+
+    if quantization == "none":
+        return stack
+    return stacked_weights((rounded(weight) for weight in stack), len(stack))
 
 
 def _case(
-    ctx: Context, sizes: ExpertSizes, gate_up: Tensor, down: Tensor, case: str, num_tokens: int
+    ctx: Context, sizes: ExpertSizes, stacks: tuple[Weight, Weight], case: str, num_tokens: int
 ) -> Iterator[Row]:
     x = ctx.random(num_tokens, sizes.hidden, seed=3)
     scores = ctx.random(num_tokens, sizes.experts, dtype=torch.float32, seed=4)
     weights, chosen = scores.softmax(-1).topk(sizes.chosen)
-    layer = ctx.kernels.make_experts(gate_up, down, "silu")
+    layer = ctx.kernels.make_experts(*stacks, "silu")
     reference = select_kernels(torch.float32, ctx.device, "reference")
-    expected = reference.make_experts(gate_up.float(), down.float(), "silu")
+    gate_up, down = (w.float() if isinstance(w, Tensor) else w for w in stacks)
+    expected = reference.make_experts(gate_up, down, "silu")
     # Few tokens of many: the reference goes through one expert after the other.
     seen = slice(0, 256)
     yield error_row(
@@ -46,9 +70,9 @@ def _case(
         expected(x[seen].float(), chosen[seen], weights[seen]), ctx.dtype,
     )  # fmt: skip
     timing = ctx.timer.time({case: [lambda: layer(x, chosen, weights)]})[case]
-    matrices = 3 * sizes.hidden * sizes.intermediate
-    read = len(torch.unique(chosen)) * matrices * ctx.dtype.itemsize
-    flop = 2 * num_tokens * sizes.chosen * matrices
+    stored = sum(w.nbytes if isinstance(w, Tensor) else w.num_bytes for w in stacks)
+    read = len(torch.unique(chosen)) * stored // sizes.experts
+    flop = 2 * num_tokens * sizes.chosen * 3 * sizes.hidden * sizes.intermediate
     floors = {
         "copy bandwidth": read / ctx.ceilings.copy_bytes_s,
         "gemm": flop / ctx.ceilings.gemm_flop_s,

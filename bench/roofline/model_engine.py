@@ -18,7 +18,6 @@ import torch
 from ...errors import EngineError
 from ...runtime.engine import Engine
 from ...runtime.execute.model_runner import ModelRunner
-from ...runtime.memory.sizing import kv_bytes_per_token
 from ...runtime.model_config import ModelConfig
 from ...runtime.request import FinishReason, Request
 from ...runtime.sampling_params import SamplingParams
@@ -183,7 +182,7 @@ class ModelEngine:
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Of so many tokens, over all layers."""
-        return num_tokens * kv_bytes_per_token(self.config, self.runner.dtype.itemsize)
+        return num_tokens * self.runner.kv_layout.bytes_per_token
 
     def weight_bytes(self) -> int:
         """That a decode step reads: all but the embedding, of which a row a token is looked up; the

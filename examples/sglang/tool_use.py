@@ -27,8 +27,9 @@ def tool_use(s, question):
     s += sgl.user(question)
     with s.assistant():
         s += "Thought:" + sgl.gen("thought", stop="\n", max_tokens=32, temperature=0) + "\n"
-        s += "Action: " + sgl.select("tool", ["calculator", "lookup"]) + "["
-        if s["tool"] == "calculator":
+        # A space belongs to the token of the word behind it.
+        s += "Action:" + sgl.select("tool", [" calculator", " lookup"]) + "["
+        if s["tool"] == " calculator":
             s += sgl.gen("argument", stop="]", max_tokens=16, temperature=0)
             result = calculator(s, s["argument"])
         else:

@@ -402,11 +402,23 @@ def chat_sample(world: World, max_turns: int = 10) -> Sample:
     return sample
 
 
-def _turn(chat: Chat, rng: random.Random) -> None:
+def chat_summary_sample(world: World) -> Sample:
+    """Facts told, changed and summed up again and again: for training only, as a summary of many
+    facts is the hardest reply."""
+    sample = Sample("chat")
+    chat = Chat(sample, world, {})
+    for _ in range(world.rng.randint(3, 7)):
+        _turn(chat, world.rng, [35, 0, 6, 8 if chat.known else 0, 35, 8, 4])
+    return sample
+
+
+def _turn(chat: Chat, rng: random.Random, weights: list[int] | None = None) -> None:
+    """One message and its reply; `weights` are those of the moves below."""
     new = [kind for kind in FACTS if kind not in chat.known]
     move = rng.choices(
         ["tell", "ask", "ask_new", "update", "summary", "talk", "unknown"],
-        weights=[30, 8 + 10 * min(len(chat.known), 3), 12, 2 + len(chat.known), 9, 12, 9],
+        weights=weights
+        or [30, 8 + 10 * min(len(chat.known), 3), 12, 2 + len(chat.known), 9, 12, 9],
     )[0]
     if move == "tell" and new:
         weights = [4 if kind == "name" else 2 if kind == "city" else 1 for kind in new]

@@ -1,34 +1,33 @@
-"""How often stemma-tiny is exactly right on held-out cases, measured through Stemma's public API.
+"""How often stemma-tiny is right on held-out cases, measured through Stemma's public API.
 
     python evaluate.py [--samples 300] [--skill react] [--json] [--model FOLDER]
 
-Held-out cases hold names that training never saw. A chat or an extraction is right if every
-reply of the conversation is the expected one, character by character, the model's own replies
-being its history. A ReAct conversation runs the real loop with a real calculator and the case's
-facts, and is right if every final answer is.
+Two tables. "To the character": replies are generated without any limit, the model's own replies
+being its history, and a case is right if every reply is the expected one, character by character.
+"As programs": the same cases as a user would write them (`programs.py`), classifications and
+yes/no by `select`, behind the fact that decides where it is asked for, extractions under the JSON
+schema of the fields they name and compared as values. A ReAct case runs the real loop with a real
+calculator and the case's facts, and is right if every final answer is.
 """
 
 import argparse
 import json
 import math
 import random
-import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from generate import samples
-from react import NOT_FOUND, calculate
-from samples import STOP, Sample
+from programs import Outcome, is_same, run
+from samples import Sample
 
 import stemma as st
 
-SKILLS = ("react", "extract", "extract_many", "chat", "extra")
+AS_PROGRAMS = ("react", "extract", "chat", "classify", "yes_no", "yes_no_stated", "tips")
+SKILLS = (*AS_PROGRAMS, "extract_many", "copy")
 SEED = 4242
-MAX_ACTIONS = 5
-ACTION = re.compile(r"\nAction: (calculator|lookup)\[(.*)\]$", re.DOTALL)
-ANSWER = re.compile(r"\nAnswer: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Row:
     """The result of one skill; low and high are a 95% Wilson interval, in percent like exact."""
 
     skill: str
+    as_program: bool
     cases: int
     exact: float
     low: float
@@ -44,110 +44,68 @@ class Row:
     replies_exact: float
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the model wrote in one case, beside what was expected, one entry for each question."""
-
-    sample: Sample
-    written: list[str]
-    expected: list[str]
-
-
-@st.function
-def converse(s: st.ProgramState, sample: Sample) -> None:
-    """The case as a program: its system prompt and questions, the replies generated."""
-    for text in sample.messages("system"):
-        s += st.system(text)
-    for turn, question in enumerate(sample.messages("user")):
-        s += st.user(question)
-        if sample.skill == "react":
-            _answer_with_tools(s, turn, sample.facts)
-        else:
-            s += st.assistant(st.gen(f"reply{turn}", max_tokens=200, temperature=0))
-
-
-def _answer_with_tools(s: st.ProgramState, turn: int, facts: dict[str, str]) -> None:
-    """One assistant turn: thought, action, observation, until there is an answer."""
-    s += st.assistant_begin()
-    for step in range(MAX_ACTIONS + 1):
-        name = f"step{turn}.{step}"
-        s += st.gen(name, max_tokens=120, stop=STOP, temperature=0)
-        action = ACTION.search(s[name])
-        if action is None:
-            break
-        s += f"{STOP} {use_tool(action[1], action[2], facts)}\n"
-    s += st.assistant_end()
-
-
-def use_tool(tool: str, argument: str, facts: dict[str, str]) -> str:
-    return calculate(argument) if tool == "calculator" else facts.get(argument, NOT_FOUND)
-
-
 def cases(skill: str, num_samples: int, seed: int = SEED) -> list[Sample]:
     stream = samples({skill: 1.0}, seed, held_out=True)
     return [next(stream) for _ in range(num_samples)]
 
 
-def read(sample: Sample, state: st.ProgramState) -> Outcome:
-    """Take the replies, or for react the final answers, out of the finished program."""
-    turns = range(len(sample.messages("user")))
-    if sample.skill != "react":
-        return Outcome(sample, [state[f"reply{t}"] for t in turns], sample.messages("assistant"))
-    written = []
-    for turn in turns:
-        steps = (f"step{turn}.{step}" for step in range(MAX_ACTIONS + 1))
-        last = [state[name] for name in steps if name in state][-1]
-        answer = ANSWER.search(last)
-        written.append(answer[1] if answer else "")
-    return Outcome(sample, written, sample.answers)
-
-
-def score(skill: str, outcomes: Iterable[Outcome]) -> Row:
-    outcomes = list(outcomes)
-    right = sum(outcome.written == outcome.expected for outcome in outcomes)
-    pairs = [pair for o in outcomes for pair in zip(o.written, o.expected, strict=True)]
-    low, high = wilson(right, len(outcomes))
-    replies_right = sum(written == expected for written, expected in pairs)
+def score(skill: str, outcomes: list[Outcome], as_program: bool) -> Row:
+    is_right = judge(as_program)
+    judged = [[is_right(*pair) for pair in pairs(outcome)] for outcome in outcomes]
+    replies = [right for case in judged for right in case]
+    share = sum(map(all, judged)) / len(judged)
+    low, high = wilson(share, len(judged))
     return Row(
         skill,
-        cases=len(outcomes),
-        exact=100 * right / len(outcomes),
+        as_program,
+        cases=len(judged),
+        exact=100 * share,
         low=100 * low,
         high=100 * high,
-        replies=len(pairs),
-        replies_exact=100 * replies_right / len(pairs),
+        replies=len(replies),
+        replies_exact=100 * sum(replies) / len(replies),
     )
 
 
-def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+def judge(as_program: bool) -> Callable[[str, str], bool]:
+    return is_same if as_program else str.__eq__
+
+
+def pairs(outcome: Outcome) -> list[tuple[str, str]]:
+    return list(zip(outcome.written, outcome.expected, strict=True))
+
+
+def wilson(share: float, total: int, z: float = 1.96) -> tuple[float, float]:
     """The Wilson score interval of a share (Wilson 1927), 95% for z = 1.96."""
-    share = right / total
     middle = share + z * z / (2 * total)
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
-    return (middle - spread) / scale, (middle + spread) / scale
+    return max(0.0, (middle - spread) / scale), (middle + spread) / scale
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Row], title: str) -> None:
     print(
-        f"{'skill':<10}{'cases':>7}{'exact %':>9}  {'95% interval':<14}{'replies':>8}{'exact %':>9}"
+        f"{title}\n{'skill':<13}{'cases':>6}{'exact %':>9}  {'95% interval':<14}"
+        f"{'replies':>8}{'exact %':>9}"
     )
     for row in rows:
         interval = f"{row.low:.1f} to {row.high:.1f}"
         print(
-            f"{row.skill:<10}{row.cases:>7}{row.exact:>9.1f}  {interval:<14}"
+            f"{row.skill:<13}{row.cases:>6}{row.exact:>9.1f}  {interval:<14}"
             f"{row.replies:>8}{row.replies_exact:>9.1f}"
         )
 
 
-def show_mistakes(outcomes: list[Outcome], limit: int) -> None:
-    wrong = [outcome for outcome in outcomes if outcome.written != outcome.expected]
+def show_mistakes(outcomes: list[Outcome], as_program: bool, limit: int) -> None:
+    is_right = judge(as_program)
+    wrong = [o for o in outcomes if not all(is_right(*pair) for pair in pairs(o))]
     for outcome in random.Random(0).sample(wrong, min(limit, len(wrong))):
         questions = outcome.sample.messages("user")
-        for line in zip(questions, outcome.written, outcome.expected, strict=True):
-            if line[1] != line[2]:
+        for question, pair in zip(questions, pairs(outcome), strict=True):
+            if not is_right(*pair):
                 print(
-                    "question {!r}\n written {!r}\nexpected {!r}\n".format(*line), file=sys.stderr
+                    f"question {question!r}\n written {pair[0]!r}\nexpected {pair[1]!r}\n",
+                    file=sys.stderr,
                 )
 
 
@@ -157,22 +115,27 @@ def main() -> None:
     parser.add_argument("--skill", choices=SKILLS, action="append", help="default: all")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--model", help="a model folder (default: the embedded model)")
+    parser.add_argument("--quantization", default="none", help="none, int8, w8a8 or int4")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, int8 or fp8")
     parser.add_argument("--mistakes", type=int, default=0, help="print so many wrong cases")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows, started = [], time.time()
-    with st.Engine(args.model) as engine:
-        for skill in args.skill or SKILLS:
-            chosen = cases(skill, args.samples, args.seed)
-            states = converse.run_batch([{"sample": case} for case in chosen], backend=engine)
-            outcomes = [read(case, state) for case, state in zip(chosen, states, strict=True)]
-            rows.append(score(skill, outcomes))
-            show_mistakes(outcomes, args.mistakes)
+    formats = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    with st.Engine(args.model, **formats) as engine:
+        for as_program, skills in ((False, SKILLS), (True, AS_PROGRAMS)):
+            for skill in args.skill or skills:
+                if skill not in skills:
+                    continue
+                outcomes = run(cases(skill, args.samples, args.seed), as_program, engine)
+                rows.append(score(skill, outcomes, as_program))
+                show_mistakes(outcomes, as_program, args.mistakes)
     if args.json:
         result = {"seconds": time.time() - started, "rows": [asdict(row) for row in rows]}
         print(json.dumps(result, indent=2))
     else:
-        show(rows)
+        show([row for row in rows if not row.as_program], "To the character")
+        show([row for row in rows if row.as_program], "\nAs programs")
 
 
 if __name__ == "__main__":

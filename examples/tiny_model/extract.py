@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from samples import Sample
 from world import World
@@ -318,7 +319,7 @@ def extract_sample(world: World) -> Sample:
     for _ in range(rng.randint(1, 3) if rng.random() < 0.3 else 0):
         fields = rng.sample(list(story.values), rng.randint(1, 3))
         sample.user(rng.choice(LATER_INSTRUCTIONS).format(f=join_fields(fields, rng)))
-        sample.reply(to_json(story, fields))
+        sample.reply(to_json(story, fields), json_schema=schema_of(story, fields))
     return sample
 
 
@@ -327,6 +328,14 @@ def extract_many_sample(world: World) -> Sample:
     instructions: for training only, much to learn from for its length."""
     sample = Sample("extract")
     _extract(sample, world, num_later=world.rng.randint(2, 4), max_fields=5, forms=0.2)
+    return sample
+
+
+def extract_whole_sample(world: World) -> Sample:
+    """All that a text tells, for training only: which fields it does not tell is hard to learn."""
+    sample = Sample("extract")
+    for _ in range(world.rng.randint(1, 2)):
+        _whole_turn(sample, make_story(world), world.rng)
     return sample
 
 
@@ -343,7 +352,7 @@ def _extract(
     for _ in range(num_later):
         fields = choose_fields(story, rng, rng.randint(1, max_fields))
         sample.user(rng.choice(LATER_INSTRUCTIONS).format(f=join_fields(fields, rng)))
-        sample.reply(to_json(story, fields))
+        sample.reply(to_json(story, fields), json_schema=schema_of(story, fields))
 
 
 def make_story(world: World, num_fields: int | None = None) -> Story:
@@ -412,6 +421,22 @@ def to_json(story: Story, fields: list[str]) -> str:
     return "{" + ",".join(f'"{name}":{_value(story, name)}' for name in fields) + "}"
 
 
+def schema_of(story: Story, fields: list[str]) -> dict[str, Any]:
+    """Of an object with these fields in this order; the type of a field of "data" is open."""
+    return {
+        "type": "object",
+        "properties": {name: {"type": _types(story, name)} for name in fields},
+        "required": fields,
+        "additionalProperties": False,
+    }
+
+
+def _types(story: Story, name: str) -> list[str]:
+    if story.kind == "data":
+        return ["string", "number", "null"]
+    return ["number" if name in NUMBERS else "string", "null"]
+
+
 def _value(story: Story, name: str) -> str:
     if name not in story.values:
         return "null"
@@ -444,7 +469,7 @@ def _listed_turn(sample: Sample, story: Story, rng: random.Random, fields: list[
     else:
         form = rng.choice(LISTED_INSTRUCTIONS)
         sample.user(f"Text: {story.text}\n{form.format(f=listed)}")
-    sample.reply(to_json(story, fields))
+    sample.reply(to_json(story, fields), json_schema=schema_of(story, fields))
 
 
 def _values(world: World, kind: str) -> dict[str, str]:

@@ -7,30 +7,57 @@ import argparse
 import random
 from collections.abc import Callable, Iterator
 
-from chat import chat_sample
-from extract import extract_many_sample, extract_sample
-from extras import copy_sample, extra_sample
+from chat import chat_sample, chat_summary_sample
+from classify import classify_sample
+from copying import copy_sample
+from extract import extract_many_sample, extract_sample, extract_whole_sample
 from react import react_sample
 from samples import Sample
+from tips import tips_sample
 from world import World
+from yes_no import (
+    yes_no_many_sample,
+    yes_no_pairs_sample,
+    yes_no_sample,
+    yes_no_short_sample,
+    yes_no_stated_sample,
+)
 
 SKILLS: dict[str, Callable[[World], Sample]] = {
     "react": react_sample,
     "react_many": lambda world: react_sample(world, min_questions=3, max_questions=4),
     "extract": extract_sample,
     "extract_many": extract_many_sample,
+    "extract_whole": extract_whole_sample,
     "chat": chat_sample,
-    "extra": extra_sample,
+    "chat_summary": chat_summary_sample,
+    "classify": classify_sample,
+    "classify_many": lambda world: classify_sample(world, max_texts=8),
+    "yes_no": yes_no_sample,
+    "yes_no_stated": yes_no_stated_sample,
+    "yes_no_short": yes_no_short_sample,
+    "yes_no_many": yes_no_many_sample,
+    "yes_no_pairs": yes_no_pairs_sample,
+    "tips": tips_sample,
     "copy": copy_sample,
 }
 MIX = {
-    "react": 0.06,
+    "react": 0.05,
     "react_many": 0.05,
-    "extract": 0.24,
-    "extract_many": 0.22,
-    "chat": 0.31,
-    "copy": 0.07,
-    "extra": 0.05,
+    "extract": 0.17,
+    "extract_many": 0.12,
+    "extract_whole": 0.04,
+    "chat": 0.15,
+    "chat_summary": 0.03,
+    "classify": 0.02,
+    "classify_many": 0.02,
+    "yes_no": 0.06,
+    "yes_no_stated": 0.16,
+    "yes_no_short": 0.01,
+    "yes_no_many": 0.03,
+    "yes_no_pairs": 0.03,
+    "tips": 0.07,
+    "copy": 0.02,
 }
 WARMUP_MIX = {"copy": 0.25, "react": 0.16, "extract_many": 0.34, "chat": 0.25}
 

@@ -6,20 +6,26 @@ of what the conversations are about.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant")
 MARKERS = {role: f"<|{role}|>" for role in ROLES}
 STOP = "\nObservation:"
+CHOICE_WEIGHT = 4.0  # a choice is one hard token where other replies have dozens, most of them easy
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One stretch of a conversation; a marker is one special token, all else is plain text."""
+    """One stretch of a conversation; a marker is one special token, all else is plain text.
+
+    `weight` is that of a token of it in the loss, if it is generated.
+    """
 
     text: str
     is_generated: bool = False
     is_marker: bool = False
+    weight: float = 1.0
 
 
 @dataclass
@@ -28,12 +34,15 @@ class Sample:
 
     `facts` is what the lookup tool knows (subject -> text); it is empty unless the skill is
     react. `answers` are the final answers of a react conversation, one for each question.
+    `limits` has for each whole reply the arguments of `stemma.gen` with which a program keeps to
+    what it can use (`choices`, `json_schema`).
     """
 
     skill: str
     segments: list[Segment] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     answers: list[str] = field(default_factory=list)
+    limits: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -45,18 +54,28 @@ class Sample:
     def user(self, text: str) -> None:
         self._message("user", text)
 
-    def reply(self, text: str) -> None:
+    def reply(self, text: str, **limits: Any) -> None:
         """A whole assistant turn that the model generates."""
+        self.limits.append(limits)
         self.open()
-        self.generated(text)
+        self.generated(text, CHOICE_WEIGHT if "choices" in limits else 1.0)
+        self.close()
+
+    def reasoned_reply(self, reason: str, text: str, **limits: Any) -> None:
+        """A reply whose last line, `text`, follows from the line before it."""
+        self.limits.append(limits)
+        self.open()
+        self.generated(reason)
+        self.generated("\n")
+        self.generated(text, CHOICE_WEIGHT if "choices" in limits else 1.0)
         self.close()
 
     def open(self) -> None:
         """Begin an assistant turn."""
         self.segments.append(Segment(MARKERS["assistant"], is_marker=True))
 
-    def generated(self, text: str) -> None:
-        self.segments.append(Segment(text, is_generated=True))
+    def generated(self, text: str, weight: float = 1.0) -> None:
+        self.segments.append(Segment(text, is_generated=True, weight=weight))
 
     def text(self, text: str) -> None:
         """A stretch that the program writes."""

@@ -71,15 +71,15 @@ class Encoder:
             self._cache[text] = ids
         return ids
 
-    def encode_sample(self, sample: Sample) -> tuple[list[int], list[bool]]:
-        """The tokens of a sample and, for each, whether the model has to generate it."""
+    def encode_sample(self, sample: Sample) -> tuple[list[int], list[float]]:
+        """The tokens of a sample and the weight of each in the loss, 0 if it is not generated."""
         ids: list[int] = []
-        is_target: list[bool] = []
+        weights: list[float] = []
         for segment in sample.segments:
             new = [self.markers[segment.text]] if segment.is_marker else self.encode(segment.text)
             ids += new
-            is_target += [segment.is_generated] * len(new)
-        return ids, is_target
+            weights += [segment.weight if segment.is_generated else 0.0] * len(new)
+        return ids, weights
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)

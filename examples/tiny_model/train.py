@@ -28,16 +28,23 @@ from tokenizer import Encoder, train_tokenizer
 from torch import Tensor
 from world import use_pieces
 
-HELD_OUT_SKILLS = ("react", "extract", "chat", "extra")
+HELD_OUT_SKILLS = ("react", "extract", "chat", "classify", "yes_no", "yes_no_stated", "tips")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of like length, padded on the right: ids int64 and is_target bool, [rows, tokens]."""
+    """Samples of like length, padded on the right.
+
+    ids int64 and weights float32, [rows, tokens]; a weight is 0 where the model does not generate.
+    """
 
     ids: Tensor
-    is_target: Tensor
+    weights: Tensor
     skills: list[str]
+
+    @property
+    def is_target(self) -> Tensor:
+        return self.weights > 0
 
 
 class Data:
@@ -183,23 +190,25 @@ def make_batches(encoder: Encoder, pool: list[Sample], num_tokens: int) -> list[
     return batches
 
 
-def _pad(rows: list[tuple[list[int], list[bool], str]]) -> Batch:
+def _pad(rows: list[tuple[list[int], list[float], str]]) -> Batch:
     longest = max(len(row[0]) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    is_target = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for index, (tokens, targets, _) in enumerate(rows):
+    weights = torch.zeros(len(rows), longest)
+    for index, (tokens, row_weights, _) in enumerate(rows):
         ids[index, : len(tokens)] = torch.tensor(tokens)
-        is_target[index, : len(tokens)] = torch.tensor(targets)
-    return Batch(ids, is_target, [row[2] for row in rows])
+        weights[index, : len(tokens)] = torch.tensor(row_weights)
+    return Batch(ids, weights, [row[2] for row in rows])
 
 
 def compute_loss(model: Llama, batch: Batch, device: str) -> Tensor:
-    """Mean cross-entropy over the target tokens."""
-    ids, is_target = batch.ids.to(device), batch.is_target.to(device)
+    """Weighted mean cross-entropy over the target tokens."""
+    ids, weights = batch.ids.to(device), batch.weights.to(device)[:, 1:]
+    is_target = weights > 0
     with torch.autocast(device, torch.bfloat16):
         hidden = model(ids[:, :-1])
-        logits = model.logits(hidden[is_target[:, 1:]])
-    return F.cross_entropy(logits, ids[:, 1:][is_target[:, 1:]])
+        logits = model.logits(hidden[is_target])
+    losses = F.cross_entropy(logits, ids[:, 1:][is_target], reduction="none")
+    return (losses * weights[is_target]).sum() / weights.sum()
 
 
 @torch.no_grad()

@@ -253,6 +253,11 @@ def split_list(text: str) -> list[str]:
     return [entry.strip() for entry in text.replace("\n", " ").split(",") if entry.strip()]
 
 
+def with_article(noun: str) -> str:
+    """ "a lamp", "an umbrella"."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def is_held_out(entry: str) -> bool:
     """True for the tenth of all list entries that training never sees."""
     return zlib.crc32(entry.encode()) % 10 == 0
@@ -437,6 +442,9 @@ class World:
         if rng.random() < 0.3:
             return f"{rng.randint(1, 12)}{rng.choice([' am', ' pm', 'am', 'pm'])}"
         return f"{hour}:{minute:02d}"
+
+    def weekday(self) -> str:
+        return self.rng.choice(WEEKDAYS)
 
     def number(self, digits: int) -> int:
         """A number of at most `digits` digits, each length equally likely; never 0."""

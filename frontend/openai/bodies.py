@@ -27,6 +27,7 @@ _NEUTRAL: dict[str, object] = {
     "min_tokens": 0,
     "ignore_eos": False,
     "stop_token_ids": (),
+    "lora_path": "",
 }
 _INSTEAD = {
     "priority": "calls over HTTP have none; use a runtime over ZeroMQ",

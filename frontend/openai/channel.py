@@ -69,6 +69,9 @@ class OpenAIChannel:
         num_spec_tokens = _checked_spec_tokens(create.get("num_api_spec_tokens"))
         if create.get("tools") is not None:
             raise InvalidProgram("tools: a program on an endpoint over HTTP has none", "tools")
+        if create.get("lora_path") is not None:
+            allowed = "left out for an endpoint over HTTP; name the adapter as its model"
+            raise InvalidProgram.of("lora_path", create["lora_path"], allowed)
         with self._lock:
             self._require_open()
             number = next(self._ids)

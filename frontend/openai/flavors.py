@@ -39,7 +39,7 @@ FLAVORS = {
         Flavor("openai", max_stops=4),
         Flavor(
             "stemma",
-            frozenset((*_SAMPLING, "jump_forward")),
+            frozenset((*_SAMPLING, "jump_forward", "lora_path")),
             frozenset(_ALL_KINDS),
             continuation={},
             has_both=True,
@@ -48,7 +48,13 @@ FLAVORS = {
             takes_hints=True,
         ),
         Flavor("vllm", frozenset(_SAMPLING), frozenset(_ALL_KINDS), _CONTINUE, has_both=True),
-        Flavor("sglang", frozenset(_SAMPLING), frozenset(_ALL_KINDS), _CONTINUE, has_both=True),
+        Flavor(
+            "sglang",
+            frozenset((*_SAMPLING, "lora_path")),
+            frozenset(_ALL_KINDS),
+            _CONTINUE,
+            has_both=True,
+        ),
     )
 }
 

@@ -182,6 +182,9 @@ class Session:
             case ir.Gen():
                 return self._gen(branch, op)
             case ir.Select():
+                if op.lora_path:
+                    allowed = "left out for an endpoint over HTTP; name the adapter as its model"
+                    raise InvalidProgram.of("lora_path", op.lora_path, allowed)
                 self._select(branch, op)
                 return False
             case ir.Var():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops import KVLayer, RMSNorm
+from ..reference import kv_store as reference
 
 # vector_norm is one call but slow on long inputs: at 512 x 768 bfloat16 1.2 ms against 0.15 ms for
 # square and mean, at 1 x 256 9 us against 14 us (AMD EPYC, 2 threads, torch 2.13).
@@ -48,10 +49,13 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 def rotate_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
 ) -> None:
-    assert isinstance(kv_layer, Tensor), "quantized KV is for the reference and for GPUs"
-    num_kv_heads, rotary_dim = kv_layer.shape[1], cos.shape[-1]
+    num_kv_heads = (kv_layer if isinstance(kv_layer, Tensor) else kv_layer.values).shape[1]
+    rotary_dim = cos.shape[-1]
     rotated = heads[:, :-num_kv_heads, :rotary_dim]
     swapped = rotated.roll(rotary_dim // 2, -1)
     rotated.mul_(cos).addcmul_(swapped, sin)
+    if not isinstance(kv_layer, Tensor):
+        keys, values = torch.split(heads[:, -2 * num_kv_heads :], num_kv_heads, dim=1)
+        return reference.store_kv(keys, values, kv_layer, slots)
     kv = heads[:, -2 * num_kv_heads :].view(len(heads), 2, num_kv_heads, -1)
     kv_layer.index_copy_(2, slots, kv.permute(1, 2, 0, 3))

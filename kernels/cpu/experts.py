@@ -1,4 +1,5 @@
-"""A mixture of experts on a CPU: pairs sorted by expert, one pair of products a chosen expert.
+"""A mixture of experts on a CPU: one pair of products a chosen expert, over the tokens that chose
+it.
 
 Experts that nobody chose are not looked at. Products are this backend's linears, packed at load
 where it packs; the weighted sum over a token's experts is the reference's.
@@ -9,27 +10,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import Activation, Experts, MakeLinear
-from ..reference.dense import act_and_mul
+from ..ops import Activation, Experts, MakeGatedLinear, MakeLinear, Weight
+from ..quantized_weight import experts_of
 from ..reference.experts import combine
 
 
 def make_experts(
-    gate_up: Tensor, down: Tensor, activation: Activation, make_linear: MakeLinear
+    gate_up: Weight,
+    down: Weight,
+    activation: Activation,
+    make_linear: MakeLinear,
+    make_gated_linear: MakeGatedLinear,
 ) -> Experts:
-    gate_up_linears = [make_linear(weight, None) for weight in gate_up]
-    down_linears = [make_linear(weight, None) for weight in down]
+    gated_linears = [make_gated_linear(weight, None, activation) for weight in experts_of(gate_up)]
+    down_linears = [make_linear(weight, None) for weight in experts_of(down)]
+
+    def of_one_token(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        chosen = expert_ids[0].tolist()
+        results = [down_linears[expert](gated_linears[expert](x)) for expert in chosen]
+        return combine(torch.cat(results)[None], weights)
 
     def experts(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        if len(x) == 1:
+            return of_one_token(x, expert_ids, weights)
         pairs = expert_ids.flatten()
         by_expert = pairs.argsort(stable=True)
         rows = x.index_select(0, by_expert // expert_ids.shape[1])
         start = 0
-        for expert, count in enumerate(pairs.bincount(minlength=len(down)).tolist()):
+        for expert, count in enumerate(pairs.bincount().tolist()):
             if count:
                 own = rows[start : start + count]
-                hidden = act_and_mul(gate_up_linears[expert](own), activation)
-                own.copy_(down_linears[expert](hidden))
+                own.copy_(down_linears[expert](gated_linears[expert](own)))
                 start += count
         results = torch.empty_like(rows).index_copy_(0, by_expert, rows)
         return combine(results.view(*expert_ids.shape, x.shape[1]), weights)

@@ -15,13 +15,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Linear
+from ..ops import Activation, Linear, Weight
+from ..quantized_weight import QuantizedWeight
+from ..reference.dense import act_and_mul
+from . import quantized_linear
 
 _PACKED_DTYPES = (torch.bfloat16, torch.float32)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """A packed linear; the caller has checked `why_not_packed` for the weight's dtype."""
+class PackedLinears:
+    """Makes linears for x of one dtype; the caller has checked `why_not_packed` for it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def make_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        if isinstance(weight, QuantizedWeight):
+            return quantized_linear.make_linear(weight, bias, self._dtype)
+        return _packed(weight, bias)
+
+    def make_output_linear(self, weight: Weight) -> Linear:
+        """Logits: rounded to the dtype of x, then widened."""
+        linear = self.make_linear(weight, None)
+        return lambda x: linear(x).float()
+
+    def make_gated_linear(
+        self, weight: Weight, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Linear:
+        """Gate and up in one product."""
+        linear = self.make_linear(weight, bias)
+
+        def gated_linear(x: Tensor) -> Tensor:
+            gate_up = linear(x)
+            if activation != "silu":
+                return act_and_mul(gate_up, activation)
+            gate, up = gate_up.chunk(2, dim=-1)
+            return F.silu(gate).mul_(up)
+
+        return gated_linear
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     run = torch.ops.mkldnn._linear_pointwise.default
 
@@ -29,27 +63,6 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         return run(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
 
     return linear
-
-
-def make_output_linear(weight: Tensor) -> Linear:
-    """Logits: rounded to the weight's dtype, then widened."""
-    linear = make_linear(weight, None)
-
-    def output_linear(x: Tensor) -> Tensor:
-        return linear(x).float()
-
-    return output_linear
-
-
-def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Gate and up in one product."""
-    linear, size = make_linear(weight, bias), weight.shape[0] // 2
-
-    def gated_linear(x: Tensor) -> Tensor:
-        gate_up = linear(x)
-        return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
-
-    return gated_linear
 
 
 @functools.cache
@@ -72,7 +85,7 @@ def _try_packed(dtype: torch.dtype) -> str | None:
         bias = torch.randn(48, generator=generator).to(dtype)
         for num_rows in (1, 5):
             x = torch.randn(num_rows, 32, generator=generator).to(dtype)
-            error = (make_linear(weight, bias)(x) - F.linear(x, weight, bias)).abs().max().item()
+            error = (_packed(weight, bias)(x) - F.linear(x, weight, bias)).abs().max().item()
             if not error <= 0.25:  # a bf16 step at the values' size, up to 32, is 0.125
                 return f"packed linear differs from F.linear by {error:.3g}"
     return None

@@ -13,6 +13,10 @@ Why not torch's own kernel: measured on one core of an AMD EPYC (torch 2.13, bfl
 where the two products and the softmax need 0.6 ms, 11.7 ms against 4.7 ms for a prompt of 512, and
 with `enable_gqa` it copies the keys for each query head, 6 to 8 times slower still.
 
+Under a window a row's keys are gathered from the first that one of its queries sees (behind its
+sinks), and blocks of queries take their part of them. Quantized keys and values are multiplied out
+as they are gathered.
+
 Cost of a gather: O(padded keys) of memory traffic, which a batch of very different lengths keeps
 low by splitting into groups of similar length. The places to gather are computed once a step.
 """
@@ -30,6 +34,7 @@ from torch import Tensor
 from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows, IntArray
 from ..ops import KVLayer
+from ..visible_keys import VisibleKeys, visible_keys
 
 # A second group costs more calls, some 40 us a layer, as much as gathering some 500 slots of 1 KiB
 # (AMD EPYC): lengths are told apart only where padding wastes more than this, and more than a
@@ -57,11 +62,21 @@ class _DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class _QueryBlock:
+    """Consecutive queries of a row and the run of its keys that they see some of."""
+
+    queries: slice
+    keys: slice
+    is_hidden: Tensor  # [num_queries, any] bool, of the last so many of the keys
+
+
+@dataclass(frozen=True, slots=True)
 class _PrefillRow:
     """One row with several queries."""
 
     tokens: slice
     places: Tensor  # [2 * num_kv_heads * num_keys] int64
+    blocks: tuple[_QueryBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,8 @@ class CpuAttentionPlan:
     decode_groups: tuple[_DecodeGroup, ...]
     prefill_rows: tuple[_PrefillRow, ...]
     segments: tuple[_Segment, ...]
-    is_future: Tensor  # [_QUERY_BLOCK, _QUERY_BLOCK] bool, above the diagonal
+    scale: float
+    soft_cap: float | None
 
 
 @dataclass(slots=True)
@@ -106,40 +122,34 @@ def plan_attention(
     num_heads: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
     padded_tokens: int | None = None,
-) -> CpuAttentionPlan:
-    assert options == DEFAULT_OPTIONS and isinstance(kv_layer, Tensor), "not on a CPU yet"
-    num_queries, own_start = rows.num_queries, rows.own_start()
+) -> object:
+    keys = visible_keys(rows, options)
+    shape = _values(kv_layer).shape
+    num_queries = rows.num_queries
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     groups = [
-        _plan_group(rows, own_start, part, kv_layer)
-        for part in _by_length(decode, rows.seq_lens - own_start)
+        _plan_group(rows, keys, part, shape) for part in _by_length(decode, _lens(rows, keys))
     ]
     prefill = [
-        _PrefillRow(
-            tokens=slice(int(rows.query_start[row]), int(rows.query_start[row + 1])),
-            places=_places(
-                rows.slots(row, int(own_start[row]), int(rows.seq_lens[row]))[None], kv_layer
-            ),
-        )
+        _plan_prefill(rows, keys, row, options, shape)
         for row in np.flatnonzero(num_queries > 1).tolist()
     ]
     segments = [
         _Segment(
             tokens=slice(int(rows.query_start[row_start]), int(rows.query_start[row_end])),
-            places=_places(rows.slots(row_start, first, last)[None], kv_layer),
+            places=_places(rows.slots(row_start, first, last)[None], shape),
         )
-        for first, last, row_start, row_end in rows.segments.tolist()
+        for first, last, row_start, row_end in keys.segments.tolist()
     ]
-    is_future = torch.ones(_QUERY_BLOCK, _QUERY_BLOCK, dtype=torch.bool).triu_(1)
-    return CpuAttentionPlan(tuple(groups), tuple(prefill), tuple(segments), is_future)
+    scale = shape[-1] ** -0.5 if options.scale is None else options.scale
+    return CpuAttentionPlan(tuple(groups), tuple(prefill), tuple(segments), scale, options.soft_cap)
 
 
 def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
-    assert isinstance(kv_layer, Tensor)
     assert isinstance(plan, CpuAttentionPlan), "the plan comes from this backend's plan_attention"
     groups, prefill_rows = plan.decode_groups, plan.prefill_rows
     if len(groups) == 1 and groups[0].tokens is None and not plan.segments:
-        return _decode(q, kv_layer, groups[0], None)
+        return _decode(q, kv_layer, plan, groups[0], None)
     parts = _Parts(torch.empty(q.shape, dtype=q.dtype), None)
     if plan.segments:
         wide_dtype = torch.promote_types(q.dtype, torch.float32)
@@ -148,22 +158,22 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     for group in groups:
         tokens = slice(None) if group.tokens is None else group.tokens
         lse = None if parts.lse is None else parts.lse[tokens].contiguous()
-        parts.out[tokens] = _decode(q[tokens], kv_layer, group, lse).to(parts.out.dtype)
+        parts.out[tokens] = _decode(q[tokens], kv_layer, plan, group, lse).to(parts.out.dtype)
         if parts.lse is not None and lse is not None:
             parts.lse[tokens] = lse
     for row in prefill_rows:
         lse = None if parts.lse is None else parts.lse[row.tokens]
-        _prefill(q[row.tokens], kv_layer, row, plan.is_future, parts.out[row.tokens], lse)
+        _prefill(q[row.tokens], kv_layer, plan, row, parts.out[row.tokens], lse)
     for segment in plan.segments:
-        parts.merge(segment.tokens, *_attend_segment(q[segment.tokens], kv_layer, segment))
+        parts.merge(segment.tokens, *_attend_segment(q[segment.tokens], kv_layer, plan, segment))
     return parts.out.to(q.dtype)
 
 
-def _by_length(rows: IntArray, own_lens: IntArray) -> list[IntArray]:
+def _by_length(rows: IntArray, lens_of_rows: IntArray) -> list[IntArray]:
     """Split rows into groups whose padding is worth less than another call."""
     if not len(rows):
         return []
-    lens = own_lens[rows].astype(np.int64)
+    lens = lens_of_rows[rows].astype(np.int64)
     longest, total = int(lens.max()), int(lens.sum())
     allowed = max(_MAX_WASTED_SLOTS, int(_MAX_WASTED_SHARE * total))
     if longest * len(rows) <= min(total + allowed, _MAX_GROUP_SLOTS):
@@ -180,11 +190,17 @@ def _by_length(rows: IntArray, own_lens: IntArray) -> list[IntArray]:
     return groups
 
 
+def _lens(rows: AttentionRows, keys: VisibleKeys) -> IntArray:
+    """Keys that each row reads by itself, [num_rows]."""
+    alone: IntArray = keys.num_sinks + keys.shared_start - keys.first
+    return alone + rows.seq_lens - keys.own_start
+
+
 def _plan_group(
-    rows: AttentionRows, own_start: IntArray, group: IntArray, kv_layer: Tensor
+    rows: AttentionRows, keys: VisibleKeys, group: IntArray, shape: torch.Size
 ) -> _DecodeGroup:
-    slots = rows.padded_slots(group, own_start[group])
-    lens = rows.seq_lens[group] - own_start[group]
+    lens = _lens(rows, keys)[group]
+    slots = _decode_slots(rows, keys, group, lens)
     longest = slots.shape[1]
     is_hidden = None
     if int(lens.min()) < longest:
@@ -194,36 +210,107 @@ def _plan_group(
     is_all = len(group) == int(rows.query_start[-1]) and bool((np.diff(tokens) == 1).all())
     return _DecodeGroup(
         tokens=None if is_all else torch.from_numpy(tokens),
-        places=_places(slots, kv_layer),
+        places=_places(slots, shape),
         is_hidden=is_hidden,
     )
 
 
-def _places(slots: IntArray, kv_layer: Tensor) -> Tensor:
-    """Rows of kv_layer.view(-1, head_dim) that hold `slots` [num_rows, num_keys], in the order
-    [2, num_rows, num_kv_heads, num_keys], flat."""
-    _, num_kv_heads, num_slots, _ = kv_layer.shape
+def _decode_slots(
+    rows: AttentionRows, keys: VisibleKeys, group: IntArray, lens: IntArray
+) -> IntArray:
+    """[len(group), longest]: of the rows' runs one after the other, padded with some own slot."""
+    own_start, first = keys.own_start[group, None], keys.first[group, None]
+    own_end = rows.seq_lens[group, None] - own_start
+    if bool((lens == own_end[:, 0]).all()):
+        return rows.padded_slots(group, keys.own_start[group])
+    place = np.arange(int(lens.max()), dtype=np.int32)[None]
+    behind_sinks = place - keys.num_sinks[group, None]
+    own = behind_sinks - (keys.shared_start[group, None] - first)
+    other = np.where(behind_sinks < 0, place, first + behind_sinks)
+    own_tokens = own_start + np.where(own < own_end, own, 0)
+    last = rows.seq_lens[group, None] - 1  # where a row has sinks alone
+    return rows.slots_of(group, np.minimum(np.where(own < 0, other, own_tokens), last))
+
+
+def _plan_prefill(
+    rows: AttentionRows, keys: VisibleKeys, row: int, options: AttentionOptions, shape: torch.Size
+) -> _PrefillRow:
+    first, seq_len = int(rows.query_start[row]), int(rows.seq_lens[row])
+    num_queries = int(rows.query_start[row + 1]) - first
+    runs = (
+        (0, int(keys.num_sinks[row])),
+        (int(keys.first[row]), int(keys.shared_start[row])),
+        (int(keys.own_start[row]), seq_len),
+    )
+    slots = np.concatenate([rows.slots(row, *run) for run in runs])
+    tokens = np.concatenate([np.arange(*run, dtype=np.int32) for run in runs])
+    positions = np.arange(seq_len - num_queries, seq_len, dtype=np.int32)
+    blocks = [
+        _plan_block(tokens, positions, start, options)
+        for start in range(0, num_queries, _QUERY_BLOCK)
+    ]
+    places = _places(slots[None], shape)
+    return _PrefillRow(slice(first, first + num_queries), places, tuple(blocks))
+
+
+def _plan_block(
+    tokens: IntArray, positions: IntArray, start: int, options: AttentionOptions
+) -> _QueryBlock:
+    """tokens [num_keys], ascending: where the row's keys are; positions: where its queries are."""
+    queries = slice(start, min(start + _QUERY_BLOCK, len(positions)))
+    query = positions[queries, None]
+    end = int(np.searchsorted(tokens, query[-1, 0], side="right"))
+    if options.window is None:
+        hidden = tokens[end - len(query) : end] > query  # only among its own keys
+        return _QueryBlock(queries, slice(0, end), torch.from_numpy(hidden))
+    first_seen = int(query[0, 0]) - options.window + 1
+    begin = 0 if options.num_sink_tokens else int(np.searchsorted(tokens, first_seen))
+    key = tokens[begin:end]
+    is_past = (key <= query - options.window) & (key >= options.num_sink_tokens)
+    return _QueryBlock(queries, slice(begin, end), torch.from_numpy((key > query) | is_past))
+
+
+def _places(slots: IntArray, shape: torch.Size) -> Tensor:
+    """Rows of values.view(-1, head_dim) that hold `slots` [num_rows, num_keys], in the order
+    [2, num_rows, num_kv_heads, num_keys], flat; shape: of the values."""
+    _, num_kv_heads, num_slots, _ = shape
     first = np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1) * num_slots
     return torch.from_numpy((first + slots[:, None, :]).reshape(-1))
 
 
-def _gather(kv_layer: Tensor, places: Tensor, num_batches: int) -> tuple[Tensor, Tensor]:
-    """Keys and values, each [num_batches, num_keys, head_dim], contiguous."""
-    head_dim = kv_layer.shape[-1]
-    kv = kv_layer.view(-1, head_dim).index_select(0, places).view(2, num_batches, -1, head_dim)
+def _values(kv_layer: KVLayer) -> Tensor:
+    return kv_layer if isinstance(kv_layer, Tensor) else kv_layer.values
+
+
+def _gather(
+    kv_layer: KVLayer, places: Tensor, num_batches: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Keys and values in `dtype`, each [num_batches, num_keys, head_dim], contiguous."""
+    values = _values(kv_layer)
+    head_dim = values.shape[-1]
+    if isinstance(kv_layer, Tensor):
+        rows = values.view(-1, head_dim).index_select(0, places)
+    else:  # as bytes: torch gathers no 8-bit floats
+        numbers = values.view(torch.uint8).view(-1, head_dim).index_select(0, places)
+        scales = kv_layer.scales.view(-1, 1).index_select(0, places)
+        rows = numbers.view(values.dtype).to(torch.float32).mul_(scales).to(dtype)
+    kv = rows.view(2, num_batches, -1, head_dim)
     return kv[0], kv[1]
 
 
-def _decode(q: Tensor, kv_layer: Tensor, group: _DecodeGroup, lse: Tensor | None) -> Tensor:
+def _decode(
+    q: Tensor, kv_layer: KVLayer, plan: CpuAttentionPlan, group: _DecodeGroup, lse: Tensor | None
+) -> Tensor:
     """q [R, H, D], one query a row -> [R, H, D]; fills lse [R, H] where it is asked for."""
     num_rows, num_heads, head_dim = q.shape
-    num_kv_heads = kv_layer.shape[1]
+    num_kv_heads = _values(kv_layer).shape[1]
     num_batches = num_rows * num_kv_heads
-    keys, values = _gather(kv_layer, group.places, num_batches)
-    if group.is_hidden is None and lse is None and num_rows * keys.shape[1] <= _FEW_KEYS:
-        return _decode_few(q, keys, values)
-    scaled = (q * head_dim**-0.5).view(num_batches, num_heads // num_kv_heads, head_dim)
-    scores = torch.bmm(scaled, keys.transpose(1, 2))
+    keys, values = _gather(kv_layer, group.places, num_batches, q.dtype)
+    is_plain = group.is_hidden is None and lse is None and plan.soft_cap is None
+    if is_plain and num_rows * keys.shape[1] <= _FEW_KEYS:
+        return _decode_few(q, keys, values, plan.scale)
+    scaled = (q * plan.scale).view(num_batches, num_heads // num_kv_heads, head_dim)
+    scores = _scores(scaled, keys, plan)
     if group.is_hidden is not None:
         scores.view(num_rows, num_kv_heads, -1, keys.shape[1]).masked_fill_(
             group.is_hidden, -torch.inf
@@ -233,55 +320,65 @@ def _decode(q: Tensor, kv_layer: Tensor, group: _DecodeGroup, lse: Tensor | None
     return torch.bmm(_softmax(scores), values).view(num_rows, num_heads, head_dim)
 
 
-def _decode_few(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _decode_few(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """q [R, H, D], keys and values [R * KV, S, D] -> [R, H, D], in one call.
 
     Four axes in, as torch's flash kernel takes no fewer (with three, a slower path runs).
     """
     grouped = q.reshape(1, len(keys), -1, q.shape[-1])
-    return F.scaled_dot_product_attention(grouped, keys[None], values[None]).reshape(q.shape)
+    attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale)
+    return attended.reshape(q.shape)
 
 
 def _prefill(
     q: Tensor,
-    kv_layer: Tensor,
+    kv_layer: KVLayer,
+    plan: CpuAttentionPlan,
     row: _PrefillRow,
-    is_future: Tensor,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
     """q, out [L, H, D] of one row; fills lse [L, H] where it is asked for."""
-    num_queries, num_heads, head_dim = q.shape
-    num_kv_heads = kv_layer.shape[1]
-    keys, values = _gather(kv_layer, row.places, num_kv_heads)
-    num_before = keys.shape[1] - num_queries
+    num_heads, head_dim = q.shape[1:]
+    num_kv_heads = _values(kv_layer).shape[1]
+    keys, values = _gather(kv_layer, row.places, num_kv_heads, q.dtype)
     grouped_out = _by_kv_head(out, num_kv_heads)
-    scaled = _by_kv_head(q * head_dim**-0.5, num_kv_heads)
-    for first in range(0, num_queries, _QUERY_BLOCK):
-        last = min(first + _QUERY_BLOCK, num_queries)
-        size, end = last - first, num_before + last
-        block = scaled[:, :, first:last].reshape(num_kv_heads, -1, head_dim)
-        scores = torch.bmm(block, keys[:, :end].transpose(1, 2))
-        diagonal = scores.view(num_kv_heads, -1, size, end)[..., end - size :]
-        diagonal.masked_fill_(is_future[:size, :size], -torch.inf)
-        attended = torch.bmm(_softmax(scores), values[:, :end])
-        grouped_out[:, :, first:last] = attended.view(num_kv_heads, -1, size, head_dim)
+    scaled = _by_kv_head(q * plan.scale, num_kv_heads)
+    for part in row.blocks:
+        size, num_keys = len(part.is_hidden), part.keys.stop - part.keys.start
+        block = scaled[:, :, part.queries].reshape(num_kv_heads, -1, head_dim)
+        scores = _scores(block, keys[:, part.keys], plan)
+        edge = scores.view(num_kv_heads, -1, size, num_keys)[..., -part.is_hidden.shape[1] :]
+        edge.masked_fill_(part.is_hidden, -torch.inf)
+        attended = torch.bmm(_softmax(scores), values[:, part.keys])
+        grouped_out[:, :, part.queries] = attended.view(num_kv_heads, -1, size, head_dim)
         if lse is not None:
             of_block = _widened(scores).logsumexp(-1).view(num_heads, size)
-            lse[first:last] = of_block.T
+            lse[part.queries] = of_block.T
 
 
-def _attend_segment(q: Tensor, kv_layer: Tensor, segment: _Segment) -> tuple[Tensor, Tensor]:
+def _attend_segment(
+    q: Tensor, kv_layer: KVLayer, plan: CpuAttentionPlan, segment: _Segment
+) -> tuple[Tensor, Tensor]:
     """q [L, H, D], every query sees all of the segment -> [L, H, D] and lse [L, H], widened."""
     num_queries, num_heads, head_dim = q.shape
-    num_kv_heads = kv_layer.shape[1]
-    keys, values = _gather(kv_layer, segment.places, num_kv_heads)
-    scaled = _by_kv_head(q * head_dim**-0.5, num_kv_heads).reshape(num_kv_heads, -1, head_dim)
-    scores = _widened(torch.bmm(scaled, keys.transpose(1, 2)))
+    num_kv_heads = _values(kv_layer).shape[1]
+    keys, values = _gather(kv_layer, segment.places, num_kv_heads, q.dtype)
+    scaled = _by_kv_head(q * plan.scale, num_kv_heads).reshape(num_kv_heads, -1, head_dim)
+    scores = _widened(_scores(scaled, keys, plan))
     lse = scores.logsumexp(-1)
     attended = torch.bmm((scores - lse[..., None]).exp_().to(values.dtype), values)
     out = attended.view(num_heads, num_queries, head_dim).transpose(0, 1)
     return _widened(out), lse.view(num_heads, num_queries).T
+
+
+def _scores(scaled: Tensor, keys: Tensor, plan: CpuAttentionPlan) -> Tensor:
+    """[B, M, D] x [B, S, D] -> [B, M, S], contiguous."""
+    scores = torch.bmm(scaled, keys.transpose(1, 2))
+    if plan.soft_cap is None:
+        return scores
+    capped = _widened(scores).div(plan.soft_cap).tanh_().mul_(plan.soft_cap)
+    return capped.to(scores.dtype)
 
 
 def _by_kv_head(heads: Tensor, num_kv_heads: int) -> Tensor:

@@ -25,14 +25,16 @@ class Arena:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def take(self, num_elements: int) -> Tensor:
-        """Uninitialised bfloat16 memory [num_elements] at the start of a cache line."""
-        num_bytes = num_elements * 2
+    def take(self, num_bytes: int) -> Tensor:
+        """Uninitialised memory [num_bytes] uint8 at the start of a cache line."""
         if self._used + num_bytes > len(self._block):
             self._block, self._used = _mapping(max(_BLOCK, num_bytes)), 0
-        piece = self._block[self._used : self._used + num_bytes].view(torch.bfloat16)
+        piece = self._block[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return piece
+
+
+packed_weights = Arena()
 
 
 def _mapping(num_bytes: int) -> Tensor:

@@ -16,12 +16,19 @@ _SIGNATURES = {
     "stemma_start": (ctypes.c_int32, ctypes.c_int32),
     "stemma_pack": (_POINTER, _INT, _INT, _POINTER),
     "stemma_linear": (_POINTER, _POINTER, _POINTER, _INT),
+    "stemma_pack_quantized": (_POINTER,) * 4,
+    "stemma_quantized_linear": (_POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "stemma_rms_norm": (_POINTER, _POINTER, _POINTER, ctypes.c_double, _POINTER, _INT, _INT),
-    "stemma_rotate_and_store": (*(_POINTER,) * 5, *(_INT,) * 5),
-    "stemma_attention": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
+    "stemma_norm_slices": (_POINTER, _POINTER, ctypes.c_double, _INT, _INT, _INT, _INT),
+    "stemma_scale": (_POINTER, ctypes.c_double, _INT, _INT),
+    "stemma_add": (_POINTER, _POINTER, _INT, _INT),
+    "stemma_rotate_and_store": (*(_POINTER,) * 6, *(_INT,) * 7),
+    "stemma_attention": (_POINTER, _POINTER, _INT, *(_POINTER,) * 3),
+    "stemma_act_and_mul": (*(_POINTER,) * 2, *(_INT,) * 3),
+    "stemma_lora": (*(_POINTER,) * 4, _INT),
     "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),
     "stemma_apply_token_mask": (*(_POINTER,) * 3, *(_INT,) * 4),
-    "stemma_replay": (_POINTER, _INT, _POINTER),
+    "stemma_replay": (_POINTER, _INT),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
 # Longer than what the host half needs between two steps; a late thread delays nobody here, so that

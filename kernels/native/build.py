@@ -10,7 +10,9 @@ from pathlib import Path
 from ...native_library import NativeLibrary
 
 SOURCES = Path(__file__).parent / "src"
-NEEDED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"})
+NEEDED_CPU_FLAGS = frozenset(
+    {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
+)
 # No -ffast-math: infinities and NaN mean something here. GCC warns of its own intrinsics' headers.
 COMPILE_FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread",

@@ -10,12 +10,19 @@ from typing import Any
 from .bindings import library
 
 # Mirrored by src/capture.cpp.
+ATTENTION, LORA = 3, 10
 _KINDS = {
     "stemma_linear": 0,
     "stemma_rms_norm": 1,
     "stemma_rotate_and_store": 2,
-    "stemma_attention": 3,
+    "stemma_attention": ATTENTION,
     "stemma_gather_rows": 4,
+    "stemma_norm_slices": 5,
+    "stemma_scale": 6,
+    "stemma_add": 7,
+    "stemma_quantized_linear": 8,
+    "stemma_act_and_mul": 9,
+    "stemma_lora": LORA,
 }
 
 Call = tuple[int, ...]

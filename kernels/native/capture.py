@@ -1,13 +1,14 @@
 """A forward pass of kernel calls, recorded once and then run in one call.
 
-What a CUDA graph is on a GPU: the same kernels at the same addresses. Only the attention plan is
-another in each replay. It saves the time between the kernels: at batch 1 the interpreter's code and
-data have been pushed out of the caches by the weights whenever it gets its turn again.
+What a CUDA graph is on a GPU: the same kernels at the same addresses. Only the plans of attention
+and adapters are others in each replay. It saves the time between the kernels: at batch 1 the
+interpreter's code and data have been pushed out of the caches by the weights whenever it gets its
+turn again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .bindings import library
-from .calls import Call, recorded
+from .calls import ATTENTION, LORA, Call, recorded
+from .lora import NativeLoraPlan
 from .paged_attention import NativeAttentionPlan
 
-_NUM_ARGS = 10  # src/capture.cpp
+_NUM_ARGS = 13  # src/capture.cpp
+_PLAN = 1  # the column of a plan, its call's first argument
 # What torch may do during a recording: allocate, look at memory in another shape, and answer. A
 # result that torch computes would be missing from the replay.
 _ALLOCATING = frozenset({"empty", "empty_like"})
@@ -32,27 +35,48 @@ _ANSWERING = frozenset(
 )  # fmt: skip
 
 
-def capture(run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+def capture(
+    run: Callable[[], Tensor], plans: Sequence[object], lora_plan: object | None = None
+) -> tuple[Tensor, Recording | None]:
     watch = _Watch()
     with recorded() as calls, watch:
         result = run()
-    return result, None if watch.has_computed else Recording(result, calls, watch.results)
+    if watch.has_computed or not all(isinstance(plan, NativeAttentionPlan) for plan in plans):
+        return result, None
+    return result, Recording(result, calls, watch.results, plans)
 
 
 class Recording:
     """The calls that a function made. Owns the memory that was allocated for them."""
 
-    def __init__(self, result: Tensor, calls: list[Call], kept: list[Any]) -> None:
+    def __init__(
+        self, result: Tensor, calls: list[Call], kept: list[Any], plans: Sequence[object]
+    ) -> None:
         self.result = result
         self._kept = kept
         self._calls = np.zeros((len(calls), 1 + _NUM_ARGS), dtype=np.int64)
         for index, call in enumerate(calls):
             self._calls[index, : len(call)] = call
+        self._attentions = np.flatnonzero(self._calls[:, 0] == ATTENTION)
+        plan_of = {address: index for index, address in enumerate(_addresses(plans))}
+        used = self._calls[self._attentions, _PLAN].tolist()
+        self._plan_of_attention = np.array([plan_of[address] for address in used], dtype=np.int64)
+        self._loras = np.flatnonzero(self._calls[:, 0] == LORA)
 
-    def replay(self, plan: object) -> None:
+    def replay(self, plans: Sequence[object], lora_plan: object | None = None) -> None:
         """See `ops.Captured`."""
-        assert isinstance(plan, NativeAttentionPlan), "recorded with a plan of this backend"
-        library().stemma_replay(self._calls.ctypes.data, len(self._calls), plan.address)
+        addresses = np.array(_addresses(plans), dtype=np.int64)
+        self._calls[self._attentions, _PLAN] = addresses[self._plan_of_attention]
+        if len(self._loras):
+            assert isinstance(lora_plan, NativeLoraPlan), "a plan of this backend"
+            assert not lora_plan.long.runs, "torch's products are not recorded"
+            self._calls[self._loras, _PLAN] = lora_plan.address
+        library().stemma_replay(self._calls.ctypes.data, len(self._calls))
+
+
+def _addresses(plans: Sequence[object]) -> list[int]:
+    assert all(isinstance(plan, NativeAttentionPlan) for plan in plans), "plans of this backend"
+    return [plan.address for plan in plans if isinstance(plan, NativeAttentionPlan)]
 
 
 class _Watch(TorchFunctionMode):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cpu import dense as cpu
-from ..ops import KVLayer, RMSNorm
+from ..ops import KVLayer, QueryKeyNorm, RMSNorm
 from .calls import kernel
+from .kv_format import kv_format
 
 
 def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
@@ -28,26 +28,56 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     return rms_norm
 
 
+def make_query_key_norm(
+    query_weight: Tensor, key_weight: Tensor, num_heads: int, num_kv_heads: int, eps: float
+) -> QueryKeyNorm:
+    weights = [query_weight.float().contiguous(), key_weight.float().contiguous()]
+    run = kernel("stemma_norm_slices")
+
+    def query_key_norm(heads: Tensor) -> None:
+        assert heads.is_contiguous()
+        num_tokens, num_all_heads, head_dim = heads.shape
+        at = heads.data_ptr()
+        for weight, num in zip(weights, (num_heads, num_kv_heads), strict=True):
+            size = len(weight)
+            num_slices = num * head_dim // size
+            stride = num_all_heads * head_dim
+            run(at, weight.data_ptr(), eps, num_tokens, stride, num_slices, size)
+            at += num * head_dim * heads.itemsize
+
+    return query_key_norm
+
+
+def scale_in_place(x: Tensor, factor: float) -> None:
+    assert x.is_contiguous()
+    _scale()(x.data_ptr(), float(factor), x.shape[0], x.shape[1])
+
+
+def add_in_place(total: Tensor, x: Tensor) -> None:
+    assert total.is_contiguous() and x.is_contiguous()
+    _add()(total.data_ptr(), x.data_ptr(), x.shape[0], x.shape[1])
+
+
 def rotate_and_store(
     heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor
 ) -> None:
     num_tokens, num_all_heads, head_dim = heads.shape
-    if cos.shape[-1] != head_dim:
-        # NOTE: of torch calls, so that a step of such a model is not recorded (see `capture`).
-        return cpu.rotate_and_store(heads, cos, sin, kv_layer, slots)
-    assert isinstance(kv_layer, Tensor), "quantized KV is for the reference and for GPUs"
-    _, num_kv_heads, num_slots, _ = kv_layer.shape
+    format_number, values, scales = kv_format(kv_layer)
+    _, num_kv_heads, num_slots, _ = values.shape
     _rotate_and_store()(
         heads.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
-        kv_layer.data_ptr(),
+        values.data_ptr(),
+        None if scales is None else scales.data_ptr(),
         slots.data_ptr(),
         num_tokens,
         num_all_heads - 2 * num_kv_heads,
         num_kv_heads,
         num_slots,
         head_dim,
+        cos.shape[-1],
+        format_number,
     )
 
 
@@ -61,6 +91,16 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 @functools.cache
 def _rotate_and_store() -> Callable[..., None]:
     return kernel("stemma_rotate_and_store")
+
+
+@functools.cache
+def _scale() -> Callable[..., None]:
+    return kernel("stemma_scale")
+
+
+@functools.cache
+def _add() -> Callable[..., None]:
+    return kernel("stemma_add")
 
 
 @functools.cache

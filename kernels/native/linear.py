@@ -5,22 +5,22 @@ Where in_features is odd, which no real model has, plain torch runs instead.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 
 import torch
 from torch import Tensor
 
-from ..ops import Linear
+from ..ops import Activation, GatedLinearWithLora, Linear, Lora, Weight
+from ..quantized_weight import QuantizedWeight
 from ..reference import dense as reference
-from .arena import Arena
+from ..reference.lora import gated_linear_with_lora_of
+from . import quantized_linear
+from .arena import packed_weights
 from .bindings import library
 from .calls import kernel
-
-_PANEL = 32  # output columns, src/linear.cpp
-_PLAIN, _FLOAT_OUTPUT, _GATED = 0, 1, 2
-
-
-_arena = Arena()
+from .gated_lora import GatedLinearWithLora as PackedWithLora
+from .linear_kinds import FLOAT_OUTPUT, GATED, HALVES, PANEL, PLAIN
 
 
 class _PackedLinear(ctypes.Structure):
@@ -34,31 +34,49 @@ class _PackedLinear(ctypes.Structure):
     )
 
 
-def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear.make_linear(weight, bias)
     if weight.shape[1] % 2:
         return reference.make_linear(weight, bias)
-    return _Packed(weight, bias, _PLAIN, weight.shape[0], torch.bfloat16)
+    return _Packed(weight, bias, PLAIN, weight.shape[0], torch.bfloat16)
 
 
-def make_output_linear(weight: Tensor) -> Linear:
+def make_output_linear(weight: Weight) -> Linear:
     """The float32 sums as they are, not rounded."""
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear.make_output_linear(weight)
     if weight.shape[1] % 2:
         return reference.make_output_linear(weight)
-    return _Packed(weight, None, _FLOAT_OUTPUT, weight.shape[0], torch.float32)
+    return _Packed(weight, None, FLOAT_OUTPUT, weight.shape[0], torch.float32)
 
 
-def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_gated_linear(
+    weight: Weight, bias: Tensor | None, activation: Activation = "silu"
+) -> Linear:
     """A panel is 16 gates and their 16 ups, so that their product is taken in registers."""
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear.make_gated_linear(weight, bias, activation)
     if weight.shape[1] % 2:
-        return reference.make_gated_linear(weight, bias)
+        return reference.make_gated_linear(weight, bias, activation)
     size = weight.shape[0] // 2
     return _Packed(
         _interleaved(weight),
         None if bias is None else _interleaved(bias),
-        _GATED,
+        GATED[activation],
         size,
         torch.bfloat16,
     )
+
+
+def make_gated_linear_with_lora(
+    weight: Weight, bias: Tensor | None, activation: Activation, lora: Lora
+) -> GatedLinearWithLora:
+    gated = make_gated_linear(weight, bias, activation)
+    if isinstance(gated, _Packed | quantized_linear.PackedQuantized):
+        return PackedWithLora(gated, activation, lora)
+    by_torch = gated_linear_with_lora_of(make_linear, reference.act_and_mul)
+    return by_torch(weight, bias, activation, lora)
 
 
 class _Packed:
@@ -68,15 +86,14 @@ class _Packed:
         self, weight: Tensor, bias: Tensor | None, kind: int, num_outputs: int, dtype: torch.dtype
     ) -> None:
         num_rows, num_inputs = weight.shape
-        num_panels = -(-num_rows // _PANEL)
-        self._panels = _arena.take(num_panels * _PANEL * num_inputs)
+        num_panels = -(-num_rows // PANEL)
+        self._panels = packed_weights.take(num_panels * PANEL * num_inputs * 2)
         self._bias: Tensor | None = None
         if bias is not None:
-            self._bias = torch.zeros(num_panels * _PANEL, dtype=torch.float32)
+            self._bias = torch.zeros(num_panels * PANEL, dtype=torch.float32)
             self._bias[:num_rows] = bias
-        library().stemma_pack(
-            weight.contiguous().data_ptr(), num_rows, num_inputs, self._panels.data_ptr()
-        )
+        rows = weight.contiguous()  # a copy must live as long as the call
+        library().stemma_pack(rows.data_ptr(), num_rows, num_inputs, self._panels.data_ptr())
         self._record = _PackedLinear(
             self._panels.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
@@ -90,6 +107,15 @@ class _Packed:
         self._dtype = dtype
         self._run = kernel("stemma_linear")
 
+    def halves(self) -> Linear:
+        """The sums of a gated layer as they are, [T, 2 * size] float32, gates first."""
+        other = copy.copy(self)
+        other._record = type(self._record).from_buffer_copy(self._record)
+        other._record.kind = HALVES
+        other._address = ctypes.addressof(other._record)
+        other._num_outputs, other._dtype = 2 * self._num_outputs, torch.float32
+        return other
+
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         y = torch.empty((x.shape[0], self._num_outputs), dtype=self._dtype)
@@ -99,11 +125,11 @@ class _Packed:
 
 def _interleaved(stacked: Tensor) -> Tensor:
     """[2 * size, ...], gates first -> panels of 16 gates and 16 ups, padded with zeros."""
-    size, half = stacked.shape[0] // 2, _PANEL // 2
+    size, half = stacked.shape[0] // 2, PANEL // 2
     num_panels = -(-size // half)
     panels = stacked.new_zeros((num_panels, 2, half, *stacked.shape[1:]))
     for index, part in enumerate((stacked[:size], stacked[size:])):
         padded = stacked.new_zeros((num_panels * half, *stacked.shape[1:]))
         padded[:size] = part
         panels[:, index] = padded.view(num_panels, half, *stacked.shape[1:])
-    return panels.reshape(num_panels * _PANEL, *stacked.shape[1:])
+    return panels.reshape(num_panels * PANEL, *stacked.shape[1:])

@@ -4,8 +4,9 @@
     unit    an item by a KV head: what a thread takes at a time
 
 A segment is an item for all its rows' tokens, what a row has of its own another; tokens that more
-than one item serves are merged afterwards. The list is made once a step, by array operations.
-Where head_dim is no multiple of 16, plain torch calls run instead.
+than one item serves are merged afterwards. Under a window an item begins at the first key that one
+of its tokens sees, and sink tokens are an item of their own. The list is made once a step, by array
+operations. Where head_dim is no multiple of 16, plain torch calls run instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows, IntArray
 from ..cpu import paged_attention as cpu
 from ..ops import KVLayer
+from ..visible_keys import VisibleKeys, visible_keys
 from .calls import kernel
+from .kv_format import kv_format
 
 # A row in a segment has a partial result more to write and merge, which takes as long as the keys
 # of some 16 to 32 tokens (an estimate by instruction counts).
@@ -50,12 +53,15 @@ class _Plan(ctypes.Structure):
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
+        ("format", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
     )
 
 
 class _Items:
-    """Collects items: columns token, num_tokens, first_slot, num_keys, num_visible (src/).
+    """Collects items, of which src/attention.cpp says what the columns mean: token, num_tokens,
+    first_slot, num_keys, num_visible, num_hidden.
 
     With one slot a page the page table is the list of slots itself and nothing is copied.
     """
@@ -67,12 +73,12 @@ class _Items:
         self._num_slots = 0
 
     def add(self, table: IntArray, row: int, first: int, last: int) -> None:
-        """Items that all begin at token `first` of a row; `last`: after the last token seen."""
+        """Items over tokens [first, last) of a row, each with its first token for a first slot."""
         rows = self.rows
         if rows.page_size == 1:
-            table[:, 2] = int(rows.table_rows[row]) * rows.page_table.shape[1] + first
+            table[:, 2] += int(rows.table_rows[row]) * rows.page_table.shape[1]
         else:
-            table[:, 2] = self._append(rows.slots(row, first, last))
+            table[:, 2] += self._append(rows.slots(row, first, last)) - first
         self.parts.append(table)
 
     def add_decode(self, table: IntArray, decode: IntArray, first: IntArray) -> None:
@@ -108,7 +114,7 @@ class NativeAttentionPlan:
     """A step's work list, and the record of it that the C++ reads. I items, P partial results, M
     merged tokens.
 
-    items [I, 6]: the columns of `_Items`, and the first token's partial or -1; slots [S];
+    items [I, 7]: the columns of `_Items`, and the first token's partial or -1; slots [S];
     merged_tokens [M]; partials of merged_tokens[i]: merged_partials [P] from merged_first[i] to
     merged_first[i + 1]. All int32.
     """
@@ -135,16 +141,19 @@ class NativeAttentionPlan:
         )
         self.address = ctypes.addressof(self._record)
 
-    def set_shape(self, num_heads: int, kv_layer: Tensor) -> None:
+    def set_shape(self, num_heads: int, kv_layer: KVLayer, options: AttentionOptions) -> None:
         """What the rows do not tell."""
-        _, num_kv_heads, num_slots, head_dim = kv_layer.shape
+        format_number, values, _ = kv_format(kv_layer)
+        _, num_kv_heads, num_slots, head_dim = values.shape
         num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
         self._partials = torch.empty(num_floats, dtype=torch.float32)
         record = self._record
         record.partials = self._partials.data_ptr()
         record.num_heads, record.num_kv_heads = num_heads, num_kv_heads
         record.num_slots, record.head_dim = num_slots, head_dim
-        record.scale = head_dim**-0.5
+        record.format = format_number
+        record.scale = head_dim**-0.5 if options.scale is None else options.scale
+        record.soft_cap = options.soft_cap or 0.0
 
 
 def plan_attention(
@@ -154,34 +163,35 @@ def plan_attention(
     options: AttentionOptions = DEFAULT_OPTIONS,
     padded_tokens: int | None = None,
 ) -> object:
-    assert options == DEFAULT_OPTIONS and isinstance(kv_layer, Tensor), "not on a CPU yet"
-    _, num_kv_heads, _, head_dim = kv_layer.shape
+    _, num_kv_heads, _, head_dim = kv_format(kv_layer)[1].shape
     if head_dim % 16:
-        return cpu.plan_attention(rows, kv_layer, num_heads)
-    items = _Items(rows)
-    own_start = rows.own_start()
-    for segment in rows.segments.tolist():
+        return cpu.plan_attention(rows, kv_layer, num_heads, options)
+    items, keys = _Items(rows), visible_keys(rows, options)
+    for segment in keys.segments.tolist():
         _add_segment(items, *segment)
     num_queries = rows.num_queries
     for row in np.flatnonzero(num_queries > 1).tolist():
-        _add_prefill(items, row, int(own_start[row]))
+        _add_prefill(items, row, keys, options.window)
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     if len(decode):
-        _add_decode(items, decode, own_start[decode], num_kv_heads)
+        _add_decode(items, decode, keys, num_kv_heads)
     plan = _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
-    plan.set_shape(num_heads, kv_layer)
+    plan.set_shape(num_heads, kv_layer, options)
     return plan
 
 
 def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
-    assert isinstance(kv_layer, Tensor)
     if isinstance(plan, cpu.CpuAttentionPlan):
         return cpu.paged_attention(q, kv_layer, plan)
     assert isinstance(plan, NativeAttentionPlan), "the plan comes from this backend"
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.bfloat16)
-    _attention()(plan.address, q.data_ptr(), q.stride(0), kv_layer.data_ptr(), out.data_ptr())
+    _, values, scales = kv_format(kv_layer)
+    scales_at = None if scales is None else scales.data_ptr()
+    _attention()(
+        plan.address, q.data_ptr(), q.stride(0), values.data_ptr(), scales_at, out.data_ptr()
+    )
     return out
 
 
@@ -193,31 +203,61 @@ def _attention() -> Callable[..., None]:
 def _add_segment(items: _Items, first: int, last: int, row_start: int, row_end: int) -> None:
     query_start = items.rows.query_start
     table = _token_tiles(int(query_start[row_start]), int(query_start[row_end]))
+    table[:, 2] = first
     table[:, 3] = table[:, 4] = last - first
+    table[:, 5] = -table[:, 1]
     items.add(table, row_start, first, last)
 
 
-def _add_prefill(items: _Items, row: int, own_start: int) -> None:
+def _add_prefill(items: _Items, row: int, keys: VisibleKeys, window: int | None) -> None:
+    """The row's runs, each for as few tokens at a time as share a tile."""
+    sinks, seq_len = int(keys.num_sinks[row]), int(items.rows.seq_lens[row])
+    _add_run(items, row, 0, sinks, None)
+    _add_run(items, row, int(keys.first[row]), int(keys.shared_start[row]), window)
+    _add_run(items, row, int(keys.own_start[row]), seq_len, window)
+
+
+def _add_run(items: _Items, row: int, first: int, last: int, window: int | None) -> None:
+    """Keys [first, last) for all tokens of a row that see any of them."""
+    if first >= last:
+        return
     rows = items.rows
     token, token_end = int(rows.query_start[row]), int(rows.query_start[row + 1])
-    seq_len = int(rows.seq_lens[row])
     table = _token_tiles(token, token_end)
-    num_seen = table[:, 0] - token + (seq_len - (token_end - token) - own_start) + 1
-    table[:, 3] = num_seen + table[:, 1] - 1
-    table[:, 4] = num_seen
+    position = table[:, 0] + (int(rows.seq_lens[row]) - token_end)  # of a tile's first token
+    hidden_end = np.full_like(position, first - _MAX_ITEM_TOKENS)
+    if window is not None:
+        hidden_end = position + (1 - window)
+    begin = np.maximum(first, hidden_end)
+    table[:, 2] = begin
+    table[:, 3] = np.minimum(last, position + table[:, 1]) - begin
+    table[:, 4] = position + 1 - begin
+    table[:, 5] = hidden_end - begin
     # Later tiles see more: they come first, so that no thread ends with a long one.
-    items.add(table[::-1].copy(), row, own_start, seq_len)
+    items.add(table[table[:, 3] > 0][::-1].copy(), row, first, last)
 
 
-def _add_decode(items: _Items, decode: IntArray, own_start: IntArray, num_kv_heads: int) -> None:
-    rows = items.rows
-    table = np.empty((len(decode), 6), dtype=np.int32)
-    table[:, 0] = rows.query_start[decode]
-    table[:, 1] = 1
-    table[:, 3] = table[:, 4] = rows.seq_lens[decode] - own_start
-    items.add_decode(table, decode, own_start)
+def _add_decode(items: _Items, decode: IntArray, keys: VisibleKeys, num_kv_heads: int) -> None:
+    """Rows with one query, which sees all of its row's runs."""
+    _add_decode_run(items, decode, np.zeros_like(decode), keys.num_sinks[decode])
+    _add_decode_run(items, decode, keys.first[decode], keys.shared_start[decode])
+    _add_decode_run(items, decode, keys.own_start[decode], items.rows.seq_lens[decode])
     if len(decode) * num_kv_heads < _FEW_UNITS:
-        items.parts[-1] = _split_keys(table, -(-_FEW_UNITS // num_kv_heads))
+        items.parts[-1] = _split_keys(items.parts[-1], -(-_FEW_UNITS // num_kv_heads))
+
+
+def _add_decode_run(items: _Items, decode: IntArray, first: IntArray, last: IntArray) -> None:
+    is_there = last > first
+    if not is_there.all():
+        decode, first, last = decode[is_there], first[is_there], last[is_there]
+    if not len(decode):
+        return
+    table = np.empty((len(decode), 7), dtype=np.int32)
+    table[:, 0] = items.rows.query_start[decode]
+    table[:, 1] = 1
+    table[:, 3] = table[:, 4] = last - first
+    table[:, 5] = -1
+    items.add_decode(table, decode, first)
 
 
 def _split_keys(table: IntArray, num_parts: int) -> IntArray:
@@ -240,7 +280,7 @@ def _token_tiles(token: int, token_end: int) -> IntArray:
     num_tokens = token_end - token
     num_tiles = -(-num_tokens // _MAX_ITEM_TOKENS)
     bounds = token + np.arange(num_tiles + 1, dtype=np.int64) * num_tokens // num_tiles
-    table = np.zeros((num_tiles, 6), dtype=np.int32)
+    table = np.zeros((num_tiles, 7), dtype=np.int32)
     table[:, 0] = bounds[:-1]
     table[:, 1] = np.diff(bounds)
     return table
@@ -250,14 +290,14 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     """Number the partial results of tokens that more than one item serves."""
     counts = table[:, 1]
     if int(counts.sum()) == num_tokens:
-        table[:, 5] = -1
+        table[:, 6] = -1
         return NativeAttentionPlan(table, slots, _NONE, np.zeros(1, dtype=np.int32), _NONE)
     item_of = np.repeat(np.arange(len(table), dtype=np.int32), counts)
     first_of = np.cumsum(counts, dtype=np.int32) - counts
     token_of = table[item_of, 0] + np.arange(len(item_of), dtype=np.int32) - first_of[item_of]
     num_serving = np.bincount(token_of, minlength=num_tokens)
     is_merged = num_serving[table[:, 0]] > 1  # of an item: all its tokens are, or none is
-    table[:, 5] = np.where(is_merged, np.cumsum(counts * is_merged) - counts, -1)
+    table[:, 6] = np.where(is_merged, np.cumsum(counts * is_merged) - counts, -1)
     merged_tokens = np.flatnonzero(num_serving > 1).astype(np.int32)
     merged_first = np.zeros(len(merged_tokens) + 1, dtype=np.int32)
     np.cumsum(num_serving[merged_tokens], out=merged_first[1:])

@@ -10,28 +10,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Activation, Linear, RMSNorm
+from ..ops import Activation, Linear, RMSNorm, Weight
+from .quantized import quantized_product
 
 
-def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
     def linear(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
+        return product(x, weight, bias)
 
     return linear
 
 
-def make_output_linear(weight: Tensor) -> Linear:
+def make_output_linear(weight: Weight) -> Linear:
     def output_linear(x: Tensor) -> Tensor:
-        return widen(F.linear(x, weight))
+        if isinstance(weight, Tensor):
+            return widen(F.linear(x, weight))
+        return quantized_product(x, weight, None)
 
     return output_linear
 
 
-def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_gated_linear(
+    weight: Weight, bias: Tensor | None, activation: Activation = "silu"
+) -> Linear:
     def gated_linear(x: Tensor) -> Tensor:
-        return act_and_mul(F.linear(x, weight, bias))
+        return act_and_mul(product(x, weight, bias), activation)
 
     return gated_linear
+
+
+def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias in the dtype of x."""
+    if isinstance(weight, Tensor):
+        return F.linear(x, weight, bias)
+    return quantized_product(x, weight, bias).to(x.dtype)
 
 
 def act_and_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
@@ -47,9 +59,17 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
             x = residual.add_(x)
         wide = widen(x)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return normed.to(x.dtype) * weight
+        return (normed.to(weight.dtype) * weight).to(x.dtype)
 
     return rms_norm
+
+
+def scale_in_place(x: Tensor, factor: float) -> None:
+    x.mul_(factor)
+
+
+def add_in_place(total: Tensor, x: Tensor) -> None:
+    total.add_(x)
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Activation, Experts
-from .dense import act_and_mul, widen
+from ..ops import Activation, Experts, Weight
+from ..quantized_weight import experts_of
+from .dense import make_gated_linear, make_linear, widen
 
 
-def make_experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Experts:
+    gated_linears = [make_gated_linear(weight, None, activation) for weight in experts_of(gate_up)]
+    down_linears = [make_linear(weight, None) for weight in experts_of(down)]
+
     def experts(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         results = x.new_empty(*expert_ids.shape, x.shape[1])
-        for expert in range(len(gate_up)):
+        for expert, (gated_linear, down_linear) in enumerate(zip(gated_linears, down_linears)):
             chosen = expert_ids == expert
-            hidden = act_and_mul(F.linear(x[chosen.nonzero()[:, 0]], gate_up[expert]), activation)
-            results[chosen] = F.linear(hidden, down[expert])
+            results[chosen] = down_linear(gated_linear(x[chosen.nonzero()[:, 0]]))
         return combine(results, weights)
 
     return experts

@@ -11,15 +11,15 @@ class PageCopy:
     """See `ops.PageCopy`."""
 
     def __init__(self, layers: Sequence[Tensor], page_size: int) -> None:
-        # Each [2, num_kv_heads, num_pages, page_size, head_dim].
+        # Each [num_vectors, num_pages, page_size, width].
         self._layers = [
-            layer.view(*layer.shape[:2], -1, page_size, layer.shape[3]) for layer in layers
+            layer.view(layer.shape[0], -1, page_size, layer.shape[2]) for layer in layers
         ]
 
     def pack(self, pages: Tensor, packed: Tensor) -> None:
         for layer, target in zip(self._layers, packed, strict=True):
-            target.copy_(layer.index_select(2, pages))
+            target.copy_(layer.index_select(1, pages))
 
     def unpack(self, pages: Tensor, packed: Tensor) -> None:
         for layer, source in zip(self._layers, packed, strict=True):
-            layer.index_copy_(2, pages, source)
+            layer.index_copy_(1, pages, source)

@@ -7,6 +7,8 @@ import re
 import numpy as np
 import torch
 
+from ..kv_cache_dtype import KVCacheDtype, kv_cache_dtypes_of_gpu
+
 OLDEST_TRITON = (3, 6)
 # 8.0 (Ampere) is the first with bfloat16 products and copies past the registers.
 OLDEST_CAPABILITY = (8, 0)
@@ -21,6 +23,13 @@ def why_not_triton(device: torch.device | str, dtype: torch.dtype) -> str | None
     return _why_no_compiler() or (
         _why_no_interpreter() if is_interpreted() else _why_no_device(device)
     )
+
+
+def kv_cache_dtypes(device: torch.device, dtype: torch.dtype) -> tuple[KVCacheDtype, ...]:
+    """In which the kernels read KV; the interpreter reads it in all that any device does."""
+    newest = (99, 0)
+    capability = newest if is_interpreted() else torch.cuda.get_device_capability(device)
+    return kv_cache_dtypes_of_gpu(dtype.itemsize, capability)
 
 
 def is_interpreted() -> bool:

@@ -1,9 +1,9 @@
 """Linear layers, norm, activations and lookups for a GPU.
 
-Products are cuBLAS's, through torch. What is left is bound by memory: each kernel here reads its
-inputs once and writes its result once, in vectors of 16 bytes, and takes as many rows a program as
-fill some warps. Rounding is the reference's: a value that torch's calls would store between two of
-them is rounded there.
+Products are cuBLAS's, through torch, but for those of quantized weights (`quantized_linear`). What
+is left is bound by memory: each kernel here reads its inputs once and writes its result once, in
+vectors of 16 bytes, and takes as many rows a program as fill some warps. Rounding is the
+reference's: a value that torch's calls would store between two of them is rounded there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Activation, Linear, RMSNorm
-from ..reference.dense import make_linear, widen
+from ..ops import Activation, Linear, QueryKeyNorm, RMSNorm, Weight
+from ..quantized_weight import QuantizedWeight
+from ..reference.dense import widen
+from . import quantized_linear
 from .language import tl, triton
-
-__all__ = [
-    "act_and_mul", "gather_rows", "make_gated_linear", "make_linear", "make_output_linear",
-    "make_rms_norm",
-]  # fmt: skip
 
 # A program's elements, at least, where rows are shorter: two vectors of 8 for each of 64 threads.
 _MIN_TILE = 1024
@@ -33,8 +30,20 @@ ACTIVATIONS: dict[Activation, tl.constexpr] = {
 }
 
 
-def make_output_linear(weight: Tensor) -> Linear:
+def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear.make_linear(weight, bias)
+
+    def linear(x: Tensor) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    return linear
+
+
+def make_output_linear(weight: Weight) -> Linear:
     """Logits: the float32 sums as they are where torch gives them, else rounded, then widened."""
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear.make_linear(weight, None, torch.float32)
     if weight.dtype is torch.float32 or not _gives_wide_products(weight):
         return lambda x: widen(F.linear(x, weight))
     transposed = weight.T
@@ -45,11 +54,14 @@ def make_output_linear(weight: Tensor) -> Linear:
     return output_linear
 
 
-def make_gated_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def make_gated_linear(
+    weight: Weight, bias: Tensor | None, activation: Activation = "silu"
+) -> Linear:
     """One product for gates and ups; both halves of a row are then read once."""
+    linear = make_linear(weight, bias)
 
     def gated_linear(x: Tensor) -> Tensor:
-        return act_and_mul(F.linear(x, weight, bias))
+        return act_and_mul(linear(x), activation)
 
     return gated_linear
 
@@ -86,6 +98,38 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
         return y
 
     return rms_norm
+
+
+def make_query_key_norm(
+    query_weight: Tensor, key_weight: Tensor, num_heads: int, num_kv_heads: int, eps: float
+) -> QueryKeyNorm:
+    """A launch for the queries and one for the keys."""
+    weights = query_weight.contiguous(), key_weight.contiguous()
+
+    def query_key_norm(heads: Tensor) -> None:
+        assert heads.is_contiguous()
+        first = 0
+        for weight, num in zip(weights, (num_heads, num_kv_heads), strict=True):
+            _norm_slices(heads, first, num, weight, eps)
+            first += num
+
+    return query_key_norm
+
+
+def _norm_slices(heads: Tensor, first: int, num: int, weight: Tensor, eps: float) -> None:
+    """`num` heads of each token from the `first` on, in runs of len(weight) elements."""
+    num_tokens, num_all_heads, head_dim = heads.shape
+    size = weight.shape[0]
+    assert size <= _MAX_NORM_SIZE, f"a norm over {size} elements; at most {_MAX_NORM_SIZE}"
+    block = triton.next_power_of_2(size)
+    num_rows = max(1, _MIN_TILE // block)
+    num_slices = num * head_dim // size
+    if num_tokens:
+        _rms_norm_slices[(triton.cdiv(num_tokens * num_slices, num_rows),)](
+            heads[:, first:], weight, num_tokens * num_slices, eps,
+            STRIDE=num_all_heads * head_dim, NUM_SLICES=num_slices,
+            SIZE=size, BLOCK=block, ROWS=num_rows, num_warps=min(16, num_rows * block // 512),
+        )  # fmt: skip
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -130,9 +174,30 @@ def _rms_norm(
     scale = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
     wide = values.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1) / SIZE
-    normed = (wide * tl.rsqrt(mean + eps)[:, None]).to(values.dtype)
+    normed = (wide * tl.rsqrt(mean + eps)[:, None]).to(scale.dtype)
     scaled = normed.to(tl.float32) * scale.to(tl.float32)[None, :]
     tl.store(y + at, scaled.to(values.dtype), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_slices(
+    x, weight, num_rows, eps,
+    STRIDE: tl.constexpr, NUM_SLICES: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS whole slices a program, in place; row r is slice r % NUM_SLICES of its token."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    starts = (rows // NUM_SLICES).to(tl.int64) * STRIDE + (rows % NUM_SLICES) * SIZE
+    at = starts[:, None] + columns[None, :]
+    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    values = tl.load(x + at, mask=is_inside, other=0.0)
+    scale = tl.load(weight + columns, mask=columns < SIZE, other=0.0)
+    wide = values.to(tl.float32)
+    mean = tl.sum(wide * wide, axis=1) / SIZE
+    normed = (wide * tl.rsqrt(mean + eps)[:, None]).to(scale.dtype)
+    scaled = normed.to(tl.float32) * scale.to(tl.float32)[None, :]
+    tl.store(x + at, scaled.to(values.dtype), mask=is_inside)
 
 
 @triton.jit

@@ -1,13 +1,15 @@
 """A mixture of experts as grouped matrix products: four launches, no synchronisation.
 
     sort      token-expert pairs by expert, in blocks of at most BLOCK_M (`expert_blocks`)
-    gate_up   hidden = activation(x gate.T) * (x up.T), one program a block and BLOCK_N columns
+    gate_up   hidden = activation(x gate.T) * (x up.T), one program a block and a tile of rows
     down      results = hidden down.T, likewise, written to each pair's own place
     combine   out = sum over k of weight k * result k, float32, in the order of k
 
-Of the experts that nobody chose nothing is read. With few pairs an expert, tiles are 16 rows high
-and stream each chosen expert's weights once; with many, 64 or 128 rows high (wgmma on Hopper).
-Products of 16-bit numbers are summed in float32; those of float32 are float32 products throughout.
+Of the experts that nobody chose nothing is read. Both products are one kernel, for weights in
+floats, 8 bits or 4 (`weight_tiles`): the weight's rows are the rows of the product, pairs its
+columns. With few pairs an expert, tiles are 16 pairs wide and stream each chosen expert's weights
+once; with many, 64 or 128. Sums are float32; products of float32 are float32 throughout. With 8-bit
+activations (W8A8) tokens are rounded before either product, as in `quantized_linear`.
 There are no atomics: the same inputs give the same bits.
 """
 
@@ -18,115 +20,124 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops import Activation, Experts
+from ...errors import ModelLoadError
+from ..ops import Activation, Experts, Weight
+from ..quantized_weight import QuantizedWeight
 from .dense import ACTIVATIONS, activate
 from .expert_blocks import ExpertBlocks, make_blocks
 from .language import tl, triton
+from .quantized_linear import round_rows
+from .weight_tiles import TiledWeight, integer_sums, row_sums
 
-_GROUP_M = 8  # blocks that follow each other on the same columns, which they find in the L2 cache
+_GROUP_M = 8  # blocks that follow each other on the same rows, which they find in the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut; `block_n` counts columns of the result."""
+    """Rows of the weight (block_n; of gate_up half gates, half ups) by pairs (block_m), and the
+    inputs that are taken at a time where the weight's numbers leave that open."""
 
-    block_m: int
     block_n: int
+    block_m: int
     block_k: int
     num_warps: int
     num_stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Both products take the same blocks of pairs: one `block_m`."""
-
-    gate_up: Tile
-    down: Tile
-
-
-_FEW = Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))
-_SOME = Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))
-_MANY = Tiles(Tile(128, 128, 64, 8, 4), Tile(128, 256, 64, 8, 4))
-_FEW_FLOAT32 = Tiles(Tile(16, 32, 64, 4, 3), Tile(16, 64, 64, 4, 3))
-_MANY_FLOAT32 = Tiles(Tile(64, 32, 32, 8, 3), Tile(64, 64, 32, 8, 3))
+_FEW = Tile(64, 16, 128, 4, 4)
+_SOME = Tile(128, 64, 64, 4, 4)
+_MANY = Tile(256, 128, 64, 8, 4)
+_FEW_FLOAT32 = Tile(64, 16, 64, 4, 3)
+_MANY_FLOAT32 = Tile(64, 64, 32, 8, 3)
+_FEW_NUMBERS = Tile(64, 16, 128, 4, 4)
+_SOME_NUMBERS = Tile(64, 64, 128, 4, 4)
+_MANY_NUMBERS = Tile(128, 128, 128, 8, 3)
+_MANY_NUMBERS_FLOAT32 = Tile(32, 64, 128, 8, 2)
 
 
-def choose_tiles(dtype: torch.dtype, num_pairs: int, num_experts: int) -> Tiles:
-    """By the pairs that an expert gets on average: shapes only, so that a graph can be captured."""
-    if dtype is torch.float32:
-        return _FEW_FLOAT32 if num_pairs <= 24 * num_experts else _MANY_FLOAT32
+def choose_tile(dtype: torch.dtype, num_pairs: int, num_experts: int, *, is_float: bool) -> Tile:
+    """By the pairs that an expert gets on average: shapes only, so that a graph can be captured.
+    Weights in floats and others have the same `block_m`."""
     if num_pairs <= 24 * num_experts:
-        return _FEW
-    return _SOME if num_pairs <= 160 * num_experts else _MANY
+        if not is_float:
+            return _FEW_NUMBERS
+        return _FEW_FLOAT32 if dtype is torch.float32 else _FEW
+    if dtype is torch.float32:
+        return _MANY_FLOAT32 if is_float else _MANY_NUMBERS_FLOAT32
+    if num_pairs <= 160 * num_experts:
+        return _SOME if is_float else _SOME_NUMBERS
+    return _MANY if is_float else _MANY_NUMBERS
 
 
-def make_experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
-    gate_up, down = gate_up.contiguous(), down.contiguous()
+def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Experts:
+    for weight in (gate_up, down):
+        if isinstance(weight, QuantizedWeight) and weight.input_order is not None:
+            raise ModelLoadError(
+                "experts in act-order (GPTQ's desc_act) have no kernels for a GPU: their inputs "
+                "would have to be sorted for each expert"
+            )
+    num_experts = len(gate_up if isinstance(gate_up, Tensor) else gate_up.values)
+    up_product = _Product(TiledWeight.of(gate_up), num_experts, activation)
+    down_product = _Product(TiledWeight.of(down), num_experts)
 
     def experts(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         x, expert_ids = x.contiguous(), expert_ids.contiguous()
-        tiles = choose_tiles(x.dtype, expert_ids.numel(), len(down))
-        blocks = make_blocks(expert_ids, len(down), tiles.gate_up.block_m)
-        top_k = expert_ids.shape[1]
-        hidden = _gate_up(x, gate_up, blocks, top_k, activation, tiles.gate_up)
-        results = _down(hidden, down, blocks, tiles.down)
+        block_m = up_product.tile(x.dtype, expert_ids.numel()).block_m
+        blocks = make_blocks(expert_ids, num_experts, block_m)
+        hidden = up_product(x, blocks, expert_ids.shape[1])
+        results = down_product(hidden, blocks)
         return _combine(results.view(*expert_ids.shape, x.shape[1]), weights)
 
     return experts
 
 
-def _gate_up(
-    x: Tensor, weight: Tensor, blocks: ExpertBlocks, top_k: int, activation: Activation, tile: Tile
-) -> Tensor:
-    """x [T, H], weight [E, 2 * I, H] -> [T * K, I], in the order of `blocks.pairs`."""
-    num_columns, width = weight.shape[1] // 2, weight.shape[2]
-    hidden = x.new_empty(len(blocks.pairs), num_columns)
-    _gate_up_kernel[(blocks.max_blocks * triton.cdiv(num_columns, tile.block_n),)](
-        x,
-        weight,
-        hidden,
-        blocks.pairs,
-        blocks.blocks,
-        blocks.num_blocks,
-        blocks.max_blocks,
-        TOP_K=top_k,
-        COLUMNS=num_columns,
-        WIDTH=width,
-        ACTIVATION=ACTIVATIONS[activation],
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        GROUP_M=_GROUP_M,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    return hidden
+class _Product:
+    """One of an expert's two products; owns the weights of all experts."""
 
+    def __init__(
+        self, weight: TiledWeight, num_experts: int, activation: Activation | None = None
+    ) -> None:
+        """activation: of gates, which are then multiplied with ups; None: the product itself."""
+        self._weight, self._num_experts = weight, num_experts
+        self._num_columns = weight.num_rows // (1 if activation is None else 2)
+        self._activation = None if activation is None else ACTIVATIONS[activation]
 
-def _down(hidden: Tensor, weight: Tensor, blocks: ExpertBlocks, tile: Tile) -> Tensor:
-    """hidden [T * K, I] in the order of `blocks.pairs`, weight [E, H, I] -> [T * K, H] in the order
-    of the pairs themselves."""
-    num_columns, width = weight.shape[1:]
-    results = hidden.new_empty(len(hidden), num_columns)
-    _down_kernel[(blocks.max_blocks * triton.cdiv(num_columns, tile.block_n),)](
-        hidden,
-        weight,
-        results,
-        blocks.pairs,
-        blocks.blocks,
-        blocks.num_blocks,
-        blocks.max_blocks,
-        COLUMNS=num_columns,
-        WIDTH=width,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        GROUP_M=_GROUP_M,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    return results
+    def tile(self, dtype: torch.dtype, num_pairs: int) -> Tile:
+        is_float = self._weight.scales is None
+        return choose_tile(dtype, num_pairs, self._num_experts, is_float=is_float)
+
+    def __call__(self, x: Tensor, blocks: ExpertBlocks, top_k: int = 1) -> Tensor:
+        """Gated: x [T, width] -> [T * K, columns] in the order of `blocks.pairs`. Else x
+        [T * K, width] in that order -> [T * K, columns] in the order of the pairs themselves."""
+        weight, tile = self._weight, self.tile(x.dtype, len(blocks.pairs))
+        out = x.new_empty(len(blocks.pairs), self._num_columns)
+        x, x_scales = round_rows(x) if weight.rounds_rows else (x, None)
+        num_tiles: int = triton.cdiv(weight.num_rows, tile.block_n)
+        _product_kernel[(blocks.max_blocks * num_tiles,)](
+            x,
+            x_scales,
+            weight.values,
+            weight.scales,
+            weight.offsets,
+            out,
+            blocks.pairs,
+            blocks.blocks,
+            blocks.num_blocks,
+            blocks.max_blocks,
+            TOP_K=top_k,
+            ROWS=weight.num_rows,
+            WIDTH=weight.width,
+            GROUP=weight.group,
+            BITS=weight.bits,
+            ACTIVATION=self._activation,
+            BLOCK_N=tile.block_n,
+            BLOCK_M=tile.block_m,
+            BLOCK_K=weight.block_k or tile.block_k,
+            GROUP_M=_GROUP_M,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        return out
 
 
 def _combine(results: Tensor, weights: Tensor) -> Tensor:
@@ -141,115 +152,83 @@ def _combine(results: Tensor, weights: Tensor) -> Tensor:
 
 
 @triton.jit
-def _tile_of(program, blocks, num_blocks, max_blocks, COLUMNS: tl.constexpr,
-             BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):  # fmt: skip
-    """Expert, first and last row of the block, and columns of a program: GROUP_M blocks go through
-    the columns together. Of a block that is not in use, first = last."""
-    num_tiles: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
-    group = program // (GROUP_M * num_tiles)
+def _tile_of(program, blocks, num_blocks, max_blocks, NUM_TILES: tl.constexpr,
+             GROUP_M: tl.constexpr):  # fmt: skip
+    """Expert, first and last pair of the block, and tile of rows of a program: GROUP_M blocks go
+    through the rows together. Of a block that is not in use, first = last."""
+    group = program // (GROUP_M * NUM_TILES)
     group_size = tl.minimum(max_blocks - group * GROUP_M, GROUP_M)
-    block = group * GROUP_M + program % (GROUP_M * num_tiles) % group_size
-    columns = program % (GROUP_M * num_tiles) // group_size * BLOCK_N + tl.arange(0, BLOCK_N)
+    block = group * GROUP_M + program % (GROUP_M * NUM_TILES) % group_size
+    tile = program % (GROUP_M * NUM_TILES) // group_size
     is_used = block < tl.load(num_blocks)
     expert = tl.load(blocks + block * 3, mask=is_used, other=0)
     first = tl.load(blocks + block * 3 + 1, mask=is_used, other=0)
     last = tl.load(blocks + block * 3 + 2, mask=is_used, other=0)
-    return expert, first, last, columns
+    return expert, first, last, tile
 
 
 @triton.jit(do_not_specialize=["max_blocks"])
-def _gate_up_kernel(
+def _product_kernel(
     x,
-    weight,
-    hidden,
+    x_scales,
+    values,
+    scales,
+    offsets,
+    out,
     pairs,
     blocks,
     num_blocks,
     max_blocks,
     TOP_K: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N] of the gates and as much of the ups, over the same rows of x."""
-    expert, first, last, columns = _tile_of(
-        tl.program_id(0), blocks, num_blocks, max_blocks, COLUMNS, BLOCK_N, GROUP_M
+    """[BLOCK_N rows, BLOCK_M pairs] of one expert. With ACTIVATION half of the rows are gates, the
+    others the ups of the same columns; pairs' tokens are gathered, and results are sorted as pairs
+    are. Without it rows in are sorted, rows out go to their pair's place."""
+    IS_GATED: tl.constexpr = ACTIVATION is not None
+    COLUMNS: tl.constexpr = ROWS // 2 if IS_GATED else ROWS
+    BLOCK_COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N
+    NUM_TILES: tl.constexpr = (ROWS + BLOCK_N - 1) // BLOCK_N
+    expert, first, last, tile = _tile_of(
+        tl.program_id(0), blocks, num_blocks, max_blocks, NUM_TILES, GROUP_M
     )
     if first < last:
-        rows = first + tl.arange(0, BLOCK_M)
-        is_row = rows < last
-        tokens = tl.load(pairs + rows, mask=is_row, other=0) // TOP_K
-        k = tl.arange(0, BLOCK_K)
+        place = first + tl.arange(0, BLOCK_M)
+        is_pair = place < last
+        pair = tl.load(pairs + place, mask=is_pair, other=0)
+        source = pair // TOP_K if IS_GATED else place
+        target = place if IS_GATED else pair
+        n = tl.arange(0, BLOCK_N)
         # Columns past the last are read from the first ones again and never stored.
-        from_row = (columns % COLUMNS)[None, :] * WIDTH + k[:, None]
-        x_tile = x + tokens.to(tl.int64)[:, None] * WIDTH + k[None, :]
-        gate_tile = weight + expert.to(tl.int64) * (2 * COLUMNS * WIDTH) + from_row
-        up_tile = gate_tile + COLUMNS * WIDTH
-        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for start in range(0, WIDTH, BLOCK_K):
-            if WIDTH % BLOCK_K == 0:
-                a = tl.load(x_tile + start, mask=is_row[:, None], other=0.0)
-                gate_b = tl.load(gate_tile + start)
-                up_b = tl.load(up_tile + start)
-            else:
-                is_k = start + k < WIDTH
-                a = tl.load(x_tile + start, mask=is_row[:, None] & is_k[None, :], other=0.0)
-                gate_b = tl.load(gate_tile + start, mask=is_k[:, None], other=0.0)
-                up_b = tl.load(up_tile + start, mask=is_k[:, None], other=0.0)
-            gate = tl.dot(a, gate_b, gate, input_precision="ieee")
-            up = tl.dot(a, up_b, up, input_precision="ieee")
-        product = activate(gate, ACTIVATION) * up
-        at = hidden + rows.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
-        is_stored = is_row[:, None] & (columns < COLUMNS)[None, :]
-        tl.store(at, product.to(hidden.dtype.element_ty), mask=is_stored)
-
-
-@triton.jit(do_not_specialize=["max_blocks"])
-def _down_kernel(
-    hidden,
-    weight,
-    results,
-    pairs,
-    blocks,
-    num_blocks,
-    max_blocks,
-    COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    """[BLOCK_M, BLOCK_N] of the results; rows in, sorted, lie side by side, rows out do not."""
-    expert, first, last, columns = _tile_of(
-        tl.program_id(0), blocks, num_blocks, max_blocks, COLUMNS, BLOCK_N, GROUP_M
-    )
-    if first < last:
-        rows = first + tl.arange(0, BLOCK_M)
-        is_row = rows < last
-        k = tl.arange(0, BLOCK_K)
-        hidden_tile = hidden + rows.to(tl.int64)[:, None] * WIDTH + k[None, :]
-        weight_tile = weight + expert.to(tl.int64) * (COLUMNS * WIDTH)
-        weight_tile += (columns % COLUMNS)[None, :] * WIDTH + k[:, None]
-        result = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for start in range(0, WIDTH, BLOCK_K):
-            if WIDTH % BLOCK_K == 0:
-                a = tl.load(hidden_tile + start, mask=is_row[:, None], other=0.0)
-                b = tl.load(weight_tile + start)
-            else:
-                is_k = start + k < WIDTH
-                a = tl.load(hidden_tile + start, mask=is_row[:, None] & is_k[None, :], other=0.0)
-                b = tl.load(weight_tile + start, mask=is_k[:, None], other=0.0)
-            result = tl.dot(a, b, result, input_precision="ieee")
-        own = tl.load(pairs + rows, mask=is_row, other=0).to(tl.int64)
-        at = results + own[:, None] * COLUMNS + columns[None, :]
-        is_stored = is_row[:, None] & (columns < COLUMNS)[None, :]
-        tl.store(at, result.to(results.dtype.element_ty), mask=is_stored)
+        rows = (tile * BLOCK_COLUMNS + n % BLOCK_COLUMNS) % COLUMNS + n // BLOCK_COLUMNS * COLUMNS
+        own = expert.to(tl.int64) * ROWS + rows
+        x_at = x + source.to(tl.int64) * WIDTH
+        if x_scales is None:
+            result = row_sums(
+                x_at, is_pair, values, scales, offsets, own, 0, (WIDTH + BLOCK_K - 1) // BLOCK_K,
+                WIDTH, GROUP, BITS, BLOCK_N, BLOCK_M, BLOCK_K,
+            )  # fmt: skip
+        else:
+            result = integer_sums(
+                x_at, is_pair, values, scales, own, WIDTH, BLOCK_N, BLOCK_M, BLOCK_K
+            )
+            result *= tl.load(x_scales + source, mask=is_pair, other=0.0)[None, :]
+        if IS_GATED:
+            halves = tl.permute(tl.reshape(result, [2, BLOCK_COLUMNS, BLOCK_M]), [1, 2, 0])
+            gate, up = tl.split(halves)
+            result = activate(gate, ACTIVATION) * up
+        columns = tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        at = out + target.to(tl.int64)[None, :] * COLUMNS + columns[:, None]
+        is_stored = is_pair[None, :] & (columns < COLUMNS)[:, None]
+        tl.store(at, result.to(out.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit

@@ -27,6 +27,11 @@ from .language import tl, triton
 from .merge import merge_partials, num_programs
 from .work_list import AttentionShape, plan_work
 
+# What being in a segment costs a row, in tokens of KV. A partial result of 16 heads is 16 * 512
+# numbers of float32, written and read, as much as 57 tokens of 576 numbers of 2 bytes, and a lone
+# segment has some 8 parts. Counted, not measured; with 128 heads arithmetic decides, of which a
+# segment saves none.
+SEGMENT_COST_TOKENS = 512
 _LOG2_E = math.log2(math.e)
 # Below every score, and finite: the difference of two of them is 0 and not NaN.
 _LOWEST = tl.constexpr(-1e38)

@@ -1,9 +1,9 @@
 """Whole KV pages of all layers between the pool and one packed tensor, in one launch.
 
-A page's head is contiguous on both sides. A program copies some of them for one layer and head, as
-words of up to 8 bytes that mean nothing here, two to a vector. Where the layers lie is read from a
-table of addresses, made once. Everything is read once and written once; the bus to the host, whose
-transfers this is for, is 50 times slower than that.
+A page's vectors are contiguous on both sides. A program copies some of them for one layer and place
+among a token's vectors, as words of up to 8 bytes that mean nothing here, two to a load. Where the
+layers lie is read from a table of addresses, made once. Everything is read once and written once;
+the bus to the host, whose transfers this is for, is 50 times slower than that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PageCopy:
     def __init__(self, layers: Sequence[Tensor], page_size: int) -> None:
         first = layers[0]
         assert all(layer.is_contiguous() and layer.shape == first.shape for layer in layers)
-        _, self._num_kv_heads, self._num_slots, self._head_dim = first.shape
+        self._num_vectors, self._num_slots, self._width = first.shape
         assert self._num_slots % page_size == 0, "whole pages"
         self._dtype = first.dtype
         self._page_size = page_size
@@ -41,26 +41,27 @@ class PageCopy:
         self._run(pages, packed, is_pack=False)
 
     def _run(self, pages: Tensor, packed: Tensor, is_pack: bool) -> None:
-        num_layers, _, num_kv_heads, num_pages, page_size, head_dim = packed.shape
-        expected = (len(self._layers), 2, self._num_kv_heads, len(pages), self._page_size)
-        assert packed.shape == (*expected, self._head_dim) and packed.dtype is self._dtype
-        assert packed.stride()[4:] == (head_dim, 1), "a page's head is contiguous"
+        num_layers, num_vectors, num_pages, page_size, width = packed.shape
+        expected = (len(self._layers), self._num_vectors, len(pages), self._page_size)
+        assert packed.shape == (*expected, self._width) and packed.dtype is self._dtype
+        assert packed.stride()[3:] == (width, 1), "a page's vectors are contiguous"
         if not num_pages:
             return
-        word_bytes = math.gcd(8, page_size * head_dim * packed.itemsize)
-        words = packed.flatten(4).view(_WORDS[word_bytes])
+        steps = (page_size * width, packed.storage_offset(), *packed.stride()[:3])
+        word_bytes = math.gcd(8, *(step * packed.itemsize for step in steps))
+        words = packed.flatten(3).view(_WORDS[word_bytes])
         size = words.shape[-1]
         block = min(_TILE, triton.next_power_of_2(size))
         num_tile_pages = _TILE // block
         grid = (
             triton.cdiv(num_pages, num_tile_pages),
-            num_layers * 2 * num_kv_heads,
+            num_layers * num_vectors,
             triton.cdiv(size, block),
         )
         _copy_pages[grid](
             self._table, pages, words, num_pages, self._num_slots // page_size,
-            *words.stride()[:4],
-            NUM_HEADS=num_kv_heads, SIZE=size, BLOCK=block, PAGES=num_tile_pages, IS_PACK=is_pack,
+            *words.stride()[:3],
+            NUM_VECTORS=num_vectors, SIZE=size, BLOCK=block, PAGES=num_tile_pages, IS_PACK=is_pack,
             num_warps=4,
         )  # fmt: skip
 
@@ -68,22 +69,22 @@ class PageCopy:
 @triton.jit(do_not_specialize=["num_pages"])
 def _copy_pages(
     table, pages, packed, num_pages, num_pool_pages,
-    layer_stride, kv_stride, head_stride, page_stride,
-    NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGES: tl.constexpr,
+    layer_stride, vector_stride, page_stride,
+    NUM_VECTORS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGES: tl.constexpr,
     IS_PACK: tl.constexpr,
 ):  # fmt: skip
-    """PAGES pages of one layer's keys or values of one head, BLOCK words of each."""
+    """PAGES pages of one layer's vector, BLOCK words of each."""
     index = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
-    head = (tl.program_id(1) % (2 * NUM_HEADS)).to(tl.int64)
-    layer = (tl.program_id(1) // (2 * NUM_HEADS)).to(tl.int64)
+    vector = (tl.program_id(1) % NUM_VECTORS).to(tl.int64)
+    layer = (tl.program_id(1) // NUM_VECTORS).to(tl.int64)
     words = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     is_inside = (index < num_pages)[:, None] & (words < SIZE)[None, :]
     page = tl.load(pages + index, mask=index < num_pages, other=0).to(tl.int64)
     pool = tl.load(table + layer).to(tl.pointer_type(packed.dtype.element_ty))
     # NOTE: torch's memory begins at 16 bytes at least, which the compiler cannot know of a number.
     pool = tl.multiple_of(pool, 16)
-    in_pool = pool + ((head * num_pool_pages + page) * SIZE)[:, None] + words[None, :]
-    first = layer * layer_stride + head // NUM_HEADS * kv_stride + head % NUM_HEADS * head_stride
+    in_pool = pool + ((vector * num_pool_pages + page) * SIZE)[:, None] + words[None, :]
+    first = layer * layer_stride + vector * vector_stride
     in_packed = packed + first + (index.to(tl.int64) * page_stride)[:, None] + words[None, :]
     if IS_PACK:
         tl.store(in_packed, tl.load(in_pool, mask=is_inside), mask=is_inside)

@@ -1,8 +1,9 @@
 """Small steps replay a recorded forward pass, where the kernels can record one.
 
-One recording for each number of tokens up to a limit, made at the first such step. Its inputs are
-fixed tensors, into which a step's are copied; what a row attends to comes with the attention plan,
-so prompts and decode rows of the same number of tokens share a recording.
+One recording for each number of tokens up to a limit, with and without adapters, made at the first
+such step. Its inputs are fixed tensors, into which a step's are copied; what a row attends to and
+which adapter a token goes through comes with the plans, so prompts and decode rows of the same
+number of tokens share a recording.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Replay:
         self.batch.input_ids.copy_(batch.input_ids)
         self.batch.positions.copy_(batch.positions)
         self.batch.slot_mapping.copy_(batch.slot_mapping)
-        self.captured.replay(batch.attention)
+        self.captured.replay(batch.attention, batch.adapters)
         return self.captured.result
 
 
@@ -44,28 +45,29 @@ class CapturedForward:
     def __init__(self, model: CausalLM, capture: Capture | None) -> None:
         self._model = model
         self._capture = capture
-        self._replays: dict[int, _Replay] = {}
+        # By number of tokens, and whether with adapters; None: it does more than call kernels.
+        self._replays: dict[tuple[int, bool], _Replay | None] = {}
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> hidden [T, hidden_size], see `CausalLM.forward`."""
-        num_tokens = len(batch.input_ids)
-        if self._capture is None or num_tokens > MAX_CAPTURED_TOKENS:
-            return self._model.forward(batch.input_ids, batch.positions, batch)
-        replay = self._replays.get(num_tokens)
-        return self._record(batch, self._capture) if replay is None else replay.run(batch)
+        key = (len(batch.input_ids), batch.adapters is not None)
+        if self._capture is None or key[0] > MAX_CAPTURED_TOKENS:
+            return self._forward(batch)
+        if key not in self._replays:
+            result, self._replays[key] = self._record(batch, self._capture)
+            return result
+        replay = self._replays[key]
+        return self._forward(batch) if replay is None else replay.run(batch)
 
-    def _record(self, batch: ForwardBatch, capture: Capture) -> Tensor:
+    def _forward(self, batch: ForwardBatch) -> Tensor:
+        return self._model.forward(batch.input_ids, batch.positions, batch)
+
+    def _record(self, batch: ForwardBatch, capture: Capture) -> tuple[Tensor, _Replay | None]:
         fixed = replace(
             batch,
             input_ids=batch.input_ids.clone(),
             positions=batch.positions.clone(),
             slot_mapping=batch.slot_mapping.clone(),
         )
-        result, captured = capture(
-            lambda: self._model.forward(fixed.input_ids, fixed.positions, fixed)
-        )
-        if captured is None:
-            self._capture = None  # this model does more than call kernels
-        else:
-            self._replays[len(batch.input_ids)] = _Replay(fixed, captured)
-        return result
+        result, captured = capture(lambda: self._forward(fixed), fixed.attention, fixed.adapters)
+        return result, None if captured is None else _Replay(fixed, captured)

@@ -26,8 +26,10 @@ from torch import Tensor
 from ...kernels.ops import DevicePlan
 from ...kernels.registry import Kernels
 from ..memory.device_pool import DeviceKVPool
+from ..model_config import ModelConfig
 from ..models.registry import CausalLM
 from .accelerator import Accelerator
+from .attention_plans import plan_attentions
 from .inputs import NO_SOURCE, ForwardBatch, StepInputs, WantedLogits
 from .staging import Field, Staged, num_bytes_of
 
@@ -38,7 +40,6 @@ Arrays = dict[str, npt.NDArray[Any]]
 # blocks of 64 or 128 tokens anyhow.
 _STEPS = ((8, 8), (256, 32), (512, 64), (1024, 128), (2048, 256))
 _SMALL = (1, 2, 4)
-_ATTENTION = "attention."
 
 
 def graph_sizes(max_tokens: int) -> tuple[int, ...]:
@@ -61,7 +62,9 @@ class PreparedForward:
     it."""
 
     arrays: Arrays
-    attention: object  # a DevicePlan, or what the kernels take as it is
+    # A plan for each kind of attention: a DevicePlan, or what the kernels take as it is.
+    attention: tuple[object, ...]
+    adapters: object | None  # the same for the tokens' adapters; None: no token has one
     padded_tokens: int | None  # None: the step is not padded, nor captured
     num_sampled: int
 
@@ -70,8 +73,9 @@ class PreparedForward:
 class _Graph:
     inputs: Staged  # at fixed addresses
     replay: Callable[[], None]
-    # NOTE: the graph reads what the plan holds; it must live as long.
-    attention: object
+    # NOTE: the graph reads what the plans hold; they must live as long.
+    attention: tuple[object, ...]
+    adapters: object | None
 
 
 class GraphForward:
@@ -89,29 +93,29 @@ class GraphForward:
         accelerator: Accelerator,
         *,
         table_shape: tuple[int, int],
-        num_heads: int,
-        hidden_size: int,
-        vocab_size: int,
+        config: ModelConfig,
+        dtype: torch.dtype,
         sizes: tuple[int, ...],
+        num_adapter_slots: int = 0,
     ) -> None:
         self._model = model
         self._kernels = kernels
         self._pool = pool
         self._accelerator = accelerator
-        self._num_heads = num_heads
+        self._config = config
         self._max_rows = table_shape[0]
-        self._graphs: dict[int, _Graph] = {}
+        self._num_adapter_slots = num_adapter_slots
+        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by size, and whether with adapters
         self.sizes = sizes
         device = accelerator.device
         self.page_table = torch.zeros(table_shape, dtype=torch.int32, device=device)
         # [max_running_requests] int64, by row of the plan before
         self.previous = torch.zeros(self._max_rows, dtype=torch.int64, device=device)
         largest = sizes[-1] if sizes else 0
-        dtype = pool.layers[0].dtype
         wide = torch.promote_types(dtype, torch.float32)
-        self._hidden = torch.empty((largest, hidden_size), dtype=dtype, device=device)
+        self._hidden = torch.empty((largest, config.hidden_size), dtype=dtype, device=device)
         self._logits = torch.empty(
-            (min(largest, self._max_rows), vocab_size), dtype=wide, device=device
+            (min(largest, self._max_rows), config.vocab_size), dtype=wide, device=device
         )
 
     @property
@@ -121,12 +125,14 @@ class GraphForward:
     def prepare(self, inputs: StepInputs, wanted: WantedLogits) -> PreparedForward:
         """Lay out the step's arrays, padded where a size fits."""
         padded = self._padded_size(inputs.num_tokens)
-        layer = self._pool.layers[0]
-        attention = self._kernels.plan_attention(
-            inputs.attention_rows, layer, self._num_heads, padded_tokens=padded
+        attention = plan_attentions(
+            self._kernels, inputs.attention_rows, self._pool.layers, self._config, padded
         )
-        if not isinstance(attention, DevicePlan):
+        if not all(isinstance(plan, DevicePlan) for plan in attention):
             padded = None  # the plan holds this step's integers: nothing to replay
+        adapters = None
+        if inputs.adapters is not None:
+            adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots, padded)
         tokens = wanted.sampled_tokens
         if tokens is None:
             tokens = np.arange(len(wanted.sampled_rows))
@@ -141,19 +147,24 @@ class GraphForward:
             "slots": _padded(inputs.slots, size, spare_slot),
             "sampled_tokens": _padded(tokens, num_rows, 0),
         }
-        if isinstance(attention, DevicePlan):
-            arrays |= {_ATTENTION + name: array for name, array in attention.arrays.items()}
-        return PreparedForward(arrays, attention, padded, len(tokens))
+        plans = {_name_of(kind): plan for kind, plan in enumerate(attention)}
+        for prefix, plan in {**plans, "adapters": adapters}.items():
+            if isinstance(plan, DevicePlan):
+                arrays |= {f"{prefix}.{name}": array for name, array in plan.arrays.items()}
+        return PreparedForward(arrays, attention, adapters, padded, len(tokens))
 
     def __call__(self, prepared: PreparedForward, staged: Staged) -> tuple[Tensor, Tensor | None]:
         """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample;
         None: no row does."""
         if prepared.padded_tokens is None:
-            hidden = self._forward(staged, self._bound(prepared.attention, staged))
+            attention = self._bound(prepared.attention, staged)
+            adapters = self._bound_plan("adapters", prepared.adapters, staged)
+            hidden = self._forward(staged, attention, adapters)
             return hidden, self._logits_of(hidden, staged) if prepared.num_sampled else None
-        graph = self._graphs.get(prepared.padded_tokens)
+        key = (prepared.padded_tokens, prepared.adapters is not None)
+        graph = self._graphs.get(key)
         if graph is None:
-            self._graphs[prepared.padded_tokens] = self._captured(prepared, staged)
+            self._graphs[key] = self._captured(prepared, staged)
         else:
             graph.inputs.buffer.copy_(staged.buffer[: len(graph.inputs.buffer)])
             graph.replay()
@@ -169,28 +180,43 @@ class GraphForward:
         own: dict[str, Field] = {name: staged.fields[name] for name in prepared.arrays}
         inputs = Staged(staged.buffer[: num_bytes_of(own.values())].clone(), own)
         attention = self._bound(prepared.attention, inputs)
+        adapters = self._bound_plan("adapters", prepared.adapters, inputs)
 
         def run() -> None:
-            hidden = self._forward(inputs, attention)
+            hidden = self._forward(inputs, attention, adapters)
             logits = self._logits_of(hidden, inputs)
             self._hidden[: len(hidden)].copy_(hidden)
             self._logits[: len(logits)].copy_(logits)
 
-        return _Graph(inputs, self._accelerator.capture(run), attention)
+        return _Graph(inputs, self._accelerator.capture(run), attention, adapters)
 
-    def _forward(self, at: Staged, attention: object) -> Tensor:
+    def _forward(
+        self, at: Staged, attention: tuple[object, ...], adapters: object | None
+    ) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
-        batch = ForwardBatch(token_ids, at["positions"], at["slots"], self._pool.layers, attention)
+        batch = ForwardBatch(
+            token_ids, at["positions"], at["slots"], self._pool.layers, attention, adapters
+        )
         return self._model.forward(token_ids, batch.positions, batch)
 
     def _logits_of(self, hidden: Tensor, at: Staged) -> Tensor:
         return self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
 
-    def _bound(self, attention: object, at: Staged) -> object:
-        if not isinstance(attention, DevicePlan):
-            return attention
-        lists: Mapping[str, Tensor] = {name: at[_ATTENTION + name] for name in attention.arrays}
-        return attention.bind(lists, self.page_table)
+    def _bound(self, attention: tuple[object, ...], at: Staged) -> tuple[object, ...]:
+        return tuple(
+            self._bound_plan(_name_of(kind), plan, at) for kind, plan in enumerate(attention)
+        )
+
+    def _bound_plan(self, prefix: str, plan: object, at: Staged) -> object:
+        if not isinstance(plan, DevicePlan):
+            return plan
+        lists: Mapping[str, Tensor] = {name: at[f"{prefix}.{name}"] for name in plan.arrays}
+        return plan.bind(lists, self.page_table)
+
+
+def _name_of(kind: int) -> str:
+    """Of an attention plan, before the names of its arrays."""
+    return f"attention{kind}"
 
 
 def _padded(array: npt.NDArray[np.int64], size: int, filler: int) -> npt.NDArray[np.int64]:

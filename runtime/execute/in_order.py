@@ -10,8 +10,10 @@ import torch
 from ...kernels.registry import Kernels
 from ..memory.device_pool import DeviceKVPool
 from ..memory.transfer import KVTransfer
+from ..model_config import ModelConfig
 from ..models.registry import CausalLM
 from ..step import FinishedStep, StepPlan, StepResult
+from .attention_plans import plan_attentions
 from .captured import CapturedForward
 from .inputs import NO_SOURCE, ForwardBatch, InputBuilder, StepInputs, wanted_logits
 from .readout import Readout
@@ -30,16 +32,16 @@ class InOrderSteps:
         pool: DeviceKVPool,
         transfer: KVTransfer,
         *,
-        num_heads: int,
-        vocab_size: int,
+        config: ModelConfig,
+        num_adapter_slots: int = 0,
     ) -> None:
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
         self._pool = pool
         self._transfer = transfer
-        self._num_heads = num_heads
-        self._vocab_size = vocab_size
+        self._config = config
+        self._num_adapter_slots = num_adapter_slots
         self.forward = CapturedForward(model, kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
@@ -55,7 +57,7 @@ class InOrderSteps:
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
-        readout = Readout(plan, wanted, self._vocab_size)
+        readout = Readout(plan, wanted, self._config.vocab_size)
         hidden = self.forward(self._batch(inputs))
         logits = None
         if wanted.sampled_rows:
@@ -70,15 +72,16 @@ class InOrderSteps:
         return FinishedStep(StepResult(plan.step_id, rows, duration_s, transfer_s, payloads))
 
     def _batch(self, inputs: StepInputs) -> ForwardBatch:
-        layers = self._pool.layers
+        layers, adapters = self._pool.layers, None
+        if inputs.adapters is not None:
+            adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots)
         return ForwardBatch(
             input_ids=torch.from_numpy(self._token_ids(inputs)),
             positions=torch.from_numpy(inputs.positions),
             slot_mapping=torch.from_numpy(inputs.slots),
             kv_layers=layers,
-            attention=self._kernels.plan_attention(
-                inputs.attention_rows, layers[0], self._num_heads
-            ),
+            attention=plan_attentions(self._kernels, inputs.attention_rows, layers, self._config),
+            adapters=adapters,
         )
 
     def _token_ids(self, inputs: StepInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

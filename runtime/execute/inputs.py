@@ -18,6 +18,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ...kernels.attention_rows import AttentionRows
+from ...kernels.ops import KVLayer
 from ..step import Row, StepPlan
 
 Int64Array = npt.NDArray[np.int64]
@@ -33,8 +34,11 @@ class ForwardBatch:
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64, of each token in its own sequence
     slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct but for padding
-    kv_layers: tuple[Tensor, ...]  # per layer [2, num_kv_heads, num_slots, head_dim]
-    attention: object  # what the kernels' plan_attention made of the R rows
+    kv_layers: tuple[KVLayer, ...]
+    # What the kernels' plans made of the R rows, for each of the config's attention_kinds.
+    attention: tuple[object, ...]
+    # What `plan_lora` made of the tokens' adapters; None: no token has one.
+    adapters: object | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class StepInputs:
     positions: Int64Array  # [T]
     slots: Int64Array  # [T]
     attention_rows: AttentionRows
+    adapters: npt.NDArray[np.int32] | None  # [T] slots, 0 where there is none; None: nowhere
 
     @property
     def num_tokens(self) -> int:
@@ -177,6 +182,7 @@ class InputBuilder:
             positions=positions,
             slots=self._slots(layout, positions),
             attention_rows=attention_rows,
+            adapters=_adapters(rows, layout),
         )
 
     def _slots(self, layout: StepLayout, positions: Int64Array) -> Int64Array:
@@ -191,6 +197,13 @@ def _segments(plan: StepPlan) -> npt.NDArray[np.int32]:
     """[S, 4], the columns of AttentionRows.segments."""
     columns = [(s.token_start, s.token_end, s.row_start, s.row_end) for s in plan.segments]
     return np.array(columns, dtype=np.int32).reshape(-1, 4)
+
+
+def _adapters(rows: Sequence[Row], layout: StepLayout) -> npt.NDArray[np.int32] | None:
+    slots = [row.adapter for row in rows]
+    if not any(slots):
+        return None
+    return np.repeat(np.array(slots, dtype=np.int32), layout.lengths)
 
 
 def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,28 +16,34 @@ import numpy as np
 import torch
 
 from ...errors import InvalidRequest
+from ...kernels.kv_cache_dtype import KVCacheDtype
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
 from ..config import DEFAULT_GRAPH_MAX_TOKENS
+from ..layers.adapter_tables import AdapterTables
+from ..layers.build import ModelBuild
+from ..lora.adapter import Adapter, AdapterModule, ModuleShape
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
+from ..memory.kv_layout import KVLayout
 from ..memory.queued_transfer import QueuedKVTransfer
 from ..memory.sizing import num_pages_for, step_bytes
 from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
+from ..served_formats import require_kv_cache_dtype
 from ..step import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult, Transfer
-from ..weights.checkpoint import CheckpointWeights
-from ..weights.dummy import DummyWeights
+from ..weights.opening import LoadFormat, open_weights
+from ..weights.quantizing import Quantization
 from ..weights.source import ProgressCallback, WeightSource
 from .accelerator import Accelerator, accelerator_for
+from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .in_order import InOrderSteps
 from .inputs import InputBuilder
 from .queued import QueuedSteps
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
 
 DTYPES = {
@@ -74,11 +80,15 @@ class ModelRunner:
         graph_max_tokens: int = DEFAULT_GRAPH_MAX_TOKENS,
         kernels: KernelMode | Kernels = "auto",
         load_format: LoadFormat = "auto",
+        kv_cache_dtype: KVCacheDtype = "auto",
+        quantization: Quantization | Literal["none"] = "none",
         on_progress: ProgressCallback | None = None,
+        num_adapter_slots: int = 0,
+        max_adapter_rank: int = 0,
     ) -> None:
-        """Loads the weights, then takes KV memory: `num_pages`, or `max_total_tokens`, or
-        `mem_fraction` of what is free then. Steps of up to `graph_max_tokens` tokens are captured
-        on a GPU.
+        """Loads the weights, makes room for `num_adapter_slots` adapters (0: none are served), then
+        takes KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of what is free then.
+        Steps of up to `graph_max_tokens` tokens are captured on a GPU.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -89,28 +99,44 @@ class ModelRunner:
         self.accelerator = _accelerator_of(str(device))
         self.dtype = resolve_dtype(dtype, str(device))
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
+        self.kv_layout = KVLayout.of(model_config, dtype_name(self.dtype), kv_cache_dtype)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = (
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
-        self.segment_cost_tokens = self.kernels.segment_cost_tokens
+        known = self.kernels.kv_cache_dtypes
+        require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
+        self.segment_cost_tokens = (
+            self.kernels.segment_cost_tokens
+            if model_config.latent is None
+            else self.kernels.latent_segment_cost_tokens
+        )
         self._max_step_tokens = max_step_tokens
         self._inputs = InputBuilder(
             page_size=page_size,
             max_running_requests=max_running_requests,
             max_model_len=self.max_model_len,
         )
+        self._adapters: AdapterTables | None = None
+        if num_adapter_slots:
+            self._adapters = AdapterTables(
+                num_adapter_slots,
+                max_adapter_rank,
+                kernels=self.kernels,
+                dtype=self.dtype,
+                device=self.device,
+                allocate=_pageable if self.accelerator is None else self.accelerator.pinned,
+            )
         sizes = graph_sizes(min(graph_max_tokens, max_step_tokens))
         if self.accelerator is None:
-            self._load(Path(model_folder), load_format, on_progress)
+            self._load(Path(model_folder), load_format, quantization, on_progress)
         else:
             with self.accelerator.queue():
-                self._load(Path(model_folder), load_format, on_progress)
+                self._load(Path(model_folder), load_format, quantization, on_progress)
         if num_pages is None:
             num_pages = num_pages_for(
-                model_config,
-                dtype_bytes=self.dtype.itemsize,
+                self.kv_layout,
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 max_model_len=self.max_model_len,
@@ -143,6 +169,28 @@ class ModelRunner:
         """
         return self.steps.submit(plan)
 
+    @property
+    def adapter_modules(self) -> Mapping[str, ModuleShape]:
+        """The model's linear layers that take adapters."""
+        return {} if self._adapters is None else self._adapters.modules
+
+    def prepare_adapter(self, modules: Sequence[AdapterModule]) -> object:
+        """An adapter's tensors as its slot takes them; any thread's to call."""
+        assert self._adapters is not None, "this runner has no slots"
+        with torch.inference_mode():
+            return self._adapters.prepare(modules)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Fill a slot, numbered from 1; steps that were submitted before still see what was
+        there."""
+        assert self._adapters is not None, "this runner has no slots"
+        with torch.inference_mode():
+            if self.accelerator is None:
+                self._adapters.load(slot, adapter.weights)
+                return
+            with self.accelerator.queue():
+                self._adapters.load(slot, adapter.weights)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Submit and wait."""
         return self.submit(plan).result()
@@ -167,7 +215,7 @@ class ModelRunner:
             return
         self.execute(self._rare_step())
         if self._is_gpu:
-            largest = self._prompts_of(self._max_step_tokens)
+            largest = self._prompts_of(self._max_step_tokens, min(1, self._num_adapter_slots))
             if largest is not None:
                 self.execute(largest)
             self._capture(self.steps.forward.sizes, on_graph)
@@ -184,16 +232,19 @@ class ModelRunner:
         )
 
     def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
-        """Largest first, so that the others find the memory that it took."""
-        for done, size in enumerate(reversed(sizes), 1):
-            plan = self._prompts_of(size)
+        """Largest first, so that the others find the memory that it took; each also for steps with
+        adapters, where they are served."""
+        kinds = (0, 1) if self._num_adapter_slots else (0,)
+        wanted = [(size, adapter) for size in reversed(sizes) for adapter in kinds]
+        for done, (size, adapter) in enumerate(wanted, 1):
+            plan = self._prompts_of(size, adapter)
             if plan is None:
                 continue  # no step of this size fits the pool
             self.execute(plan)
             if on_graph is not None:
-                on_graph(done, len(sizes))
+                on_graph(done, len(wanted))
 
-    def _prompts_of(self, num_tokens: int) -> StepPlan | None:
+    def _prompts_of(self, num_tokens: int, adapter: int = 0) -> StepPlan | None:
         """Prompts of so many tokens in all, as few as can be; None where they do not fit."""
         rows: list[Row] = []
         first_page = 0
@@ -203,7 +254,8 @@ class ModelRunner:
             pages = tuple(range(first_page, first_page + num_pages))
             first_page, num_tokens = first_page + num_pages, num_tokens - length
             place = len(rows)
-            rows.append(Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY))
+            row = Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY)
+            rows.append(row._replace(adapter=adapter))
         fits = first_page <= self.num_pages and len(rows) <= len(self._inputs.page_table.entries)
         return StepPlan(0, tuple(rows)) if fits else None
 
@@ -233,8 +285,8 @@ class ModelRunner:
             self._inputs,
             self.pool,
             KVTransfer(self.pool, host_pool),
-            num_heads=self.config.num_heads,
-            vocab_size=self.config.vocab_size,
+            config=self.config,
+            num_adapter_slots=self._num_adapter_slots,
         )
 
     def _queued(
@@ -254,10 +306,10 @@ class ModelRunner:
             self.pool,
             accelerator,
             table_shape=(entries.shape[0], entries.shape[1]),
-            num_heads=self.config.num_heads,
-            hidden_size=self.config.hidden_size,
-            vocab_size=self.config.vocab_size,
+            config=self.config,
+            dtype=self.dtype,
             sizes=sizes,
+            num_adapter_slots=self._num_adapter_slots,
         )
         return QueuedSteps(
             self.model,
@@ -269,34 +321,42 @@ class ModelRunner:
             vocab_size=self.config.vocab_size,
         )
 
+    @property
+    def _num_adapter_slots(self) -> int:
+        return 0 if self._adapters is None else self._adapters.num_slots
+
     def _pool_of(self, num_pages: int, num_spare_pages: int = 0) -> DeviceKVPool:
         return DeviceKVPool(
-            self.config,
+            self.kv_layout,
             num_pages=num_pages,
             page_size=self.page_size,
-            dtype=self.dtype,
             device=self.device,
             num_spare_pages=num_spare_pages,
         )
 
     def _load(
-        self, folder: Path, load_format: LoadFormat, on_progress: ProgressCallback | None
+        self,
+        folder: Path,
+        load_format: LoadFormat,
+        quantization: Quantization | Literal["none"],
+        on_progress: ProgressCallback | None,
     ) -> None:
-        if load_format == "dummy":
-            self.model = self._build(DummyWeights(self.dtype, self.device))
-            return
-        with CheckpointWeights(folder, self.dtype, self.device, on_progress) as source:
+        with open_weights(
+            folder, load_format, quantization, self.dtype, self.device, on_progress
+        ) as source:
             self.model = self._build(source)
 
     def _build(self, source: WeightSource) -> CausalLM:
-        model = model_class(self.config.architecture)(
+        build = ModelBuild(
             self.config,
             source,
             self.kernels,
-            dtype=self.dtype,
-            device=self.device,
-            max_model_len=self.max_model_len,
+            self.dtype,
+            self.device,
+            self.max_model_len,
+            self._adapters,
         )
+        model = model_class(self.config.architecture)(build)
         source.finish()
         return model
 
@@ -329,6 +389,10 @@ def has_fast_bfloat16() -> bool:
     # Private in torch 2.11 to 2.13, so looked for.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+
+
+def _pageable(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 def _accelerator_of(device: str) -> Accelerator | None:

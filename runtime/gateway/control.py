@@ -1,6 +1,7 @@
 """What a client may ask of a runtime beside its programs: counters, the tree, the cache, texts.
 
-Each `call` is answered at once, within the engine's loop, so each must be short.
+A `call` is answered at once, within the engine's loop, so each must be short; but for those that
+load something, which are answered when that is done.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...errors import InvalidProgram
+from ...errors import InvalidProgram, InvalidRequest
 from ...frontend import wire
 from ..engine import LoadedModel
+from ..lora.adapter import Adapter
+from ..lora.loader import AdapterLoader, OnLoaded
+from ..lora.registry import AdapterRegistry
 from ..observe.observer import Observer
 from ..programs.hint_desk import HintDesk
 from ..programs.hints import StatedLeases
@@ -24,6 +28,7 @@ MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_ERROR_CHARS = 4096
 MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
+_LOAD_ADAPTER = "load_lora_adapter"
 
 
 class Control:
@@ -34,6 +39,9 @@ class Control:
         self._engine = loaded.engine
         self._clients = clients
         self._world = world
+        self.adapter_loader: AdapterLoader | None = None
+        if loaded.adapters is not None:
+            self.adapter_loader = AdapterLoader(loaded.adapters, loaded.config.lora_root)
         self.observer = Observer(
             loaded.engine, partial(loaded.tokenizer.decode, skip_special=False)
         )
@@ -46,6 +54,9 @@ class Control:
             "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
             "watch": self.observer.watch,
             "kv_hints": self._carry_out_hints,
+            "lora_adapters": self._lora_adapters,
+            "lora_users": self._lora_users,
+            "unload_lora_adapter": self._unload_lora_adapter,
             "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
         }
 
@@ -53,37 +64,71 @@ class Control:
         """Reply to a `call`, whatever is in it."""
         header = message.header
         method, args = header.get("method"), header.get("args")
-        reply: dict[str, Any] = {"id": header.get("id")}
         try:
             if message.num_bytes > MAX_CALL_BYTES:
                 raise InvalidProgram(
                     f"a call of {message.num_bytes} bytes; at most {MAX_CALL_BYTES} are answered"
                 )
-            if method not in self._methods:
-                raise InvalidProgram.of("method", method, f"one of {sorted(self._methods)}")
             given = args if isinstance(args, dict) else {}
+            if method == _LOAD_ADAPTER:
+                self._load_lora_adapter(partial(_tell_loaded, client, header.get("id")), **given)
+                return
+            if method not in self._methods:
+                known = sorted([*self._methods, _LOAD_ADAPTER])
+                raise InvalidProgram.of("method", method, f"one of {known}")
             if method == "kv_hints":
                 given = {**given, "stated": client.stated}
             result = self._methods[method](**given)
-            client.link.put("reply", **reply, ok=True, result=result)
+            client.link.put("reply", id=header.get("id"), ok=True, result=result)
         except Exception as error:  # the arguments are a client's: whatever they cause, it is told
-            client.link.put("reply", **reply, ok=False, error=str(error)[:MAX_ERROR_CHARS])
+            _tell_error(client, header.get("id"), error)
 
     def _carry_out_hints(
-        self, actions: object, stated: StatedLeases, namespace: str = "", account: str = ""
+        self,
+        actions: object,
+        stated: StatedLeases,
+        namespace: str = "",
+        account: str = "",
+        lora_path: str | None = None,
     ) -> list[dict[str, Any]]:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
         world = self._world
+        adapter = world.adapter(lora_path)
+        namespace = str(namespace) if adapter is None else adapter.namespace(str(namespace))
         desk = HintDesk(
             world.tokenizer,
             world.responses,
             world.vocab_size,
             world.max_text_chars,
-            str(namespace),
+            namespace,
             str(account),
         )
         return desk.carry_out(actions, stated)
+
+    @property
+    def _registry(self) -> AdapterRegistry:
+        """Raises InvalidRequest where no adapters are served."""
+        registry = self._loaded.adapters
+        if registry is None:
+            raise _no_adapters()
+        return registry
+
+    def _lora_adapters(self) -> list[dict[str, Any]]:
+        return [adapter.describe() for adapter in self._registry.adapters]
+
+    def _load_lora_adapter(self, on_loaded: OnLoaded, lora_name: str, lora_path: str) -> None:
+        if self.adapter_loader is None:
+            raise _no_adapters()
+        self.adapter_loader.load(str(lora_name), str(lora_path), on_loaded)
+
+    def _unload_lora_adapter(self, lora_name: str) -> dict[str, Any]:
+        """Its name is gone when this is answered; `num_requests` still use it, and end well."""
+        adapter = self._registry.unload(str(lora_name))
+        return {**adapter.describe(), **self._lora_users(adapter.revision)}
+
+    def _lora_users(self, revision: str) -> dict[str, Any]:
+        return {"num_requests": self._engine.scheduler.num_adapter_users(str(revision))}
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -132,6 +177,22 @@ class Control:
                 row["text"] = decode(row["token_ids"], skip_special=False)
         num_nodes = scheduler.kv_cache.tree.num_nodes  # of the whole tree, roots left out
         return {"nodes": rows, "num_nodes": num_nodes, **self._engine.describe()}
+
+
+def _no_adapters() -> InvalidRequest:
+    return InvalidRequest("no adapters are served: the engine needs enable_lora", "lora_name")
+
+
+def _tell_loaded(client: Client, call_id: Any, outcome: Adapter | Exception) -> None:
+    if isinstance(outcome, Exception):
+        _tell_error(client, call_id, outcome)
+    else:
+        client.link.put("reply", id=call_id, ok=True, result=outcome.describe())
+
+
+def _tell_error(client: Client, call_id: Any, error: Exception) -> None:
+    told = {"error": str(error)[:MAX_ERROR_CHARS], "kind": type(error).__name__}
+    client.link.put("reply", id=call_id, ok=False, **told)
 
 
 def _bounded(name: str, value: object, most: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import zmq
 
-from ...errors import EngineError, InvalidProgram, ProtocolError, StemmaError
+from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
 from ...frontend import wire
 from ...frontend.engine_process import DRAIN_ORDER
 from ..chat_template import NOTHING_TOLD, Told
@@ -73,6 +73,8 @@ class Gateway:
             self._poller.register(self._engine.grammars, zmq.POLLIN)
         if self._engine.kv_store is not None:  # wakes it when blocks have been fetched
             self._poller.register(self._engine.kv_store, zmq.POLLIN)
+        if self._control.adapter_loader is not None:  # wakes it when an adapter was read
+            self._poller.register(self._control.adapter_loader, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -105,6 +107,8 @@ class Gateway:
                 self._engine.grammars.close()
             if self._engine.kv_store is not None:
                 self._engine.kv_store.close()
+            if self._control.adapter_loader is not None:
+                self._control.adapter_loader.close()
 
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""
@@ -119,11 +123,12 @@ class Gateway:
     # --- in -----------------------------------------------------------------------------------
 
     def _receive(self, timeout_ms: int) -> None:
-        ready = dict(self._poller.poll(timeout_ms))
+        ready = dict(self._poller.poll(timeout_ms))  # by socket, or descriptor
         if self._stop_fd is not None and self._stop_fd in ready:
             self._obey(os.read(self._stop_fd, 4096))
-        if self._engine.kv_store is not None and self._engine.kv_store in ready:
-            self._engine.kv_store.collect()
+        for source in (self._engine.kv_store, self._control.adapter_loader):
+            if source is not None and source.fileno() in ready:
+                source.collect()
         if self._router not in ready:
             return
         num_bytes = 0
@@ -227,7 +232,8 @@ class Gateway:
                 self._require_open()
                 client.require_room()
                 program.session.tell(_told(create))
-            except (EngineError, InvalidProgram) as error:
+                program.session.use_adapter(_optional_str(create, "lora_path"))
+            except (EngineError, InvalidRequest) as error:
                 self._reject(program.session, error)
                 return
             client.programs[number] = program

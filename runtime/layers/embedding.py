@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ...kernels.registry import Kernels
-from ..model_config import ModelConfig
-from ..weights.source import WeightSource
+from .build import ModelBuild
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
-OUTPUT_NAME = "lm_head.weight"
+OUTPUT_NAME = "lm_head"
 
 
 class VocabEmbedding:
@@ -19,20 +18,38 @@ class VocabEmbedding:
     CPU packing makes it 4 times faster at one row, see kernels/cpu/linear.py).
     """
 
-    def __init__(self, source: WeightSource, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, build: ModelBuild) -> None:
+        config, source = build.config, build.source
         shape = (config.vocab_size, config.hidden_size)
-        self._gather = kernels.gather_rows
-        self._table = source.take(EMBEDDING_NAME, shape)
+        self._gather = build.kernels.gather_rows
+        self._scale = build.kernels.scale_in_place
+        # Rounded to the dtype, as Gemma is trained with: sqrt(3072) is 55.5 in bfloat16.
+        self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
+        self._logits_divisor = config.logits_divisor
+        self._soft_cap = config.logits_soft_cap
+        prefix = config.weight_prefix
+        self._table = source.take(f"{prefix}{EMBEDDING_NAME}", shape)
         if config.tie_word_embeddings:
-            source.skip(OUTPUT_NAME)  # some checkpoints store the shared matrix twice
-            self._output = kernels.make_output_linear(self._table)
+            # Some checkpoints store the shared matrix twice.
+            source.skip(f"{prefix}{OUTPUT_NAME}.weight")
+            weight = source.tie_weight(self._table)
         else:
-            self._output = kernels.make_output_linear(source.take(OUTPUT_NAME, shape))
+            names = [f"{prefix}{OUTPUT_NAME}"]
+            weight = source.take_weight(names, [config.vocab_size], config.hidden_size)
+        self._output = build.kernels.make_output_linear(weight)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden_size], a new tensor."""
-        return self._gather(self._table, input_ids)
+        x = self._gather(self._table, input_ids)
+        if self._multiplier != 1.0:
+            self._scale(x, self._multiplier)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] float32, or float64 for a float64 model."""
-        return self._output(hidden)
+        logits = self._output(hidden)
+        if self._logits_divisor != 1.0:
+            logits /= self._logits_divisor
+        if self._soft_cap is not None:
+            logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        return logits

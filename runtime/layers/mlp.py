@@ -1,38 +1,45 @@
-"""The gated feed-forward block: down(silu(gate(x)) * up(x)), gate and up as one product."""
+"""The gated feed-forward block: down(activation(gate(x)) * up(x)), gate and up as one product."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ...kernels.registry import Kernels
-from ..model_config import ModelConfig
-from ..weights.source import WeightSource
-from .linear import load_linear
+from ..execute.inputs import ForwardBatch
+from .build import ModelBuild
+from .linear import GatedLinearLayer, LinearLayer
 
 
 class GatedMLP:
-    """SwiGLU."""
+    """SwiGLU, or GeGLU where the config's activation says so."""
 
     def __init__(
-        self, source: WeightSource, name: str, config: ModelConfig, kernels: Kernels
+        self,
+        build: ModelBuild,
+        name: str,
+        intermediate_size: int | None = None,
+        *,
+        is_fused: bool = False,
     ) -> None:
-        self._gate_up = load_linear(
-            source,
-            kernels.make_gated_linear,
-            [f"{name}.gate_proj", f"{name}.up_proj"],
+        """intermediate_size: None for the config's; is_fused: the checkpoint has one matrix
+        gate_up_proj instead of two."""
+        config = build.config
+        size = config.intermediate_size if intermediate_size is None else intermediate_size
+        self._gate_up = GatedLinearLayer(
+            build,
+            [f"{name}.{part}_proj" for part in (("gate_up",) if is_fused else ("gate", "up"))],
             in_features=config.hidden_size,
-            out_features=[config.intermediate_size] * 2,
+            size=size,
+            activation=config.activation,
             bias=config.mlp_bias,
         )
-        self._down = load_linear(
-            source,
-            kernels.make_linear,
+        self._down = LinearLayer(
+            build,
             [f"{name}.down_proj"],
-            in_features=config.intermediate_size,
+            in_features=size,
             out_features=[config.hidden_size],
             bias=config.mlp_bias,
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        return self._down(self._gate_up(x))
+        return self._down(self._gate_up(x, batch), batch)

@@ -1,21 +1,52 @@
-"""RMSNorm with its weight."""
+"""RMSNorm with its weight, of a hidden state or of the heads before their rotation."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ...kernels.registry import Kernels
-from ..weights.source import WeightSource
+from .build import ModelBuild
 
 
 class RMSNorm:
     """x / rms(x) * weight; with a residual, adds x to it in place first."""
 
-    def __init__(
-        self, source: WeightSource, name: str, size: int, eps: float, kernels: Kernels
-    ) -> None:
-        self._run = kernels.make_rms_norm(source.take(f"{name}.weight", (size,)), eps)
+    def __init__(self, build: ModelBuild, name: str, size: int) -> None:
+        self._run = build.kernels.make_rms_norm(
+            _weight(build, name, size), build.config.rms_norm_eps
+        )
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]; `residual` [T, size] becomes residual + x."""
         return self._run(x, residual)
+
+
+class QueryKeyNorm:
+    """Each query head and each key head by itself, or (`is_whole`) all heads of a token as one
+    vector."""
+
+    def __init__(self, build: ModelBuild, name: str, *, is_whole: bool = False) -> None:
+        """name: of the attention block."""
+        config = build.config
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        sizes = (num_heads, num_kv_heads) if is_whole else (1, 1)
+        query_weight, key_weight = (
+            _weight(build, f"{name}.{part}_norm", size * config.head_dim)
+            for part, size in zip("qk", sizes, strict=True)
+        )
+        self._run = build.kernels.make_query_key_norm(
+            query_weight, key_weight, num_heads, num_kv_heads, config.rms_norm_eps
+        )
+
+    def __call__(self, heads: Tensor) -> None:
+        """heads [T, num_heads + 2 * num_kv_heads, head_dim]: queries and keys, IN PLACE."""
+        self._run(heads)
+
+
+def _weight(build: ModelBuild, name: str, size: int) -> Tensor:
+    """1 + weight is kept in float32: in 8 bits of mantissa little of a small weight would be left
+    beside the 1."""
+    weight = build.source.take(f"{name}.weight", (size,))
+    if not build.config.has_unit_offset_norms:
+        return weight
+    return weight.to(torch.promote_types(weight.dtype, torch.float32)) + 1

@@ -1,14 +1,14 @@
 """Copies between a block's bytes and its slots in the device's pool, bit for bit.
 
 A block lies scattered in the pool (any 256 slots of each layer) and in one piece outside of it:
-[num_layers, 2, num_kv_heads, 256, head_dim], as `KVLayout.block_shape` says. Slots that follow each
-other are copied as a run; where there are many runs, by index. numpy's copies, for the reason that
-transfer.py gives. docs/tiers.md has the figures.
+part after part (kv_layout.py), each [num_layers, num_vectors, 256, vector_bytes]. Slots that follow
+each other are copied as a run; where there are many runs, by index. numpy's copies, for the reason
+that transfer.py gives. docs/tiers.md has the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .block_file import Payload
 from .block_key import BLOCK_TOKENS
 
-Bytes = npt.NDArray[np.uint8]  # a layer: [2, num_kv_heads, num_slots, head_dim * itemsize]
+Bytes = npt.NDArray[np.uint8]  # a part of a layer: [num_vectors, num_slots, vector_bytes]
 Slots = npt.NDArray[np.int64]
 
 # Measured (AMD EPYC, 12 layers): a run costs 1 us a layer, an index up to 0.7 us a slot and layer.
@@ -30,37 +30,50 @@ def slots_of(pages: Sequence[int], page_size: int) -> Slots:
     return (first[:, None] + np.arange(page_size)).ravel()
 
 
-def gather_block(layers: Sequence[Bytes], slots: Slots) -> Payload:
-    """The bytes of the block in 256 slots, a copy."""
-    _, num_heads, _, width = layers[0].shape
-    block = np.empty((len(layers), 2, num_heads, BLOCK_TOKENS, width), dtype=np.uint8)
+def gather_block(memory: Sequence[Bytes], slots: Slots) -> Payload:
+    """The bytes of the block in 256 slots, a copy; `memory` by part, then layer."""
+    payload = np.empty(sum(map(_block_bytes, memory)), dtype=np.uint8)
     runs = _runs(slots)
-    for layer, target in zip(layers, block, strict=True):
+    for pool, block in _pieces(memory, payload):
         if runs is None:
-            target[:] = layer[:, :, slots]
+            block[:] = pool[:, slots]
         else:
             for start, end in runs:
                 first = slots[start]
-                target[:, :, start:end] = layer[:, :, first : first + end - start]
-    return block.reshape(-1)
+                block[:, start:end] = pool[:, first : first + end - start]
+    return payload
 
 
 def scatter_block(
-    layers: Sequence[Bytes], slots: Slots, payload: Payload, first_token: int = 0
+    memory: Sequence[Bytes], slots: Slots, payload: Payload, first_token: int = 0
 ) -> None:
     """Write the bytes of a block's tokens from `first_token` on to as many slots, all distinct."""
-    _, num_heads, _, width = layers[0].shape
-    shape = (len(layers), 2, num_heads, BLOCK_TOKENS, width)
-    assert payload.size == np.prod(shape), f"{payload.size} bytes for a block of {np.prod(shape)}"
-    tokens = payload.reshape(shape)[:, :, :, first_token : first_token + len(slots)]
+    expected = sum(map(_block_bytes, memory))
+    assert payload.size == expected, f"{payload.size} bytes for a block of {expected}"
     runs = _runs(slots)
-    for layer, source in zip(layers, tokens, strict=True):
+    for pool, block in _pieces(memory, payload):
+        tokens = block[:, first_token : first_token + len(slots)]
         if runs is None:
-            layer[:, :, slots] = source
+            pool[:, slots] = tokens
         else:
             for start, end in runs:
                 first = slots[start]
-                layer[:, :, first : first + end - start] = source[:, :, start:end]
+                pool[:, first : first + end - start] = tokens[:, start:end]
+
+
+def _pieces(memory: Sequence[Bytes], payload: Payload) -> Iterator[tuple[Bytes, Bytes]]:
+    """Each tensor of the pool with its place in a block, [num_vectors, 256, vector_bytes]."""
+    start = 0
+    for pool in memory:
+        num_vectors, _, vector_bytes = pool.shape
+        end = start + _block_bytes(pool)
+        yield pool, payload[start:end].reshape(num_vectors, BLOCK_TOKENS, vector_bytes)
+        start = end
+
+
+def _block_bytes(pool: Bytes) -> int:
+    size: int = pool.shape[0] * BLOCK_TOKENS * pool.shape[2]
+    return size
 
 
 def _runs(slots: Slots) -> list[tuple[int, int]] | None:

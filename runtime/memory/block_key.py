@@ -16,33 +16,27 @@ from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from .kv_layout import KVLayout
+
 BLOCK_TOKENS = 256
 KEY_BYTES = 32
 TOKEN_BYTES = 4  # a token id, int32 little-endian
-_FORMAT = b"stemma kv block 1"  # another one for any change in what keys or payloads mean
+_FORMAT = b"stemma kv block 2"  # another one for any change in what keys or payloads mean
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
+class BlockLayout:
     """What makes KV interchangeable: which weights computed it, in which arithmetic and shape."""
 
     model_revision: str  # of the weights (runtime/weights/revision.py)
-    dtype: str  # "bfloat16"
-    dtype_bytes: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def block_shape(self) -> tuple[int, int, int, int, int]:
-        """Of a block's payload: [num_layers, 2, num_kv_heads, BLOCK_TOKENS, head_dim]."""
-        return (self.num_layers, 2, self.num_kv_heads, BLOCK_TOKENS, self.head_dim)
+    dtype: str  # of the arithmetic, "bfloat16"
+    kv: KVLayout
 
     @property
     def block_bytes(self) -> int:
-        """Size of a block's payload."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
-        return per_token * BLOCK_TOKENS
+        """Size of a block's payload: part after part, each
+        [num_layers, num_vectors, BLOCK_TOKENS, vector_bytes]."""
+        return self.kv.bytes_per_token * BLOCK_TOKENS
 
     @property
     def digest(self) -> bytes:
@@ -59,7 +53,7 @@ class Block(NamedTuple):
     token_ids: bytes  # [BLOCK_TOKENS] int32 little-endian
 
 
-def blocks_of(layout: KVLayout, namespace: Hashable, token_ids: array[int]) -> list[Block]:
+def blocks_of(layout: BlockLayout, namespace: Hashable, token_ids: array[int]) -> list[Block]:
     """The whole blocks of a sequence, from its first token on; `token_ids` has type code 'i'.
 
     `namespace` must have a repr that is the same in every process, as strings, numbers and tuples

@@ -1,7 +1,10 @@
-"""The KV pool on the compute device: one tensor a layer, addressed by slot.
+"""The KV pool on the compute device: a tensor for each layer and part of its KV, addressed by slot.
 
-    layers[i]  [2, num_kv_heads, (num_pages + num_spare_pages) * page_size, head_dim]
-               slot = page * page_size + offset; [0] keys (after rotation), [1] values
+    layers[i]     [2, num_kv_heads, num_slots, head_dim]: [0] keys (after rotation), [1] values;
+                  the same in 8 bits (QuantizedKV); or [num_slots, latent_dim + rope_dim]
+    parts[p][i]   the same memory as bytes: [num_vectors, num_slots, vector_bytes]
+
+with num_slots = (num_pages + num_spare_pages) * page_size and slot = page * page_size + offset.
 
 Heads come before slots, so that what attention gathers is contiguous head by head, as a batched
 matrix product wants it (measured on a CPU, 32 rows of 320 keys, 12 query and 4 KV heads of 64,
@@ -18,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model_config import ModelConfig
+from ...kernels.ops import KVLayer
+from ...kernels.quantized_kv import QuantizedKV
+from .kv_layout import KVLayout, KVPart
 
 
 class DeviceKVPool:
@@ -29,33 +34,57 @@ class DeviceKVPool:
 
     def __init__(
         self,
-        config: ModelConfig,
+        layout: KVLayout,
         *,
         num_pages: int,
         page_size: int,
-        dtype: torch.dtype,
         device: torch.device | str = "cpu",
         num_spare_pages: int = 0,
     ) -> None:
         """num_spare_pages: behind those that may be handed out, for what is written to no end."""
+        self.layout = layout
         self.num_pages = num_pages
         self.page_size = page_size
         num_slots = (num_pages + num_spare_pages) * page_size
-        shape = (2, config.num_kv_heads, num_slots, config.head_dim)
-        self.layers: tuple[Tensor, ...] = tuple(
-            zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)
+        self.parts = zeroed_parts(layout, num_slots, torch.device(device))
+        self.layers: tuple[KVLayer, ...] = tuple(
+            _layer(layout.parts, tensors) for tensors in zip(*self.parts, strict=True)
         )
 
     @property
     def num_bytes(self) -> int:
         """Size of all layers in bytes."""
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(tensor.nbytes for part in self.parts for tensor in part)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros are finite, and on a CPU cost no memory and no time until a page is written: numpy asks
-    for fresh mappings where torch.zeros writes them (770 MB took 0.05 s in place of 4 s)."""
+def zeroed_parts(
+    layout: KVLayout, num_slots: int, device: torch.device
+) -> tuple[tuple[Tensor, ...], ...]:
+    """For each part and layer [num_vectors, num_slots, vector_bytes] uint8."""
+    return tuple(
+        tuple(
+            zeros((part.num_vectors, num_slots, part.vector_bytes), device)
+            for _ in range(layout.num_layers)
+        )
+        for part in layout.parts
+    )
+
+
+def zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Bytes of zeros, finite in any dtype; on a CPU they cost no memory and no time until a page is
+    written: numpy asks for fresh mappings where torch.zeros writes them (770 MB took 0.05 s in
+    place of 4 s)."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape), dtype=np.uint8)).view(shape)
+
+
+def _layer(parts: tuple[KVPart, ...], tensors: tuple[Tensor, ...]) -> KVLayer:
+    """What the kernels take for one layer's KV."""
+    views = [
+        tensor.view(getattr(torch, part.dtype)) for part, tensor in zip(parts, tensors, strict=True)
+    ]
+    if len(views) == 1 and parts[0].name == "latent":
+        return views[0][0]
+    heads = [view.view(2, -1, *view.shape[1:]) for view in views]
+    return heads[0] if len(heads) == 1 else QuantizedKV(heads[0], heads[1][..., 0])

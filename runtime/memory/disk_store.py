@@ -37,7 +37,7 @@ from .block_file import (
     will_read,
     write_block,
 )
-from .block_key import Block, KVLayout
+from .block_key import Block, BlockLayout
 from .store_folder import StoreFolder
 from .store_index import StoreIndex
 from .store_journal import ADDED, GONE, USED, Journal, JournalReader, Record
@@ -101,7 +101,7 @@ class DiskStore:
     def __init__(
         self,
         folder: Path,
-        layout: KVLayout,
+        layout: BlockLayout,
         *,
         max_bytes: int,
         max_pending_bytes: int = MAX_PENDING_BYTES,

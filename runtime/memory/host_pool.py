@@ -13,44 +13,41 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .device_pool import DeviceKVPool, zeros
+from .device_pool import DeviceKVPool, zeroed_parts, zeros
 
 
 class HostKVPool:
     """Owns the host's KV memory for the life of the runner; it costs memory once it is written.
 
-    layers[i]  [2, num_kv_heads, num_pages * page_size, head_dim]
+    parts[p][i]  [num_vectors, num_pages * page_size, vector_bytes] uint8
     """
 
     def __init__(self, device_pool: DeviceKVPool, num_pages: int) -> None:
-        assert not device_pool.layers[0].is_cuda, "a GPU's host pool is pinned"
+        device = device_pool.parts[0][0].device
+        assert device.type == "cpu", "a GPU's host pool is pinned"
         self.num_pages = num_pages
         self.page_size = device_pool.page_size
-        num_slots = num_pages * self.page_size
-        self.layers: tuple[Tensor, ...] = tuple(
-            zeros((*layer.shape[:2], num_slots, layer.shape[3]), layer.dtype, layer.device)
-            for layer in device_pool.layers
-        )
+        self.parts = zeroed_parts(device_pool.layout, num_pages * self.page_size, device)
 
     @property
     def num_bytes(self) -> int:
         """Size of all layers in bytes."""
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(tensor.nbytes for part in self.parts for tensor in part)
 
 
 class PinnedKVPool:
     """The same for a GPU: pinned, which takes the memory at once.
 
-    pages  [num_pages, num_layers, 2, num_kv_heads, page_size, head_dim]
+    pages  [num_pages, page_bytes] uint8; a page is part after part, each
+           [num_layers, num_vectors, page_size, vector_bytes]
     """
 
     def __init__(self, device_pool: DeviceKVPool, num_pages: int) -> None:
-        first = device_pool.layers[0]
         self.num_pages = num_pages
         self.page_size = device_pool.page_size
-        shape = (num_pages, len(device_pool.layers), *first.shape[:2], self.page_size)
-        self.pages = zeros((*shape, first.shape[3]), first.dtype, torch.device("cpu"))
-        if first.is_cuda:
+        page_bytes = device_pool.layout.bytes_per_token * self.page_size
+        self.pages = zeros((num_pages, page_bytes), torch.device("cpu"))
+        if device_pool.parts[0][0].is_cuda:
             weakref.finalize(self, _pin(self.pages)).atexit = False
 
     @property

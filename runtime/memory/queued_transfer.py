@@ -4,8 +4,8 @@
     device layers <-unpack- staged pages <--------------------------------
 
 Everything goes to the queue in which steps are computed, in plan order, which is all the order that
-plans need; a kernel packs the pages of all layers in one launch, and a run of host pages is one
-copy. What the host is to get (blocks for the disk) lies in pinned memory of its own, to be read
+plans need; a kernel packs the pages of all layers in one launch a part, and a run of host pages is
+one copy. What the host is to get (blocks for the disk) lies in pinned memory of its own, to be read
 when the step's results are. docs/tiers.md says what that costs.
 """
 
@@ -83,11 +83,8 @@ class QueuedKVTransfer:
         self._queue = queue
         self._page_size = device_pool.page_size
         self._host = None if host_pool is None else host_pool.pages
-        self._pages = make_page_copy(device_pool.layers, self._page_size)
-        layer = device_pool.layers[0]
-        self._dtype = layer.dtype
-        self._layer_shape = (len(device_pool.layers), *layer.shape[:2])
-        self._token_shape = (self._page_size, layer.shape[3])
+        self._layout = device_pool.layout
+        self._pages = [make_page_copy(part, self._page_size) for part in device_pool.parts]
 
     def run(self, copies: Iterable[TierCopy]) -> QueuedCopies:
         """Queue the copies; what is queued later finds them done."""
@@ -117,11 +114,10 @@ class QueuedKVTransfer:
         self, is_store: bool, device_pages: Sequence[int], host_pages: Sequence[int], host: Tensor
     ) -> None:
         on_device = self._on_device(device_pages)
-        shape = (len(host_pages), *self._layer_shape, *self._token_shape)
-        staged = torch.empty(shape, dtype=self._dtype, device=self._queue.device)
-        packed = staged.permute(1, 2, 3, 0, 4, 5)
+        staged = self._empty(len(host_pages), host.shape[1])
+        packed = self._packed_pages(staged)
         if is_store:
-            self._pages.pack(on_device, packed)
+            self._pack(on_device, packed)
         for start, end in contiguous_runs(host_pages):
             here, there = staged[start:end], host[host_pages[start] :][: end - start]
             if is_store:
@@ -129,30 +125,56 @@ class QueuedKVTransfer:
             else:
                 self._queue.copy(here, there)
         if not is_store:
-            self._pages.unpack(on_device, packed)
+            self._unpack(on_device, packed)
 
     def _save(self, save: BlockSave) -> Tensor:
-        block = self._empty_block()
-        self._pages.pack(self._on_device(save.pages), block)
+        block = self._empty(BLOCK_TOKENS * self._layout.bytes_per_token)
+        self._pack(self._on_device(save.pages), self._packed_block(block))
         payload = self._queue.pinned(block.nbytes)
-        self._queue.copy(payload, block.view(torch.uint8).view(-1))
+        self._queue.copy(payload, block)
         return payload
 
     def _restore(self, restore: BlockRestore) -> None:
-        block = self._empty_block()
+        block = self._empty(BLOCK_TOKENS * self._layout.bytes_per_token)
         assert restore.payload.size == block.nbytes, f"{restore.payload.size} bytes for a block"
         first, misfit = divmod(restore.first_token, self._page_size)
         assert not misfit, "a block is restored from the start of a page on"
-        self._copy_in(block.view(torch.uint8).view(-1), restore.payload)
-        self._pages.unpack(
-            self._on_device(restore.pages), block[:, :, :, first : first + len(restore.pages)]
-        )
+        self._copy_in(block, restore.payload)
+        end = first + len(restore.pages)
+        packed = [part[:, :, first:end] for part in self._packed_block(block)]
+        self._unpack(self._on_device(restore.pages), packed)
 
-    def _empty_block(self) -> Tensor:
-        """[num_layers, 2, num_kv_heads, pages of a block, page_size, head_dim] on the device: in
-        this order a block's payload."""
-        shape = (*self._layer_shape, BLOCK_TOKENS // self._page_size, *self._token_shape)
-        return torch.empty(shape, dtype=self._dtype, device=self._queue.device)
+    def _pack(self, pages: Tensor, packed: Sequence[Tensor]) -> None:
+        for part, target in zip(self._pages, packed, strict=True):
+            part.pack(pages, target)
+
+    def _unpack(self, pages: Tensor, packed: Sequence[Tensor]) -> None:
+        for part, source in zip(self._pages, packed, strict=True):
+            part.unpack(pages, source)
+
+    def _packed_pages(self, staged: Tensor) -> list[Tensor]:
+        """The parts of pages [N, page_bytes], as `ops.PageCopy` takes them."""
+        num_layers, page_size, packed, start = self._layout.num_layers, self._page_size, [], 0
+        for part in self._layout.parts:
+            end = start + num_layers * page_size * part.bytes_per_token
+            shape = (len(staged), num_layers, part.num_vectors, page_size, part.vector_bytes)
+            packed.append(staged[:, start:end].view(shape).permute(1, 2, 0, 3, 4))
+            start = end
+        return packed
+
+    def _packed_block(self, block: Tensor) -> list[Tensor]:
+        """The parts of a block's payload, as `ops.PageCopy` takes them."""
+        num_layers, num_pages = self._layout.num_layers, BLOCK_TOKENS // self._page_size
+        packed, start = [], 0
+        for part in self._layout.parts:
+            end = start + num_layers * BLOCK_TOKENS * part.bytes_per_token
+            shape = (num_layers, part.num_vectors, num_pages, self._page_size, part.vector_bytes)
+            packed.append(block[start:end].view(shape))
+            start = end
+        return packed
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.uint8, device=self._queue.device)
 
     def _on_device(self, pages: Sequence[int]) -> Tensor:
         """[len(pages)] int64"""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...errors import InvalidRequest
 from ..model_config import ModelConfig
+from .kv_layout import KVLayout
 
 # A laptop's owner keeps most of it (a guess); the cap below is usually far smaller anyway.
 DEFAULT_CPU_MEM_FRACTION = 0.3
@@ -24,31 +25,45 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
-    """Bytes of one token's keys and values over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
-
-
 def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_rows: int) -> int:
     """Memory that the tensors of a step of so many tokens take at a time, at most; an estimate for
     a GPU. `num_rows`: of logits.
 
-    One layer's tensors are alive at a time: residual, norm, block output; queries, keys, values and
-    attended heads; gates, ups and their product. Partial results of attention are float32, some
-    eight a token and 8,192 for a few long rows. Logits exist as the product's, as float32 in a
-    graph and outside it, and sampling sorts keys of 8 bytes at worst.
+    One layer's tensors are alive at a time: residual, norm, block output; those of attention; those
+    of the feed-forward block. Partial results of attention are float32, some eight a token and
+    8,192 for a few long rows. Logits exist as the product's, as float32 in a graph and outside it,
+    and sampling sorts keys of 8 bytes at worst.
     """
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    width = 4 * config.hidden_size + heads * config.head_dim + 3 * config.intermediate_size
-    partials = (8 * num_tokens + 8192) * config.num_heads * (config.head_dim + 1) * 4
+    width = 4 * config.hidden_size + _attention_width(config) + _feed_forward_width(config)
+    head_dim = config.head_dim if config.latent is None else config.latent.latent_dim
+    partials = (8 * num_tokens + 8192) * config.num_heads * (head_dim + 1) * 4
     logits = num_rows * config.vocab_size * (dtype_bytes + 4 + 4 + 8)
     return num_tokens * width * dtype_bytes + partials + logits + _GPU_OVERHEAD_BYTES
 
 
+def _attention_width(config: ModelConfig) -> int:
+    """Numbers a token: queries, keys, values and attended heads; of latent attention queries before
+    and after W_UK, attended latents and their values, rotated parts before and after."""
+    latent = config.latent
+    if latent is None:
+        return (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    of_head = latent.nope_dim + 2 * latent.latent_dim + 2 * latent.value_dim + 3 * latent.rope_dim
+    return config.num_heads * of_head + 2 * (latent.latent_dim + latent.rope_dim)
+
+
+def _feed_forward_width(config: ModelConfig) -> int:
+    """Numbers a token: gates, ups and their product; each chosen expert's product and result."""
+    experts = config.experts
+    if experts is None:
+        return 3 * config.intermediate_size
+    chosen = experts.routing.num_chosen * (experts.intermediate_size + config.hidden_size)
+    dense = 0 if len(experts.layers) == config.num_layers else config.intermediate_size
+    return max(3 * dense, chosen + 3 * experts.shared_intermediate_size)
+
+
 def num_pages_for(
-    config: ModelConfig,
+    layout: KVLayout,
     *,
-    dtype_bytes: int,
     page_size: int,
     max_running_requests: int,
     max_model_len: int,
@@ -75,7 +90,7 @@ def num_pages_for(
     if not 0 < fraction <= 1:
         raise InvalidRequest.of("mem_fraction", fraction, "a number in (0, 1]")
     available = available_memory_bytes() if available_bytes is None else available_bytes
-    bytes_per_token = kv_bytes_per_token(config, dtype_bytes)
+    bytes_per_token = layout.bytes_per_token
     affordable = int(available * fraction) // (bytes_per_token * page_size)
     pages_per_request = -(-max_model_len // page_size)
     if affordable < pages_per_request:

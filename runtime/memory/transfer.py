@@ -1,10 +1,10 @@
 """Copies KV between the tiers, bit by bit, as plans say.
 
-On a CPU both pools are ordinary memory and a copy is numpy's: one memcpy a layer, head and
-contiguous run of slots, in the calling thread. (torch hands copies of this size to its thread pool,
-whose barriers cost milliseconds on a machine that has other work.) Pages come in runs, since the
-free lists keep them together; a run of one token costs about as much as an indexed gather of one.
-docs/tiers.md has the figures.
+On a CPU both pools are ordinary memory and a copy is numpy's: one memcpy a layer, vector of its KV
+and contiguous run of slots, in the calling thread. (torch hands copies of this size to its thread
+pool, whose barriers cost milliseconds on a machine that has other work.) Pages come in runs, since
+the free lists keep them together; a run of one token costs about as much as an indexed gather of
+one. docs/tiers.md has the figures.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..step import BlockRestore, BlockSave, TierCopy, Transfer
 from .block_copy import Bytes, gather_block, scatter_block, slots_of
@@ -28,8 +26,8 @@ class KVTransfer:
 
     def __init__(self, device_pool: DeviceKVPool, host_pool: HostKVPool | None) -> None:
         self._page_size = device_pool.page_size
-        self._device = [bytes_of(layer) for layer in device_pool.layers]
-        self._host = None if host_pool is None else [bytes_of(layer) for layer in host_pool.layers]
+        self._device = _memory_of(device_pool)
+        self._host = None if host_pool is None else _memory_of(host_pool)
 
     def run(self, copies: Iterable[TierCopy]) -> tuple[Payload, ...]:
         """Make the copies; they are done when this returns. The payloads of the blocks that were
@@ -50,9 +48,9 @@ class KVTransfer:
             here, there = slice(first, first + length), slice(to, to + length)
             for device, host in zip(self._device, self._host):
                 if transfer.kind == "store":
-                    host[:, :, there] = device[:, :, here]
+                    host[:, there] = device[:, here]
                 else:
-                    device[:, :, here] = host[:, :, there]
+                    device[:, here] = host[:, there]
 
     def _restore(self, restore: BlockRestore) -> None:
         slots = slots_of(restore.pages, self._page_size)
@@ -78,6 +76,6 @@ def contiguous_runs(*pages: Iterable[int]) -> Iterator[tuple[int, int]]:
     yield from pairwise(edges)
 
 
-def bytes_of(layer: Tensor) -> Bytes:
-    """A CPU tensor's own memory, as bytes."""
-    return layer.view(torch.uint8).numpy()
+def _memory_of(pool: DeviceKVPool | HostKVPool) -> list[Bytes]:
+    """Of each part and layer; not a copy."""
+    return [tensor.numpy() for part in pool.parts for tensor in part]

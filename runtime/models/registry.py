@@ -1,18 +1,27 @@
-"""Which class implements which architecture. A new family is one module and one line here."""
+"""Which class implements which architecture. A new family is one module and one line here, beside
+its reader in `model_families/`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ...errors import ModelLoadError
-from ...kernels.registry import Kernels
 from ..execute.inputs import ForwardBatch
-from ..model_config import ModelConfig
-from ..weights.source import WeightSource
+from ..layers.build import ModelBuild
+from ..model_families.registry import unknown_architecture
+from .deepseek import DeepseekForCausalLM
+from .gemma import Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+from .granite import GraniteForCausalLM
 from .llama import LlamaForCausalLM
+from .mixtral import MixtralForCausalLM
+from .olmo2 import Olmo2ForCausalLM
+from .olmoe import OlmoeForCausalLM
+from .phi3 import Phi3ForCausalLM
+from .qwen3 import Qwen3ForCausalLM
+from .qwen_moe import Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
 
 
 class CausalLM(Protocol):
@@ -27,33 +36,35 @@ class CausalLM(Protocol):
         ...
 
 
-class CausalLMClass(Protocol):
-    """How a model is built: it pulls its tensors from `source`."""
+ModelClass = Callable[[ModelBuild], CausalLM]
 
-    def __call__(
-        self,
-        config: ModelConfig,
-        source: WeightSource,
-        kernels: Kernels,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_model_len: int,
-    ) -> CausalLM: ...
-
-
-MODELS: dict[str, CausalLMClass] = {
+ARCHITECTURES: dict[str, ModelClass] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
+    "MinistralForCausalLM": LlamaForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "SmolLM3ForCausalLM": LlamaForCausalLM,
+    "GemmaForCausalLM": LlamaForCausalLM,
+    "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
+    "Olmo2ForCausalLM": Olmo2ForCausalLM,
+    "Olmo3ForCausalLM": Olmo2ForCausalLM,
+    "GraniteForCausalLM": GraniteForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
+    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "OlmoeForCausalLM": OlmoeForCausalLM,
+    "DeepseekV2ForCausalLM": DeepseekForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekForCausalLM,
 }
+"""By the name in config.json's `architectures`."""
 
 
-def model_class(architecture: str) -> CausalLMClass:
+def model_class(architecture: str) -> ModelClass:
     """Raises ModelLoadError for an architecture that nobody implements."""
-    if architecture not in MODELS:
-        supported = ", ".join(sorted(MODELS))
-        raise ModelLoadError(
-            f"architecture {architecture!r} is not supported; supported are: {supported}"
-        )
-    return MODELS[architecture]
+    if architecture not in ARCHITECTURES:
+        raise ModelLoadError(unknown_architecture(architecture))
+    return ARCHITECTURES[architecture]

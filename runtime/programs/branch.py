@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ...frontend import ir
@@ -38,6 +39,7 @@ class Branch:
     is_waiting: bool = False
     end_number: int | None = None  # it is ended: as the how manieth of its program
     error: str | None = None
+    namespace: Hashable | None = None  # of the last call's KV; None: no call was made yet
 
     num_calls: int = 0  # Gens, Selects and Embeds in the log
     num_wanted: int = 0  # Vars and Joins, not done yet, that need it

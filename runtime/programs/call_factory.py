@@ -12,6 +12,7 @@ from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend import ir
 from ...frontend.constraint import Constraint
+from ..lora.adapter import Adapter
 from ..request import MAX_PRIORITY, HiddenSum, Request, Scoring
 from ..sampling_params import SamplingParams, seed_of_sample
 from ..schedule.grammar import PendingGrammar
@@ -35,12 +36,14 @@ class CallFactory:
     is_streaming: bool
     has_token_ids: bool = False  # of what streams
     namespace: str = ""
+    adapter: Adapter | None = None  # of the calls that name none
 
     def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
         """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
         samplings = self._samplings(branch, op)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
+        adapter = self._adapter(op.params.lora_path)
         prompt = self._prompt(branch)
         scores = _prompt_scores(op.params, prompt)
         call: GenCall | SamplesCall
@@ -61,11 +64,11 @@ class CallFactory:
         grammar = self._grammar(op.params.constraint)
         requests = []
         if scores is not None:
-            scores.request = self._request(branch, scores.prompt, SamplingParams(), scores)
+            scores.request = self._request(branch, scores.prompt, SamplingParams(), scores, adapter)
             scores.request.scoring = scores.scoring
             requests.append(scores.request)
         for sample, sampling in zip(samples, samplings, strict=True):
-            request = self._request(branch, prompt, sampling, sample)
+            request = self._request(branch, prompt, sampling, sample, adapter)
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.world.defaults.stop_ids(sampling)
             request.grammar, request.jump_forward = grammar, jump_forward
@@ -77,12 +80,13 @@ class CallFactory:
     def select(self, branch: Branch, op: ir.Select, report: Report) -> Call:
         """Start a choice. Raises InvalidProgram; nothing is queued then."""
         choice_ids = self._choice_ids(op)
+        adapter = self._adapter(op.lora_path)
         prompt = self._prompt(branch)
         texts = op.choices or tuple(map(self.world.tokenizer.decode, choice_ids))
         call = SelectCall(report, texts, op.method, choice_ids)
         for context, targets in call.wanted_scores(prompt, self._empty_context()):
             tokens = context + array("i", targets[:-1])
-            request = self._request(branch, tokens, SamplingParams(), call)
+            request = self._request(branch, tokens, SamplingParams(), call, adapter)
             request.scoring = Scoring(len(context) - 1, tuple(targets))
             call.requests.append(request)
         self._submit(call, call.requests)
@@ -107,11 +111,16 @@ class CallFactory:
     def embed(self, branch: Branch, op: ir.Embed, report: Report) -> Call:
         """Start an embedding. Raises InvalidProgram; nothing is queued then."""
         call = EmbedCall(report, op.normalize)
-        request = self._request(branch, self._prompt(branch), SamplingParams(), call)
+        prompt = self._prompt(branch)
+        request = self._request(branch, prompt, SamplingParams(), call, self.adapter)
         request.hidden = HiddenSum(is_mean=op.pooling == "mean")
         call.request = request
         self._submit(call, [request])
         return call
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        """Of a call; None: it uses the model as it is. Raises InvalidRequest."""
+        return self.adapter if name is None else self.world.adapter(name)
 
     def _request(
         self,
@@ -119,13 +128,17 @@ class CallFactory:
         prompt: array[int],
         sampling: SamplingParams,
         listener: GenCall | SelectCall | PromptScores | EmbedCall,
+        adapter: Adapter | None,
     ) -> Request:
+        namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
+        branch.namespace = namespace
         return Request(
             id=self.world.next_request_id(),
             prompt=prompt,
             sampling=sampling,
             listener=listener,
-            namespace=self.namespace,
+            namespace=namespace,
+            adapter=adapter,
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,

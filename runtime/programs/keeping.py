@@ -88,6 +88,7 @@ class _Kept:
 class _ForkKept:
     """The prefix of a fork, for children that have not had a call yet."""
 
+    namespace: Hashable
     ids: array[int]
     children: set[Branch]
     lease: Lease | None = None
@@ -116,7 +117,7 @@ class PrefixKeeper:
         """Children have begun where `branch` is now."""
         if len(children) == 1:
             return  # the child's own lease is as good
-        fork = _ForkKept(branch.begun.ids[:], set(children))
+        fork = _ForkKept(self._of(branch), branch.begun.ids[:], set(children))
         self._forks.update(dict.fromkeys(children, fork))
         self._renew_fork(fork)
 
@@ -137,7 +138,7 @@ class PrefixKeeper:
         due_s = self._due_s(branch, kept, pause)
         ttl_s = min(MAX_TTL_S, max(MIN_TTL_S, TTL_FACTOR * due_s))
         old, ids = kept.lease, branch.begun.ids
-        kept.lease = self.kv.retain(self.namespace, ids, due_s=due_s, ttl_s=ttl_s)
+        kept.lease = self.kv.retain(self._of(branch), ids, due_s=due_s, ttl_s=ttl_s)
         if old is not None:
             self.kv.release_lease(old)
 
@@ -164,6 +165,10 @@ class PrefixKeeper:
             return pause.expected_s
         return self.habits.expected_s(kept.habit)
 
+    def _of(self, branch: Branch) -> Hashable:
+        """Where the branch's KV is: where its last call's is, which may have an adapter."""
+        return self.namespace if branch.namespace is None else branch.namespace
+
     def _leave_fork(self, child: Branch) -> None:
         fork = self._forks.pop(child, None)
         if fork is None:
@@ -176,7 +181,7 @@ class PrefixKeeper:
         old, fork.lease = fork.lease, None
         if fork.children:
             fork.lease = self.kv.retain(
-                self.namespace, fork.ids, due_s=0.0, ttl_s=MIN_TTL_S, priority=FORK_PRIORITY
+                fork.namespace, fork.ids, due_s=0.0, ttl_s=MIN_TTL_S, priority=FORK_PRIORITY
             )
         if old is not None:
             self.kv.release_lease(old)

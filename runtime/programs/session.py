@@ -14,7 +14,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import InvalidProgram, PromptTooLong, StemmaError
@@ -71,7 +71,7 @@ class ProgramSession:
         self._stated = stated
         self._response_id = response_id
         self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
-        self._namespace = namespace
+        self._namespace = namespace  # that of its adapter, where it has one
         self._factory = CallFactory(
             world, self.record, seed, instance, is_streaming, has_token_ids, namespace
         )
@@ -100,6 +100,17 @@ class ProgramSession:
         """What the chat template is told beside messages; before any op."""
         root = self._branch(0)
         root.transcript = Transcript(self._world.tokenizer, self._world.template, told)
+
+    def use_adapter(self, name: str | None) -> None:
+        """All calls that name none themselves use this adapter; before any op. Raises
+        InvalidRequest."""
+        adapter = self._world.adapter(name)
+        if adapter is None:
+            return
+        self._factory = replace(self._factory, adapter=adapter)
+        self._namespace = adapter.namespace(self._namespace)
+        if self._keeper is not None:
+            self._keeper.namespace = self._namespace
 
     def receive(self, ops: list[ir.Op], *, end: bool) -> None:
         """Append ops to their branches' logs. Raises InvalidProgram when they are out of order."""
@@ -310,7 +321,7 @@ class ProgramSession:
         if self._stated is None:
             return Outcome("rejected", "this runtime keeps no leases")
         action = Action(op.action, op.ttl_ms, op.priority, op.tier)
-        outcome = self._carry_out_hint(action, branch.begun.ids)
+        outcome = self._carry_out_hint(branch, action, branch.begun.ids)
         if outcome.outcome != "missing" or op.action not in ("pin", "retain", "share"):
             return outcome
         num_chars = sum(len(text.text) for text in branch.pending_text)
@@ -322,12 +333,14 @@ class ProgramSession:
         """What was asked for of the prefix that a call has just computed."""
         asked, branch.asked = branch.asked, []
         for hint in asked:
-            self._carry_out_hint(hint.action, branch.begun.ids[: hint.num_tokens])
+            self._carry_out_hint(branch, hint.action, branch.begun.ids[: hint.num_tokens])
 
-    def _carry_out_hint(self, action: Action, token_ids: array[int]) -> Outcome:
+    def _carry_out_hint(self, branch: Branch, action: Action, token_ids: array[int]) -> Outcome:
+        """Where the branch's last call has its KV, whose adapter may be its own."""
         assert self._stated is not None
+        namespace = self._namespace if branch.namespace is None else branch.namespace
         return self._stated.carry_out(
-            action, token_ids, namespace=self._namespace, account=self.record.tenant
+            action, token_ids, namespace=namespace, account=self.record.tenant
         )
 
     def _settle(self, branch: Branch) -> None:
@@ -424,6 +437,7 @@ class ProgramSession:
             child.path = (*branch.path, (branch.places.of(op), index))
             child.transcript = branch.begun.copy()
             child.fork_length = len(child.transcript.ids)
+            child.namespace = branch.namespace
             self._ready.append(child)
         del branch.unforked[: len(children)]
         if self._keeper is not None:

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...constrained.spec import GrammarSpec
+from ...errors import InvalidRequest
 from ...frontend import ir
 from ..chat_template import ChatTemplate
+from ..lora.adapter import Adapter
+from ..lora.registry import MAX_NAME_CHARS, AdapterRegistry
 from ..sampling_params import SamplingParams
 from ..schedule.grammar import PendingGrammar
 from ..tokenizer import Tokenizer
@@ -20,6 +23,16 @@ from .hint_desk import Responses
 from .keeping import Habits, KVLeases
 
 MAX_REPLAYS = 8192
+# Of GenParams.
+_NOT_SAMPLING = (
+    "constraint",
+    "deadline_s",
+    "jump_forward",
+    "logprob_start",
+    "lora_path",
+    "n",
+    "priority",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,7 @@ class Defaults:
     def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
         """Of the first sample. Raises InvalidRequest naming the field at fault."""
         values = given.given()
-        for name in ("priority", "n", "constraint", "jump_forward", "deadline_s", "logprob_start"):
+        for name in _NOT_SAMPLING:
             values.pop(name, None)
         values.setdefault("max_tokens", self.max_tokens)
         values.setdefault("temperature", self.temperature)
@@ -106,6 +119,17 @@ class World:
     grammars: GrammarSource | None = None
     jump_forward: bool = True  # unless a gen says otherwise
     kv: KVLeases | None = None  # None: nothing is leased
+    adapters: AdapterRegistry | None = None  # None: none are served
     habits: Habits = field(default_factory=Habits)
     responses: Responses = field(default_factory=Responses)
     max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized
+
+    def adapter(self, name: str | None) -> Adapter | None:
+        """The adapter of this name; None: the model as it is. Raises InvalidRequest or
+        ModelNotFound."""
+        if not name:
+            return None
+        if self.adapters is None:
+            allowed = "none: this engine serves no adapters (enable_lora, lora_paths)"
+            raise InvalidRequest.of("lora_path", name[:MAX_NAME_CHARS], allowed)
+        return self.adapters.find(name)

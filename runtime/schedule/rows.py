@@ -54,6 +54,7 @@ def row_of(
         mask,
         pooled_from,
         0 if request.scoring is None else request.scoring.num_top,
+        request.adapter_slot,
     )
 
 

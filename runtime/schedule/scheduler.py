@@ -7,7 +7,8 @@ behind a long prompt. The rest goes to chunks of waiting prompts, in the order o
 (`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
 generate (`admission.py`). A request whose grammar is still being compiled computes all but its last
 token; tokens that its grammar forces are appended at once and computed as one chunk
-(`grammar.py`). When pages run out all the same, the policy's victim is preempted: what
+(`grammar.py`). A request whose adapter is not on the device waits until a slot is free for it
+(runtime/lora/slots.py). When pages run out all the same, the policy's victim is preempted: what
 it computed stays cached while there is room, and it waits at the head of the queue.
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
@@ -22,6 +23,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from contextlib import closing
 
 from ...errors import DeadlineExceeded, OutOfPages
+from ..lora.slots import AdapterSlots
 from ..request import FinishReason, Request, RequestState
 from ..step import Row, RowResult, StepPlan, StepResult
 from .admission import NewTokenEstimate
@@ -69,12 +71,14 @@ class Scheduler:
         vocab_size: int = 0,
         tenant_weights: Mapping[Hashable, float] | None = None,
         has_overlap: bool = False,
+        adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
         `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
-        `clock`: that of requests' deadlines, in seconds."""
+        `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
+        seconds."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -105,6 +109,8 @@ class Scheduler:
         self._has_unasked = False  # the last round ended before all had been offered
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
+        self.adapters = adapters
+        self._is_slot_awaited = False  # in this round: by a request that nobody may overtake
 
     @property
     def num_waiting(self) -> int:
@@ -122,6 +128,11 @@ class Scheduler:
         """The requests of the last plan while it is neither applied nor failed, row by row."""
         newest = self._in_flight.newest
         return () if newest is None else newest.requests
+
+    def num_adapter_users(self, revision: str) -> int:
+        """Requests that wait or run with the adapter of this revision."""
+        adapters = [request.adapter for request in self._open]
+        return sum(a is not None and a.revision == revision for a in adapters)
 
     def is_behind_prefix(self, request: Request) -> bool:
         """Whether a request that waits shares more with a prompt that is being computed than is
@@ -356,12 +367,14 @@ class Scheduler:
         One that shares with a prompt whose chunk was cut waits for it, unless it is due.
         """
         num_held_back = 0
+        self._is_slot_awaited = False
         with closing(self.waiting.candidates()) as candidates:
             while budget > 0 and self._free_rows and num_held_back < MAX_HELD_BACK:
                 request = next(candidates, None)
                 if request is None:
                     return
                 must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
+                must_wait |= not self._has_slot_for(request)
                 if must_wait or self.limits.max_chunk(request, budget) <= 0:
                     num_held_back += 1
                     continue
@@ -377,6 +390,18 @@ class Scheduler:
                 yield request, num_tokens
                 budget -= num_tokens
         self._has_unasked = num_held_back >= MAX_HELD_BACK
+
+    def _has_slot_for(self, request: Request) -> bool:
+        """Whether the request's adapter is on the device, or may come there. Where one that nobody
+        may overtake waits for a slot, no other is taken until running requests have freed one."""
+        if request.adapter is None:
+            return True
+        assert self.adapters is not None, "an adapter where none are served"
+        if not self._is_slot_awaited and self.adapters.has_room(request.adapter):
+            return True
+        is_first = self.waiting.is_due(request) or self.waiting.is_preempted(request)
+        self._is_slot_awaited |= is_first
+        return False
 
     def _park(self, request: Request) -> None:
         self.stats.num_gated += 1
@@ -442,6 +467,9 @@ class Scheduler:
         except OutOfPages:
             self.kv_cache.release(request)
             return None
+        if request.adapter is not None:
+            assert self.adapters is not None, "an adapter where none are served"
+            request.adapter_slot = self.adapters.acquire(request.adapter)
         self.kv_cache.forget_preempted(request)
         self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
@@ -679,6 +707,9 @@ class Scheduler:
         else:
             naming.held.append(held)
         self.running.remove(request)
+        if request.adapter is not None and self.adapters is not None:
+            self.adapters.release(request.adapter)
+            request.adapter_slot = 0
         self._num_new_tokens -= request.num_new_tokens
         request.table_row = -1
         request.state = RequestState.WAITING
@@ -701,6 +732,8 @@ class Scheduler:
         rows = [request.table_row for request in self.running] + self._free_rows
         rows += [left.table_row for left in held]
         assert sorted(rows) == list(range(len(rows))), f"a table row is lost or owned twice: {rows}"
+        if self.adapters is not None:
+            self.adapters.check([r.adapter for r in self.running if r.adapter is not None])
 
 
 def _note_lost(request: Request) -> bool:

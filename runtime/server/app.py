@@ -16,7 +16,7 @@ from .intake import IntakeMiddleware
 from .metrics import routes as metrics
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .native import abort, cache, generate, health, kv_hints, score, tokens, watch
+from .native import abort, cache, generate, health, kv_hints, lora, score, tokens, watch
 from .openai import chat, completions, embeddings, models
 from .page import page
 from .responses import routes as responses
@@ -30,6 +30,7 @@ ROOMS = (
     abort,
     score,
     kv_hints,
+    lora,
     cache,
     tokens,
     watch,

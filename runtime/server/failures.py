@@ -35,6 +35,8 @@ _DEADLINE = "deadline_exceeded"
 _BY_KIND: dict[str, tuple[int, str, str | None]] = {
     **dict.fromkeys(("InvalidRequest", "InvalidProgram", *GRAMMAR_KINDS), (400, INVALID, None)),
     "PromptTooLong": (400, INVALID, _TOO_LONG),
+    "ModelNotFound": (404, INVALID, "model_not_found"),
+    "ModelLoadError": (503, SERVER, None),
     "DeadlineExceeded": (503, _DEADLINE, _DEADLINE),
     "EngineError": (503, SERVER, "engine_unavailable"),
 }
@@ -132,8 +134,8 @@ def failure_of(error: Exception) -> Failure:
                 error.status_code, str(error.detail), kind, code=code, headers=error.headers
             )
         case InvalidRequest():
-            code = _BY_KIND.get(type(error).__name__, _UNKNOWN_KIND)[2]
-            return Failure(400, str(error), INVALID, error.field, code)
+            status, _, code = _BY_KIND.get(type(error).__name__, (400, INVALID, None))
+            return Failure(status, str(error), INVALID, error.field, code)
         case EngineError():
             status, kind, code = _BY_KIND["EngineError"]
             return Failure(status, str(error), kind, code=code)
@@ -151,6 +153,8 @@ def _of_generation(error: GenerationFailed) -> Failure:
     message, field = str(error), error.field
     if status == 400 and field is None and (named := _NAMED.match(message)):
         field = named[1]
+    elif status == 404 and field is None:
+        field = "model"
     elif status == 400 and field is not None and not message.startswith(f"{field}:"):
         message = f"{field}: {message}"
     return Failure(status, message, kind, field, code)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...errors import InvalidRequest
 from ...frontend.client import Connection
-from .failures import INVALID, Refusal
+from ..lora.registry import MAX_NAME_CHARS, not_found
 from .generation.running import Running
 from .intake import Intake
 from .metrics.http_metrics import HttpMetrics
@@ -21,6 +23,14 @@ class EngineLink(Protocol):
     @property
     def connection(self) -> Connection:
         """To the engine that runs now. Raises EngineError where none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request asks to be served by: the model, or one of its adapters."""
+
+    name: str  # what answers call it
+    lora_path: str | None  # the adapter's name, which the engine may not know; None: the model
 
 
 @dataclass(slots=True)
@@ -59,11 +69,45 @@ class Service:
         self.intake.require_open()
         _ = self.engine.connection
 
-    def require_model(self, name: str | None) -> None:
-        """Raises Refusal for another model's name."""
-        if name and name not in ("default", self.model):
-            message = f"model {name[:256]!r} does not exist; this is {self.model!r}"
-            raise Refusal(404, message, kind=INVALID, code="model_not_found", field="model")
+    @property
+    def has_lora(self) -> bool:
+        """Whether the engine serves adapters. Raises EngineError."""
+        return bool(self.info["has_lora"])
+
+    def served(self, name: str | None, lora_path: str | None = None) -> Served:
+        """The model by its name, "default" or none, or an adapter as "model:adapter" or by its own
+        name alone. Raises ModelNotFound where no adapters are served, else the engine does; and
+        InvalidRequest for two adapters at a time."""
+        model = self.model
+        if lora_path and not self.has_lora:
+            allowed = "left out: no adapters are served (--enable-lora)"
+            raise InvalidRequest.of("lora_path", lora_path[:MAX_NAME_CHARS], allowed)
+        if not name or name in ("default", model):
+            return Served(model, lora_path or None)
+        if not self.has_lora:
+            raise not_found(name, model, ())
+        adapter = name.removeprefix(f"{model}:")
+        if lora_path and lora_path != adapter:
+            allowed = f"left out, or the adapter that model={name[:MAX_NAME_CHARS]!r} names"
+            raise InvalidRequest.of("lora_path", lora_path[:MAX_NAME_CHARS], allowed)
+        return Served(name, adapter)
+
+    async def adapters(self) -> list[dict[str, Any]]:
+        """The adapters that the engine knows, each with `name`, `path` and more; none where it
+        serves none. Raises EngineError."""
+        if not self.has_lora:
+            return []
+        connection = self.engine.connection
+        found: list[dict[str, Any]] = await asyncio.to_thread(connection.call, "lora_adapters")
+        return found
+
+    async def require_model(self, name: str | None) -> None:
+        """Raises ModelNotFound for what is neither the model nor an adapter."""
+        adapter = self.served(name).lora_path
+        if adapter is not None:
+            known = tuple(str(told["name"]) for told in await self.adapters())
+            if adapter not in known:
+                raise not_found(str(name), self.model, known)
 
     def _note_cut(self, reason: str) -> None:
         self.metrics.cut_streams.labels(reason).inc()

@@ -1,36 +1,37 @@
-"""Tensors of a Hugging Face safetensors checkpoint, single file or sharded, read through mmap.
+"""Tensors of a Hugging Face safetensors checkpoint, single file or sharded.
 
-Nothing is read until a tensor is asked for; it is then converted straight into its final dtype
-and place, so the peak is the model in its target dtype plus one tensor.
+Nothing is read until a tensor is asked for; it is then read, and converted where that is needed,
+straight into its final place, so the peak is the model in its target dtype plus one tensor.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import ModelLoadError
+from ...kernels.ops import Weight
+from ..pickled import PICKLED_SUFFIXES, why_not_pickled
+from .safetensors_file import SafetensorsFile
 from .source import ProgressCallback, empty_stack
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+# Of what GPTQ and AWQ, and compressed-tensors, have in place of a weight.
+_PACKED_SUFFIXES = ("qweight", "weight_packed")
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointWeights:
-    """A `WeightSource` over the safetensors files of a folder; use as a context manager.
+    """A `WeightSource` over the safetensors files of a folder.
 
     Owns the open files until `close`; tensors handed out are copies and outlive it.
     """
@@ -41,30 +42,97 @@ class CheckpointWeights:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         on_progress: ProgressCallback | None = None,
+        *,
+        has_stored_weights: bool = False,
     ) -> None:
+        """`has_stored_weights`: `take_weight` gives floating weights as they are stored, not in
+        `dtype`, for who rounds them further."""
         self.folder = Path(folder)
         self.dtype = dtype
         self.device = torch.device(device)
         self._on_progress = on_progress
-        self._files: dict[Path, Any] = {}
-        self._open_files = ExitStack()
-        self._file_of = _locate_tensors(self.folder, self._open)
+        self._has_stored_weights = has_stored_weights
+        self._files: dict[Path, SafetensorsFile] = {}
+        self._file_of = self._locate_tensors()
         self._not_taken = set(self._file_of)
         self._bytes_total = sum(file.stat().st_size for file in set(self._file_of.values()))
         self._bytes_done = 0
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        target = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name."""
+        return name in self._file_of
+
+    def names(self) -> Iterable[str]:
+        """Of all tensors, file by file."""
+        return sorted(self._file_of, key=lambda name: self._file_of[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).shape(name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """As it is stored."""
+        return self._file(name).dtype(name)
+
+    def num_bytes(self, name: str) -> int:
+        """As it is stored."""
+        return self._file(name).num_bytes(name)
+
+    def read(self, name: str) -> Tensor:
+        """As it is stored, whatever its dtype, on the CPU."""
+        tensor = self._file(name).read(name)
+        self._note_taken(name)
+        return tensor
+
+    def require(self, name: str, shape: Sequence[int]) -> None:
+        """Raises ModelLoadError unless `take` would give it."""
+        file = self._file(name)
+        if not file.dtype(name).is_floating_point or file.dtype(name).itemsize == 1:
+            raise ModelLoadError(
+                f"{file.path}: tensor {name!r}: expected floating point, found {file.dtype(name)}: "
+                "a quantized checkpoint whose config.json has no quantization_config"
+            )
+        if file.shape(name) != tuple(shape):
+            raise ModelLoadError(
+                f"{file.path}: tensor {name!r}: expected shape {list(shape)}, "
+                f"found {list(file.shape(name))}"
+            )
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        self.require(name, shape)  # before room is made: a config may ask for any size
+        target = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         self._read_into(name, target)
         return target
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
-        stack, parts = empty_stack(shapes, self.dtype, self.device)
+        return self._stacked(names, shapes, self.dtype)
+
+    def _stacked(
+        self, names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> Tensor:
+        for name, shape in zip(names, shapes, strict=True):
+            self.require(name, shape)
+        stack, parts = empty_stack(shapes, dtype, self.device)
         for name, part in zip(names, parts, strict=True):
             self._read_into(name, part)
         return stack
 
+    def take_weight(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Weight:
+        full_names = [f"{name}.weight" for name in names]
+        shapes = [(size, in_features) for size in out_features]
+        if not self._has_stored_weights:
+            return self.take_stacked(full_names, shapes)
+        stored = {self._file(name).dtype(name) for name in full_names}
+        dtype = stored.pop() if len(stored) == 1 else torch.float32
+        return self._stacked(full_names, shapes, dtype)
+
+    def tie_weight(self, table: Tensor) -> Weight:
+        return table
+
     def skip(self, name: str) -> None:
+        if name.endswith("."):
+            self._not_taken = {each for each in self._not_taken if not each.startswith(name)}
         self._not_taken.discard(name)
 
     def finish(self) -> None:
@@ -79,77 +147,67 @@ class CheckpointWeights:
             )
 
     def close(self) -> None:
-        self._open_files.close()
+        for file in self._files.values():
+            file.close()
         self._files.clear()
 
-    def __enter__(self) -> CheckpointWeights:
-        return self
+    def _open(self, path: Path) -> SafetensorsFile:
+        if path not in self._files:
+            self._files[path] = SafetensorsFile(path)
+        return self._files[path]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _file(self, name: str) -> SafetensorsFile:
+        """The open file that holds a tensor."""
+        if name not in self._file_of:
+            missing = f"{self.folder}: tensor {name!r} is missing from the checkpoint"
+            raise ModelLoadError(f"{missing}{self._why_missing(name)}")
+        file = self._open(self._file_of[name])
+        if name not in file:
+            raise ModelLoadError(f"{file.path}: tensor {name!r} is missing, but the index has it")
+        return file
 
-    def _open(self, file: Path) -> Any:
-        if file not in self._files:
-            try:
-                handle: Any = safe_open(str(file), framework="pt")
-                self._files[file] = self._open_files.enter_context(handle)
-            except FileNotFoundError:
-                raise ModelLoadError(f"{file} is missing") from None
-            except (OSError, SafetensorError) as error:
-                raise ModelLoadError(
-                    f"{file} is not a readable safetensors file: {error}"
-                ) from None
-        return self._files[file]
+    def _why_missing(self, name: str) -> str:
+        module = name.removesuffix(".weight")
+        for packed in (f"{module}.{suffix}" for suffix in _PACKED_SUFFIXES):
+            if packed in self._file_of:
+                return (
+                    f", but {packed!r} is there: packed weights, of which config.json says nothing "
+                    "(quantization_config)"
+                )
+        return ""
 
     def _read_into(self, name: str, target: Tensor) -> None:
-        stored = self._read(name)
-        if tuple(stored.shape) != tuple(target.shape):
-            raise ModelLoadError(
-                f"{self._file_of[name]}: tensor {name!r}: expected shape {list(target.shape)}, "
-                f"found {list(stored.shape)}"
-            )
-        target.copy_(stored)
+        self._file(name).read_into(name, target)
+        self._note_taken(name)
+
+    def _note_taken(self, name: str) -> None:
         self._not_taken.discard(name)
-        self._bytes_done += stored.nbytes
+        self._bytes_done += self._file(name).num_bytes(name)
         if self._on_progress is not None:
             self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
 
-    def _read(self, name: str) -> Tensor:
-        if name not in self._file_of:
-            raise ModelLoadError(f"{self.folder}: tensor {name!r} is missing from the checkpoint")
-        file = self._file_of[name]
-        try:
-            tensor: Tensor = self._open(file).get_tensor(name)
-        except SafetensorError as error:
-            raise ModelLoadError(f"{file}: tensor {name!r} cannot be read: {error}") from None
-        if not tensor.is_floating_point():
-            raise ModelLoadError(
-                f"{file}: tensor {name!r}: expected floating point, found {tensor.dtype}; "
-                "quantized checkpoints are not supported"
-            )
-        return tensor
+    def _locate_tensors(self) -> Mapping[str, Path]:
+        """The file of each tensor, from the index where there is one."""
+        index = self.folder / INDEX_FILE
+        if index.exists():
+            return {name: self.folder / file for name, file in _read_index(index).items()}
+        single = self.folder / SINGLE_FILE
+        if single.exists():
+            return dict.fromkeys(self._open(single).names(), single)
+        pickled = [file.name for file in _files_of(self.folder) if file.suffix in PICKLED_SUFFIXES]
+        if pickled:
+            raise ModelLoadError(why_not_pickled(str(self.folder), pickled))
+        raise ModelLoadError(f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _locate_tensors(folder: Path, open_file: Any) -> Mapping[str, Path]:
-    """The file of each tensor, from the index where there is one."""
-    index = folder / INDEX_FILE
-    if index.exists():
-        return {name: folder / file for name, file in _read_index(index).items()}
-    single = folder / SINGLE_FILE
-    if not single.exists():
-        raise ModelLoadError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
-    return dict.fromkeys(open_file(single).keys(), single)
+def _files_of(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
 
 
 def _read_index(index: Path) -> Mapping[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{index} is not a valid index: {error!r}") from None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index}: field 'weight_map': expected a non-empty object")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.ops import Weight
 from .source import stacked_shape
 
 _STD = 0.02  # Llama's initializer_range
@@ -25,14 +26,24 @@ class DummyWeights:
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(tuple(shape), dtype=self.dtype, device=self.device)
-        values = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+            return torch.ones(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        values = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         return values.normal_(std=_STD, generator=self._generator)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         return self.take(names[0], stacked_shape(shapes))
+
+    def take_weight(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Weight:
+        return self.take_stacked(
+            [f"{name}.weight" for name in names], [(size, in_features) for size in out_features]
+        )
+
+    def tie_weight(self, table: Tensor) -> Weight:
+        return table
 
     def skip(self, name: str) -> None:
         """Nothing is kept, so nothing is skipped."""

@@ -13,22 +13,33 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ..model_config import ModelConfig
-from ..rope_scaling import RopeKind
 
 _SAMPLES = 64  # a file
 _SAMPLE_BYTES = 4096
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 
 
-def model_revision(folder: Path, config: ModelConfig, max_model_len: int) -> str:
-    """32 hexadecimal digits. `max_model_len` counts where the rotary frequencies depend on it.
+def model_revision(
+    folder: Path,
+    config: ModelConfig,
+    max_model_len: int,
+    quantization: str = "none",
+    load_format: str = "auto",
+) -> str:
+    """32 hexadecimal digits. `max_model_len` counts where the rotary frequencies depend on it;
+    `quantization` is what is done to the weights at load, `load_format` which of a folder's files
+    they are read from.
 
     Raises OSError for files that cannot be read.
     """
     state = blake2b(digest_size=16)
     state.update((folder / "config.json").read_bytes())
-    if config.rope_scaling is not None and config.rope_scaling.kind is RopeKind.DYNAMIC:
+    if config.rope_scaling is not None and config.rope_scaling.kind.is_chosen_by_length:
         state.update(f"max_model_len={max_model_len}".encode())
+    if quantization != "none":
+        state.update(f"quantization={quantization}".encode())
+    if load_format != "auto":
+        state.update(f"load_format={load_format}".encode())
     for file in sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         about = file.stat()
         state.update(f"{file.name} {about.st_size} {about.st_mtime_ns}".encode())

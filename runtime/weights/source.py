@@ -1,17 +1,20 @@
 """Where a model's tensors come from, one at a time, as the model asks for them by name.
 
 A model pulls its tensors while it is built (`take`, `take_stacked`), so only one is held twice at
-any time; at the end `finish` reports what nobody asked for. Sources: `checkpoint.CheckpointFile`s
-on disk, `dummy` random numbers.
+any time; at the end `finish` reports what nobody asked for. Sources: `checkpoint` files on disk,
+`dummy` random numbers; `quantizing` wraps either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from ...kernels.ops import Weight
 
 ProgressCallback = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
@@ -19,21 +22,43 @@ ProgressCallback = Callable[[int, int], None]  # (bytes read so far, bytes in to
 class WeightSource(Protocol):
     """Tensors by checkpoint name, in the dtype and on the device the source was opened for."""
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor, owned by the caller. Raises ModelLoadError if missing or misshapen."""
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, owned by the caller; dtype: instead of the source's. Raises ModelLoadError if
+        missing or misshapen."""
         ...
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         """Several tensors stacked along their first axis (fused qkv, gate and up)."""
         ...
 
+    def take_weight(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Weight:
+        """The weight of one linear layer made of the modules `names` (without ".weight"), whose
+        outputs follow each other; quantized where the source has it so."""
+        ...
+
+    def tie_weight(self, table: Tensor) -> Weight:
+        """The output projection's weight where it is the embedding, `table` [vocab_size,
+        hidden_size], as `take` gave it."""
+        ...
+
     def skip(self, name: str) -> None:
-        """Declare that the tensor, should it exist, is rightly not taken."""
+        """Declare that the tensor, should it exist, is rightly not taken; a name that ends in "."
+        stands for all within that module."""
         ...
 
     def finish(self) -> None:
         """Called once the model is built: warns about tensors that were never asked for."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """What a model takes from its source."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of all tensors
+    linears: Mapping[str, tuple[int, int]]  # (out_features, in_features) of modules
 
 
 def stacked_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -258,7 +258,7 @@ def test_conversations_are_renamed_exported_imported_and_deleted(
     page.wait_for_selector(".starter")
     page.set_input_files('input[type="file"]', tmp_path / "export.json")
     page.click("text=My <b>title</b>")
-    assert chat.branch("assistant", 0) == "2/2"
+    wait_until(lambda: chat.branch("assistant", 0) == "2/2")  # a link: shown a moment later
     (tmp_path / "bad.json").write_text('{"format": "stemma-conversations", "conversations": [{}]}')
     page.set_input_files('input[type="file"]', tmp_path / "bad.json")
     assert "Not imported" in page.locator(".toast >> text=Not").inner_text()

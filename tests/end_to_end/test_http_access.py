@@ -128,10 +128,10 @@ def test_every_answer_names_its_request(http: httpx.Client) -> None:
 def test_what_nobody_has_foreseen_is_a_500_that_says_nothing(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(service: Service, name: str | None) -> None:
+    def fail(service: Service, name: str | None, lora_path: str | None) -> None:
         raise RuntimeError("a secret of the house")
 
-    monkeypatch.setattr(Service, "require_model", fail)
+    monkeypatch.setattr(Service, "served", fail)
     reply = http.post("/v1/completions", json={"prompt": "x"})
     error = error_of(reply, 500)
     assert error["type"] == "server_error" and "secret" not in reply.text

@@ -63,6 +63,51 @@ def test_rms_norm_of_zeros_is_zero(dtype: torch.dtype) -> None:
         assert torch.equal(norm(torch.zeros(2, 8, dtype=dtype)), torch.zeros(2, 8, dtype=dtype))
 
 
+def test_rms_norm_by_a_float32_weight_rounds_its_result_only(dtype: torch.dtype) -> None:
+    x = _randn(dtype, 5, 64)
+    weight = 1 + _randn(torch.float32, 64) / 100  # which bfloat16 would round to 1 + n / 128
+    wide = x.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    nearest = (exact.to(dtype).double() - exact).abs().max()
+    for kernels in _all(dtype):
+        out = kernels.make_rms_norm(weight.to(torch.promote_types(dtype, weight.dtype)), 1e-5)(x)
+        assert out.dtype is dtype
+        assert (out.double() - exact).abs().max() <= nearest + 1e-5
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_query_key_norm_norms_heads_alone_or_together_and_leaves_values(
+    dtype: torch.dtype, num_tokens: int, is_whole: bool, head_dim: int
+) -> None:
+    num_heads, num_kv_heads = 4, 2
+    heads = _randn(dtype, num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    sizes = (num_heads * head_dim, num_kv_heads * head_dim) if is_whole else (head_dim, head_dim)
+    weights = [_randn(dtype, size) for size in sizes]
+    expected, first = [], 0
+    for weight, num in zip(weights, (num_heads, num_kv_heads)):
+        norm = select_kernels(dtype, mode="reference").make_rms_norm(weight, 1e-5)
+        part = heads[:, first : first + num]
+        expected.append(norm(part.reshape(-1, len(weight))).view(part.shape))
+        first += num
+    for kernels in _all(dtype):
+        found = heads.clone()
+        kernels.make_query_key_norm(*weights, num_heads, num_kv_heads, 1e-5)(found)
+        _assert_close(found[:, :first], torch.cat(expected, 1))
+        assert torch.equal(found[:, first:], heads[:, first:])
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_scaling_and_adding_in_place_round_once(dtype: torch.dtype, num_tokens: int) -> None:
+    x, total = _randn(dtype, num_tokens, 50), _randn(dtype, num_tokens, 50) * 3
+    for kernels in _all(dtype):
+        scaled, added = x.clone(), total.clone()
+        kernels.scale_in_place(scaled, 0.22)
+        kernels.add_in_place(added, x)
+        assert torch.equal(scaled, x * 0.22) and torch.equal(added, total + x)
+
+
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("head_dim", [8, 16, 80])
 def test_rotate_and_store_rotates_queries_in_place_and_writes_kv_to_its_slots(
@@ -182,7 +227,7 @@ def test_packed_linear_is_refused_with_a_reason_where_it_does_not_work(
     def broken(weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         raise RuntimeError("no such primitive\nmore lines")
 
-    monkeypatch.setattr(cpu_linear, "make_linear", broken)
+    monkeypatch.setattr(cpu_linear, "_packed", broken)
     cpu_linear.why_not_packed.cache_clear()
     try:
         choices = select_kernels(dtype, mode="cpu").describe()

@@ -43,6 +43,15 @@ def test_a_cpu_without_the_instructions_is_refused_by_name(
     assert reason is not None and "avx512_bf16" in reason
 
 
+@pytest.mark.parametrize("flag", ["avx512_bf16", "avx512_vnni"])
+def test_a_cpu_that_lacks_one_instruction_set_is_refused_by_name(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: build.NEEDED_CPU_FLAGS - {flag})
+    reason = why_not_native(torch.bfloat16)
+    assert reason is not None and reason.endswith(flag)
+
+
 def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.native.bindings import why_not_native
+from stemma.kernels.ops import KVLayer
+from stemma.kernels.quantized_kv import QuantizedKV
 from stemma.kernels.registry import Kernels, select_kernels
 
 pytestmark = pytest.mark.skipif(
@@ -21,21 +24,28 @@ HEADS, KV_HEADS, DIM = 4, 2, 16
 class Block:
     """One attention layer and one gated linear over fixed input tensors."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, kv_dtype: torch.dtype = torch.bfloat16) -> None:
         torch.manual_seed(0)
         size = HEADS * DIM
         self.kernels = kernels
         self.table = torch.randn(50, size).bfloat16()
         self.norm = kernels.make_rms_norm(torch.ones(size).bfloat16(), 1e-5)
+        weights = torch.randn(DIM).bfloat16(), torch.randn(KV_HEADS * DIM).bfloat16()
+        self.norm_heads = kernels.make_query_key_norm(*weights, HEADS, KV_HEADS, 1e-5)
         self.qkv = kernels.make_linear(
             torch.randn(size + 2 * KV_HEADS * DIM, size).bfloat16(), None
         )
         self.gated = kernels.make_gated_linear(torch.randn(2 * size, size).bfloat16() / 8, None)
-        self.kv_layer = torch.zeros(2, KV_HEADS, 64, DIM).bfloat16()
+        values = torch.zeros((2, KV_HEADS, 64, DIM), dtype=kv_dtype)
+        self.kv_layer: KVLayer = values
+        if kv_dtype is not torch.bfloat16:
+            self.kv_layer = QuantizedKV(values, torch.zeros(2, KV_HEADS, 64))
+        self.memory = values.view(torch.uint8)
         self.ids = torch.zeros(2, dtype=torch.int64)
         self.slots = torch.zeros(2, dtype=torch.int64)
         self.cos = torch.ones(2, 1, DIM).bfloat16()
         self.plan: object = None
+        self.options = DEFAULT_OPTIONS
 
     def set_step(self, ids: list[int], slots: list[int], lens: list[int]) -> None:
         self.ids.copy_(torch.tensor(ids))
@@ -48,14 +58,17 @@ class Block:
             np.arange(2, dtype=np.int32),
             1,
         )
-        self.plan = self.kernels.plan_attention(rows, self.kv_layer, HEADS)
+        self.plan = self.kernels.plan_attention(rows, self.kv_layer, HEADS, self.options)
 
     def forward(self) -> torch.Tensor:
         x = self.kernels.gather_rows(self.table, self.ids)
+        self.kernels.scale_in_place(x, 1.5)
         heads = self.qkv(self.norm(x)).view(2, -1, DIM)
+        self.norm_heads(heads)
         self.kernels.rotate_and_store(heads, self.cos, self.cos, self.kv_layer, self.slots)
         out = self.kernels.paged_attention(heads[:, :HEADS], self.kv_layer, self.plan)
         self.norm(out.view(2, -1), x)
+        self.kernels.add_in_place(x, out.view(2, -1))
         return self.gated(x)
 
 
@@ -64,37 +77,41 @@ def kernels() -> Kernels:
     return select_kernels(torch.bfloat16)
 
 
-def capture_of(kernels: Kernels, run: Callable[[], torch.Tensor]) -> object:
+def capture_of(kernels: Kernels, block: Block, run: Callable[[], torch.Tensor]) -> object:
     assert kernels.capture is not None
-    return kernels.capture(run)[1]
+    return kernels.capture(run, [block.plan])[1]
 
 
-def test_a_replay_gives_what_the_calls_give_for_every_later_step(kernels: Kernels) -> None:
-    recorded, direct = Block(kernels), Block(kernels)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_replay_gives_what_the_calls_give_for_every_later_step(
+    kernels: Kernels, kv_dtype: torch.dtype
+) -> None:
+    recorded, direct = Block(kernels, kv_dtype), Block(kernels, kv_dtype)
+    recorded.options = direct.options = AttentionOptions(window=3, soft_cap=5.0)
     assert kernels.capture is not None
     steps = [([i, 7 + i], [i, 32 + i], [i + 1, i + 1]) for i in range(5)]
     recorded.set_step(*steps[0])
     direct.set_step(*steps[0])
-    first, captured = kernels.capture(recorded.forward)
+    first, captured = kernels.capture(recorded.forward, [recorded.plan])
     assert captured is not None and torch.equal(first, direct.forward())
     for step in steps[1:]:
         recorded.set_step(*step)
         direct.set_step(*step)
-        captured.replay(recorded.plan)
+        captured.replay([recorded.plan])
         assert torch.equal(captured.result, direct.forward())
-        assert torch.equal(recorded.kv_layer, direct.kv_layer)
+        assert torch.equal(recorded.memory, direct.memory) and recorded.memory.any()
 
 
 def test_what_torch_computes_cannot_be_recorded(kernels: Kernels) -> None:
     block = Block(kernels)
     block.set_step([1, 2], [0, 32], [1, 1])
     index = torch.tensor([1, 0])
-    assert capture_of(kernels, lambda: block.forward() * 2) is None
-    assert capture_of(kernels, lambda: block.forward().add_(1)) is None
-    assert capture_of(kernels, lambda: block.forward()[index]) is None
-    assert capture_of(kernels, lambda: block.forward().transpose(0, 1).reshape(-1)) is None
-    assert capture_of(kernels, lambda: torch.nn.functional.silu(block.forward())) is None
-    assert capture_of(kernels, block.forward) is not None
+    assert capture_of(kernels, block, lambda: block.forward() * 2) is None
+    assert capture_of(kernels, block, lambda: block.forward().add_(1)) is None
+    assert capture_of(kernels, block, lambda: block.forward()[index]) is None
+    assert capture_of(kernels, block, lambda: block.forward().transpose(0, 1).reshape(-1)) is None
+    assert capture_of(kernels, block, lambda: torch.nn.functional.silu(block.forward())) is None
+    assert capture_of(kernels, block, block.forward) is not None
 
 
 def test_a_recording_that_raises_leaves_nothing_behind(kernels: Kernels) -> None:
@@ -106,5 +123,38 @@ def test_a_recording_that_raises_leaves_nothing_behind(kernels: Kernels) -> None
         raise ValueError("in the middle")
 
     with pytest.raises(ValueError, match="in the middle"):
-        capture_of(kernels, fails)
-    assert capture_of(kernels, block.forward) is not None
+        capture_of(kernels, block, fails)
+    assert capture_of(kernels, block, block.forward) is not None
+
+
+def test_a_replay_adds_the_adapters_of_its_own_step(kernels: Kernels) -> None:
+    """Also where their mix is another than that of the recording."""
+    torch.manual_seed(0)
+    tables = [torch.randn(3, n * 4, 16).bfloat16() for n in (1, 2)]
+    up = [torch.randn(3, n * 32, 4).bfloat16() for n in (1, 2)]
+    loras = [kernels.make_lora(a, b, (32,) * n) for a, b, n in zip(tables, up, (1, 2))]
+    weights = torch.randn(32, 16).bfloat16(), torch.randn(64, 16).bfloat16()
+    linear = kernels.make_linear(weights[0], None)
+    gated = kernels.make_gated_linear_with_lora(weights[1], None, "gelu", loras[1])
+    x = torch.randn(4, 16).bfloat16()
+
+    def forward(plan: object) -> torch.Tensor:
+        y = linear(x)
+        loras[0](x, y, plan)
+        kernels.add_in_place(y, gated(x, plan))
+        return y
+
+    def plan_of(*slots: int) -> object:
+        return kernels.plan_lora(np.array(slots, dtype=np.int32), 3)
+
+    plan = plan_of(0, 1, 1, 2)
+    assert kernels.capture is not None
+    first, captured = kernels.capture(lambda: forward(plan), [], plan)
+    assert captured is not None and torch.equal(first, forward(plan))
+    for slots in ((3, 2, 1, 0), (0, 0, 0, 3), (2, 2, 2, 2)):
+        x.copy_(torch.randn(4, 16))
+        captured.replay([], plan_of(*slots))
+        assert torch.equal(captured.result, forward(plan_of(*slots)))
+        assert not torch.equal(captured.result, forward(plan))
+    captured.replay([], plan)
+    assert torch.equal(captured.result, forward(plan))

@@ -51,6 +51,34 @@ def test_rms_norm_of_a_row_does_not_depend_on_the_rows_beside_it(kernels: Kernel
     assert torch.equal(norm(x)[33:34], norm(x[33:34].contiguous()))
 
 
+def test_rms_norm_by_a_float32_weight_rounds_its_result_only(kernels: Kernels) -> None:
+    x, weight = _randn(torch.float16, 5, 80), 1 + _randn(torch.float32, 80) / 1000
+    expected = reference.make_rms_norm(weight, 1e-5)(x)
+    assert expected.dtype is torch.float16
+    assert not torch.equal(expected, reference.make_rms_norm(weight.half(), 1e-5)(x))
+    out = kernels.make_rms_norm(weight, 1e-5)(x)
+    assert (out != expected).float().mean() < 0.01, "another rounding"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [0, 1, 17])
+@pytest.mark.parametrize(
+    ("head_dim", "is_whole"), [(64, False), (80, False), (64, True), (80, True)]
+)
+def test_query_key_norm_equals_the_reference_and_leaves_values(
+    kernels: Kernels, dtype: torch.dtype, num_tokens: int, head_dim: int, is_whole: bool
+) -> None:
+    num_heads, num_kv_heads = 4, 2
+    heads = _randn(dtype, num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    sizes = (num_heads * head_dim, num_kv_heads * head_dim) if is_whole else (head_dim, head_dim)
+    weights = [_randn(dtype, size) for size in sizes]
+    found, expected = heads.clone(), heads.clone()
+    for each, out in ((kernels, found), (select_kernels(dtype, mode="reference"), expected)):
+        each.make_query_key_norm(*weights, num_heads, num_kv_heads, 1e-5)(out)
+    assert torch.equal(found[:, -num_kv_heads:], heads[:, -num_kv_heads:])
+    _assert_close(found, expected)
+
+
 def test_rms_norm_of_too_long_rows_is_refused_at_load(kernels: Kernels) -> None:
     with pytest.raises(AssertionError, match="16385"):
         kernels.make_rms_norm(torch.ones(16385), 1e-6)

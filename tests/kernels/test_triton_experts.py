@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stemma.errors import ModelLoadError
 from stemma.kernels.cpu import experts as cpu
-from stemma.kernels.ops import Activation, MakeExperts
+from stemma.kernels.ops import Activation, MakeExperts, Weight
+from stemma.kernels.quantized_weight import QuantizedWeight
 from stemma.kernels.reference import dense as reference_dense
 from stemma.kernels.reference import experts as reference
+from stemma.kernels.reference.quantized import dequantize
 from stemma.kernels.triton import expert_blocks, experts
 
 Shape = tuple[int, int, int, int, int]  # tokens, k, experts, hidden size, expert's size
 
-ON_A_CPU: MakeExperts = partial(cpu.make_experts, make_linear=reference_dense.make_linear)
+ON_A_CPU: MakeExperts = partial(
+    cpu.make_experts,
+    make_linear=reference_dense.make_linear,
+    make_gated_linear=reference_dense.make_gated_linear,
+)
 # Of the largest result, above what the same loop in this dtype errs by itself.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 
@@ -47,10 +55,80 @@ def test_few_pairs_an_expert(shape: Shape, dtype: torch.dtype) -> None:
     ],
 )
 def test_many_pairs_an_expert(shape: Shape, dtype: torch.dtype) -> None:
-    """Tiles 64 and 128 rows high."""
+    """Tiles 64 and 128 pairs wide."""
     num_pairs = shape[0] * shape[1]
-    assert experts.choose_tiles(dtype, num_pairs, shape[2]).down.block_m >= 64
+    assert experts.choose_tile(dtype, num_pairs, shape[2], is_float=True).block_m >= 64
     _check(experts.make_experts, shape, dtype)
+
+
+class Format(NamedTuple):
+    """Of a weight; group: None for one scale a row."""
+
+    bits: Literal[8, 4]
+    group: int | None = None
+    has_offsets: bool = False
+    activations: Literal["exact", "int8"] = "exact"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("gate_up", "down", "shape"),
+    [
+        (Format(8), Format(8), (3, 2, 5, 72, 40)),  # neither size a multiple of a block
+        (Format(8, None, True), Format(8, 32), (5, 2, 3, 64, 32)),
+        (Format(4, 128), Format(4, 64), (2, 2, 4, 256, 64)),
+        (Format(4, 32, True), Format(8, 16), (5, 2, 3, 96, 48)),  # as GGUF's Q4_K and Q6_K
+        (Format(4, 96, True), None, (5, 2, 3, 96, 16)),  # one stays floating
+        (None, Format(4, 32), (5, 2, 3, 40, 32)),
+        (Format(4, 32), Format(8), (30, 2, 2, 64, 64)),
+        (Format(8), Format(4, 32, True), (170, 1, 1, 48, 64)),
+    ],
+)
+def test_quantized_weights_are_taken_as_their_floats(
+    gate_up: Format | None, down: Format | None, shape: Shape, dtype: torch.dtype
+) -> None:
+    """With few, some and many pairs an expert."""
+    x, *weights, expert_ids, shares = _inputs(shape, dtype)
+    up, down_weight = (_quantized(*pair) for pair in zip(weights, (gate_up, down), strict=True))
+    floats = [
+        weight.double() if isinstance(weight, torch.Tensor) else dequantize(weight, torch.float64)
+        for weight in (up, down_weight)
+    ]
+    expected = reference.make_experts(*floats, "silu")(x.double(), expert_ids, shares.double())
+    found = experts.make_experts(up, down_weight, "silu")(x, expert_ids, shares)
+    assert found.dtype is dtype
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error <= (3e-6 if dtype is torch.float32 else 3e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_pairs", [1, 24, 25, 160, 161])
+def test_floats_and_numbers_take_the_same_blocks(num_pairs: int, dtype: torch.dtype) -> None:
+    """gate_up and down may be one of each."""
+    tiles = [experts.choose_tile(dtype, num_pairs, 1, is_float=kind) for kind in (True, False)]
+    assert tiles[0].block_m == tiles[1].block_m
+
+
+@pytest.mark.parametrize("num_tokens", [3, 30])
+def test_with_8_bit_activations_tokens_and_hidden_states_are_rounded(num_tokens: int) -> None:
+    x, *weights, expert_ids, shares = _inputs((num_tokens, 2, 2, 72, 40), torch.float32)
+    rounding, exact = (
+        [_quantized(weight, Format(8, activations=kind)) for weight in weights]
+        for kind in ("int8", "exact")
+    )
+    expected = reference.make_experts(*rounding, "silu")(x, expert_ids, shares)
+    found = experts.make_experts(*rounding, "silu")(x, expert_ids, shares)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    unrounded = experts.make_experts(*exact, "silu")(x, expert_ids, shares)
+    assert (unrounded - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_inputs_in_an_order_of_their_own_are_refused() -> None:
+    values = torch.zeros(2, 32, 32, dtype=torch.int8)
+    order = torch.arange(31, -1, -1, dtype=torch.int32).repeat(2, 1)
+    weight = QuantizedWeight(8, 32, values, torch.ones(2, 32, 1), None, input_order=order)
+    with pytest.raises(ModelLoadError, match="act-order"):
+        experts.make_experts(weight, weight, "silu")
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
@@ -184,3 +262,19 @@ def _inputs(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     weights = torch.rand(num_tokens, top_k, generator=generator)
     x = normal(num_tokens, hidden_size)
     return x.to(dtype), gate_up.to(dtype), down.to(dtype), chosen, weights
+
+
+def _quantized(weight: torch.Tensor, kind: Format | None) -> Weight:
+    """About as large as `weight`, of random numbers."""
+    if kind is None:
+        return weight
+    *rows, width = weight.shape
+    group = kind.group or width
+    generator = torch.Generator().manual_seed(width)
+    scales = (1 + torch.rand(*rows, width // group, generator=generator)) * width**-0.5
+    offsets = torch.randn(scales.shape, generator=generator) * 0.1 if kind.has_offsets else None
+    if kind.bits == 8:
+        numbers = torch.randint(-128, 128, weight.shape, generator=generator, dtype=torch.int8)
+        return QuantizedWeight(8, group, numbers, scales / 128, offsets, kind.activations)
+    halves = torch.randint(0, 256, (*rows, width // 2), generator=generator, dtype=torch.uint8)
+    return QuantizedWeight(4, group, halves, scales / 8, offsets)

@@ -7,13 +7,16 @@ import pytest
 
 from stemma.runtime.memory.block_copy import Bytes, gather_block, scatter_block, slots_of
 
-NUM_LAYERS, NUM_HEADS, NUM_SLOTS, WIDTH = 3, 2, 1024, 6
+NUM_LAYERS, NUM_VECTORS, NUM_SLOTS, WIDTH, SCALE_WIDTH = 3, 4, 1024, 6, 4
 
 
 def random_layers(seed: int) -> tuple[Bytes, ...]:
     rng = np.random.default_rng(seed)
-    shape = (2, NUM_HEADS, NUM_SLOTS, WIDTH)
-    return tuple(rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(NUM_LAYERS))
+    return tuple(
+        rng.integers(0, 256, (NUM_VECTORS, NUM_SLOTS, width), dtype=np.uint8)
+        for width in (WIDTH, SCALE_WIDTH)
+        for _ in range(NUM_LAYERS)
+    )
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])
@@ -28,21 +31,20 @@ def test_a_block_keeps_its_bits_through_a_copy_out_and_in(page_size: int, is_sor
     slots_from = slots_of(pages_from.tolist(), page_size)
     slots_to = slots_of(pages_to.tolist(), page_size)
     payload = gather_block(source, slots_from)
-    assert payload.shape == (NUM_LAYERS * 2 * NUM_HEADS * 256 * WIDTH,)
+    assert payload.shape == (NUM_LAYERS * NUM_VECTORS * 256 * (WIDTH + SCALE_WIDTH),)
     scatter_block(target, slots_to, payload)
     others = np.setdiff1d(np.arange(NUM_SLOTS), slots_to)
     for old, new, given in zip(before, target, source, strict=True):
-        assert (new[:, :, slots_to] == given[:, :, slots_from]).all()
-        assert (new[:, :, others] == old[:, :, others]).all()
+        assert (new[:, slots_to] == given[:, slots_from]).all()
+        assert (new[:, others] == old[:, others]).all()
 
 
-def test_the_payload_is_a_copy_that_lies_layer_by_layer_keys_first() -> None:
+def test_the_payload_is_a_copy_that_lies_part_by_part_and_layer_by_layer() -> None:
     layers = random_layers(1)
     payload = gather_block(layers, np.arange(256))
-    block = payload.reshape(NUM_LAYERS, 2, NUM_HEADS, 256, WIDTH)
-    for index, layer in enumerate(layers):
-        assert (block[index] == layer[:, :, :256]).all()
-        assert not np.shares_memory(payload, layer)
+    expected = np.concatenate([layer[:, :256].ravel() for layer in layers])
+    assert (payload == expected).all()
+    assert not any(np.shares_memory(payload, layer) for layer in layers)
 
 
 def test_slots_follow_the_pages_order() -> None:
@@ -62,5 +64,5 @@ def test_only_some_tokens_of_a_block_are_written_on_request(step: int) -> None:
     scatter_block(target, slots, gather_block(source, np.arange(256)), 100)
     others = np.setdiff1d(np.arange(NUM_SLOTS), slots)
     for old, new, given in zip(before, target, source, strict=True):
-        assert (new[:, :, slots] == given[:, :, 100 : 100 + len(slots)]).all()
-        assert (new[:, :, others] == old[:, :, others]).all()
+        assert (new[:, slots] == given[:, 100 : 100 + len(slots)]).all()
+        assert (new[:, others] == old[:, others]).all()

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_blocks import LAYOUT
+from kv_blocks import LAYOUT, PLAIN
 
 from stemma.runtime.memory.block_key import BLOCK_TOKENS, blocks_of
+from stemma.runtime.memory.kv_layout import KVLayout
 
 
 def keys(token_ids: list[int], namespace: str = "", layout=LAYOUT) -> list[bytes]:
@@ -45,9 +46,16 @@ def test_other_namespaces_and_layouts_have_other_keys() -> None:
         LAYOUT,
         replace(LAYOUT, model_revision="other"),
         replace(LAYOUT, dtype="float16"),
-        replace(LAYOUT, num_layers=2),
-        replace(LAYOUT, num_kv_heads=2),
-        replace(LAYOUT, head_dim=4),
+        replace(LAYOUT, kv=KVLayout(2, (PLAIN,))),
+        *(
+            replace(LAYOUT, kv=KVLayout(1, (part,)))
+            for part in (
+                replace(PLAIN, num_vectors=4),
+                replace(PLAIN, width=4),
+                replace(PLAIN, dtype="int8"),
+            )
+        ),
+        replace(LAYOUT, kv=KVLayout(1, (PLAIN, PLAIN))),
     ]
     found = {keys(ids, namespace, layout)[0] for namespace in "ab" for layout in layouts}
     assert len(found) == 2 * len(layouts)
@@ -58,4 +66,4 @@ def test_keys_are_the_same_in_every_version() -> None:
     assert keys([7] * BLOCK_TOKENS, "space")[0].hex() == KEY_OF_SEVENS
 
 
-KEY_OF_SEVENS = "9b5a5f006ed1eedb4d83045e7876d1051f6f891c894b599342cb27cd87ea5f16"
+KEY_OF_SEVENS = "80cbef99dd88f4a77056c05545894ce60dcb1aa2b54b804bc081da4073adfd86"

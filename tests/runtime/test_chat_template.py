@@ -87,6 +87,8 @@ def test_the_jinja_file_wins_over_the_config(tmp_path: Path) -> None:
 def test_a_template_that_is_no_jinja_is_a_load_error(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="not jinja2"):
         load(tmp_path, "{% for %}")
+    with pytest.raises(ModelLoadError, match="not jinja2: maximum recursion depth"):
+        load(tmp_path, "{{ " + "(" * 20_000 + " }}")
 
 
 def test_a_template_file_that_is_no_text_is_a_load_error(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kv_blocks import LAYOUT, fetched, open_store, sequence
+from kv_blocks import LAYOUT, PLAIN, fetched, open_store, sequence
+
+from stemma.runtime.memory.kv_layout import KVLayout
 
 TESTS = Path(__file__).parent.parent
 # Blocks of 1 MiB, so that a process is killed within the writing of one.
-LARGE = replace(LAYOUT, head_dim=1024)
+LARGE = replace(LAYOUT, kv=KVLayout(1, (replace(PLAIN, width=1024),)))
 
 # Saves chains of three without end, in a bounded store, and says which are on disk.
 WRITER = """
@@ -23,7 +25,7 @@ import itertools, sys
 from dataclasses import replace
 sys.path.insert(0, {tests!r})
 from kv_blocks import *
-layout = replace(LAYOUT, head_dim=1024)
+layout = replace(LAYOUT, kv=KVLayout(1, (replace(PLAIN, width=1024),)))
 store = open_store(Path({folder!r}), max_blocks={max_blocks}, layout=layout)
 assert store.mode.value == "writer"
 print("ready", flush=True)

@@ -9,6 +9,7 @@ identical to those of the request alone on an empty cache, whatever there is of
     tree attention on and off              every scheduling policy            all of it at random
     jump-forward on and off                host tier, swap, leases and hints on and off
     overlap on and off                     steps in order or queued
+    adapters of its neighbours, and which of them have slots
 
 and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
 under a grammar.
@@ -37,6 +38,7 @@ import hypothesis.strategies
 import pytest
 import torch
 import zmq
+from adapters import make_adapter
 from fakes import FakeListener
 from house import hope
 
@@ -50,6 +52,7 @@ from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.lora.adapter import Adapter
 from stemma.runtime.request import FinishReason, Request, Scoring
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.grammar import PendingGrammar
@@ -68,6 +71,7 @@ class Job:
     leaves: int | None = None
     grammar: GrammarSpec | None = None
     jump_forward: bool = True
+    adapter: str | None = None  # of those that `load_adapted` serves
 
 
 def _jobs() -> list[Job]:
@@ -126,6 +130,12 @@ def _constrained(index: int, job: Job) -> Job:
 
 
 CONSTRAINED = [_constrained(index, job) for index, job in enumerate(GREEDY)]
+ADAPTERS = (None, "first", "second", "third")
+ADAPTED = [
+    replace(job, adapter=name)
+    for job, other in zip(GREEDY[2:6], SAMPLED[2:6])
+    for name, job in zip(ADAPTERS, (job, other, job, job))
+]
 JOBS = {
     "greedy": GREEDY, "sampled": SAMPLED, "adjusted": ADJUSTED, "constrained": CONSTRAINED
 }  # fmt: skip
@@ -185,17 +195,20 @@ def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
 def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) -> list[Request]:
     """Run jobs to their ends, with the invariants checked after each step."""
     engine = loaded.engine
+    adapters = [None if job.adapter is None else _adapter_of(loaded, job.adapter) for job in jobs]
     requests = [
         Request(
             engine.next_request_id(),
             array("i", job.prompt),
             job.sampling,
             FakeListener(),
+            namespace="" if adapter is None else adapter.namespace(""),
+            adapter=adapter,
             stop_ids=frozenset(job.sampling.stop_token_ids),
             grammar=None if job.grammar is None else compiled(job.grammar),
             jump_forward=job.jump_forward,
         )
-        for job in jobs
+        for job, adapter in zip(jobs, adapters)
     ]
     arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
     step = 0
@@ -217,6 +230,11 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
             ended = (FinishReason.LENGTH, *[FinishReason.STOP] * (job.grammar is not None))
             assert request.finish_reason in ended, request.error
     return requests
+
+
+def _adapter_of(loaded: LoadedModel, name: str) -> Adapter:
+    assert loaded.adapters is not None
+    return loaded.adapters.find(name)
 
 
 def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
@@ -393,6 +411,63 @@ def test_tokens_are_identical_after_preemption(
     monkeypatch.setattr(loaded.engine.scheduler, "_require_room", lambda request, cut: None)
     assert outputs_of(serve(loaded, jobs)) == alone
     assert stats.num_preemptions > num_before, "the pool was not small enough to test anything"
+
+
+@pytest.fixture(scope="module")
+def load_adapted(
+    load: Load, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., LoadedModel]:
+    """With three adapters, of different ranks and modules."""
+    folder = tmp_path_factory.mktemp("adapters")
+    targets = (["q_proj", "v_proj", "down_proj"], ["o_proj", "up_proj"], ["k_proj", "gate_proj"])
+    paths = tuple(
+        (name, make_adapter(folder / str(name), checkpoint, targets[i], rank=3 + i, seed=i))
+        for i, name in enumerate(ADAPTERS[1:])
+    )
+    return functools.partial(load, lora_paths=paths)
+
+
+@pytest.fixture(scope="module")
+def adapted_alone(load: Load, load_adapted: Load) -> list[list[int]]:
+    """The truth: each job alone on an engine with all slots; base's on one that knows none."""
+    outputs = []
+    for job in ADAPTED:
+        (request,) = serve(load() if job.adapter is None else load_adapted(), [job])
+        assert request.num_cached_tokens == 0
+        outputs.append(list(request.output_ids))
+        load_adapted()  # its cache is flushed
+    assert len({tuple(output) for output in outputs}) == len(outputs), "the jobs are too alike"
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_loras_per_batch": 1, "chunked_prefill_size": 7},
+        {"max_loras_per_batch": 2, "page_size": 16, "chunked_prefill_size": 23},
+        {"kernels": "cpu", "max_running_requests": 5},
+        {"max_total_tokens": 128, "chunked_prefill_size": 32, "host_kv_tokens": 512},
+        {"device": "cuda", "max_loras_per_batch": 2},
+    ],
+)
+def test_tokens_are_identical_beside_other_adapters(
+    load_adapted: Load,
+    adapted_alone: list[list[int]],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same prompts through three adapters and none at once, then on a warm cache."""
+    loaded = load_adapted(**options)
+    scheduler = loaded.engine.scheduler
+    num_before = scheduler.stats.num_preemptions
+    is_small = "max_total_tokens" in options
+    if is_small:
+        monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+    assert outputs_of(serve(loaded, ADAPTED)) == adapted_alone
+    again = [replace(job, arrives=index) for index, job in enumerate(ADAPTED[::-1])]
+    assert outputs_of(serve(loaded, again)) == adapted_alone[::-1]
+    assert (scheduler.stats.num_preemptions > num_before) == is_small
 
 
 @pytest.mark.parametrize(("page_size", "pool"), [(1, 128), (16, 144)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,8 @@ from strangers import Served, Stranger
 import stemma
 from stemma.errors import ProtocolError
 from stemma.frontend import wire
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.programs import call_factory
 
@@ -309,3 +314,23 @@ def test_an_address_that_cannot_be_bound_is_an_error(served: Served, tmp_path: P
     endpoint = f"ipc://{tmp_path}/no/such/folder/x.ipc"
     with pytest.raises(ProtocolError, match="cannot listen at"):
         Gateway(served.loaded, [endpoint], context=served.context)
+
+
+def test_what_wakes_the_loop_is_taken_so_that_it_sleeps_again(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Else an idle engine would spin after the first block from disk."""
+    config = EngineConfig(checkpoint, dtype="float32", max_total_tokens=512, kv_store=tmp_path)
+    loaded = LoadedModel(config)
+    gateway = Gateway(loaded, ["inproc://woken"], context=zmq.Context())
+    thread = threading.Thread(target=gateway.run, daemon=True)
+    store = loaded.engine.kv_store
+    assert store is not None
+    os.write(store._wake_w, b"\0")
+    thread.start()
+    until_s = time.monotonic() + 10.0
+    while select.select([store], [], [], 0.0)[0] and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert not select.select([store], [], [], 0.0)[0]
+    gateway.stop()
+    thread.join(10)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from program_stage import Stage, gen, hint, text
 
 from stemma.frontend import ir
+from stemma.runtime.lora.adapter import Adapter
+from stemma.runtime.lora.registry import AdapterRegistry
 from stemma.runtime.programs.hints import Action
+from stemma.runtime.programs.world import World
 from stemma.runtime.schedule.hints import Outcome
 
 
@@ -20,6 +24,7 @@ class FakeStated:
 
     computed: list[bytes] = field(default_factory=list)
     asked: list[tuple[str, bytes]] = field(default_factory=list)
+    namespaces: list[str] = field(default_factory=list)  # in which it was asked
 
     def carry_out(
         self, action: Action, token_ids: Sequence[int], *, namespace: str, account: str
@@ -28,6 +33,7 @@ class FakeStated:
         if not prefix or not any(whole.startswith(prefix) for whole in self.computed):
             return Outcome("missing", "nothing of this prefix is cached")
         self.asked.append((action.action, prefix))
+        self.namespaces.append(namespace)
         return Outcome("accepted", "", len(prefix))
 
 
@@ -73,6 +79,23 @@ def test_a_hint_behind_a_call_acts_at_once(hinted: Stage, stated: FakeStated) ->
     hinted.generate("X")
     hinted.on(0, hint("retain"), hint("demote"))
     assert stated.asked == [("retain", b"aX"), ("demote", b"aX")]
+
+
+def test_a_hint_acts_where_the_branchs_last_call_has_its_kv(
+    world: World, stated: FakeStated
+) -> None:
+    adapters = AdapterRegistry("model", {}, max_rank=1, prepare=list)
+    adapters._adapters["a"] = adapter = Adapter("a", Path("a"), "1", 1, None)
+    stage = Stage(replace(world, adapters=adapters))
+    stage.session._stated = stated  # type: ignore[assignment]
+    stage.on(0, text("a"), hint("pin"), gen(lora_path="a"))
+    stated.computed.append(b"aX")
+    stage.generate("X")
+    stage.on(0, hint("retain"), gen())
+    stage.generate("Y")
+    stated.computed.append(b"aXY")
+    stage.on(0, hint("demote"))
+    assert stated.namespaces == [adapter.namespace(""), adapter.namespace(""), ""]
 
 
 def test_what_cannot_wait_is_missing(hinted: Stage) -> None:

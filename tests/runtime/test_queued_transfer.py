@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_layouts import LAYOUTS, memory_of, random_pool
 
 from stemma.kernels.ops import MakePageCopy
 from stemma.kernels.reference.page_copy import PageCopy
@@ -86,22 +87,6 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-@pytest.fixture(scope="module")
-def model_config(checkpoint: Path) -> ModelConfig:
-    return ModelConfig.from_folder(checkpoint)
-
-
-def device_of(
-    config: ModelConfig, dtype: torch.dtype, page_size: int, num_pages: int = NUM_PAGES
-) -> DeviceKVPool:
-    """Full of bits that are the same in every call, NaNs of every kind among them."""
-    device = DeviceKVPool(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
-    generator = torch.Generator().manual_seed(1)
-    for layer in device.layers:
-        layer.view(torch.uint8).random_(0, 256, generator=generator)
-    return device
-
-
 def transfer_of(
     device: DeviceKVPool, make_page_copy: MakePageCopy = PageCopy
 ) -> tuple[QueuedKVTransfer, LateQueue]:
@@ -111,20 +96,20 @@ def transfer_of(
 
 
 def same_bits(one: DeviceKVPool, other: DeviceKVPool) -> bool:
-    pairs = zip(one.layers, other.layers, strict=True)
-    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+    return all(map(torch.equal, memory_of(one), memory_of(other)))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "page_size"), [(torch.bfloat16, 16), (torch.bfloat16, 1), (torch.float32, 4)]
+    ("kind", "page_size"),
+    [("bfloat16", 16), ("float32", 4), ("int8", 1), ("fp8", 4), ("latent", 1), ("latent", 16)],
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_moves_leave_what_the_cpus_copies_leave(
-    model_config: ModelConfig, dtype: torch.dtype, page_size: int, data: st.DataObject
+    kind: str, page_size: int, data: st.DataObject
 ) -> None:
     """Pages are stored, overwritten and loaded again within one plan."""
-    plain, device = (device_of(model_config, dtype, page_size) for _ in range(2))
+    plain, device = (random_pool(LAYOUTS[kind], NUM_PAGES, page_size) for _ in range(2))
     copies: list[TierCopy] = []
     for _ in range(data.draw(st.integers(1, 5))):
         count = data.draw(st.integers(0, NUM_PAGES))
@@ -143,16 +128,16 @@ def test_any_moves_leave_what_the_cpus_copies_leave(
 
 
 @pytest.mark.parametrize("make_page_copy", [PageCopy, None], ids=["reference", "triton"])
-@pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize(
+    ("kind", "page_size"), [("bfloat16", 16), ("bfloat16", 128), ("int8", 64), ("latent", 128)]
+)
 def test_blocks_are_the_cpus_and_come_back_from_any_token_on(
-    model_config: ModelConfig, page_size: int, make_page_copy: MakePageCopy | None
+    kind: str, page_size: int, make_page_copy: MakePageCopy | None
 ) -> None:
-    dtype, num_block_pages = torch.float16, BLOCK_TOKENS // page_size
+    num_block_pages = BLOCK_TOKENS // page_size
     if make_page_copy is None:
-        make_page_copy = select_kernels(dtype, mode="triton").make_page_copy
-    plain, device = (
-        device_of(model_config, dtype, page_size, 3 * num_block_pages) for _ in range(2)
-    )
+        make_page_copy = select_kernels(torch.float32, mode="triton").make_page_copy
+    plain, device = (random_pool(LAYOUTS[kind], 3 * num_block_pages, page_size) for _ in range(2))
     order = np.random.default_rng(5).permutation(3 * num_block_pages).tolist()
     pages = array("i", order[:num_block_pages])
     others = array("i", order[num_block_pages : 2 * num_block_pages - 1])
@@ -171,26 +156,25 @@ def test_blocks_are_the_cpus_and_come_back_from_any_token_on(
 
 
 def test_a_run_of_host_pages_is_one_copy_and_large_transfers_are_cut(
-    model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = device_of(model_config, torch.bfloat16, 4)
+    device = random_pool(LAYOUTS["int8"], NUM_PAGES, 4)
     transfer, queue = transfer_of(device)
     scattered, run = array("i", [7, 3, 9, 1, 0]), array("i", range(10, 15))
     transfer.run([Transfer("store", scattered, run)])
     assert queue.num_copies == 2  # the pages' numbers, and the pages
-    before = device_of(model_config, torch.bfloat16, 4)
-    for layer in device.layers:
-        layer.zero_()
-    page_bytes = sum(layer.nbytes for layer in device.layers) // NUM_PAGES
+    before = random_pool(LAYOUTS["int8"], NUM_PAGES, 4)
+    for tensor in memory_of(device):
+        tensor.zero_()
+    page_bytes = device.num_bytes // NUM_PAGES
     monkeypatch.setattr(queued_transfer, "_MAX_STAGED_BYTES", 2 * page_bytes)
     transfer.run([Transfer("load", scattered, run)])
     assert queue.num_copies == 2 + 3 * 2
     for page in range(NUM_PAGES):
         slots = slice(4 * page, 4 * page + 4)
-        for layer, old in zip(device.layers, before.layers, strict=True):
-            bits = layer[:, :, slots].contiguous().view(torch.uint8)
-            expected = old[:, :, slots].contiguous().view(torch.uint8)
-            assert torch.equal(bits, expected) if page in scattered else not bits.any()
+        for new, old in zip(memory_of(device), memory_of(before), strict=True):
+            bits = new[:, slots]
+            assert torch.equal(bits, old[:, slots]) if page in scattered else not bits.any()
 
 
 def test_a_runner_on_a_gpu_continues_from_what_it_stored_as_one_on_a_cpu(checkpoint: Path) -> None:
@@ -219,7 +203,8 @@ def test_a_runner_on_a_gpu_continues_from_what_it_stored_as_one_on_a_cpu(checkpo
     assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
 
 
-def test_a_pinned_pool_is_as_large_as_a_plain_one(model_config: ModelConfig) -> None:
-    device = device_of(model_config, torch.bfloat16, 4)
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_pinned_pool_is_as_large_as_a_plain_one(kind: str) -> None:
+    device = random_pool(LAYOUTS[kind], 2, 4)
     pinned, plain = PinnedKVPool(device, 5), HostKVPool(device, 5)
     assert pinned.num_bytes == plain.num_bytes and pinned.pages.shape[0] == 5

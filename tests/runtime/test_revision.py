@@ -59,3 +59,12 @@ def test_the_models_length_counts_where_the_frequencies_depend_on_it(folder: Pat
     dynamic = replace(CONFIG, rope_scaling=RopeScaling(RopeKind.DYNAMIC, 2.0, 100, 200))
     assert model_revision(folder, dynamic, 100) != model_revision(folder, dynamic, 200)
     assert model_revision(folder, CONFIG, 100) == model_revision(folder, CONFIG, 200)
+
+
+def test_it_tells_apart_the_files_that_a_folders_weights_are_read_from(folder: Path) -> None:
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    found = {
+        model_revision(folder, CONFIG, 100, load_format=load_format)
+        for load_format in ("auto", "safetensors", "gguf")
+    }
+    assert len(found) == 3

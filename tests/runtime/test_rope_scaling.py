@@ -27,6 +27,12 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn-attention-factor": {"rope_type": "yarn", **YARN, "attention_factor": 0.8},
     "yarn-mscale": {"rope_type": "yarn", **YARN, "mscale": 1.2, "mscale_all_dim": 0.7},
     "yarn-betas": {"rope_type": "yarn", **YARN, "beta_fast": 8.0, "beta_slow": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": ORIGINAL,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8, 2.0, 2.5],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
+    },
     "yarn-exact-bounds": {"rope_type": "yarn", **YARN, "truncate": False},
 }
 TOKENS = torch.randint(0, 131, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -86,15 +92,21 @@ def test_logprobs_equal_transformers_beyond_the_original_length(
         torch.testing.assert_close(torch.tensor(scores).double(), expected, atol=1e-4, rtol=0)
 
 
-def test_dynamic_frequencies_are_plain_up_to_the_original_length(
-    tmp_path: Path,
+@pytest.mark.parametrize(("name", "max_positions"), [("dynamic", 1), ("longrope", 4)])
+def test_an_engine_up_to_the_original_length_has_the_frequencies_of_short_texts(
+    name: str, max_positions: int, tmp_path: Path
 ) -> None:
-    """And above it a sequence's KV depends on the engine's length, never on its own."""
-    rope = {"rope_theta": 1e4, **CASES["dynamic"]}
+    """And above it a sequence's KV depends on the engine's length, never on its own.
+
+    max_positions: in original lengths.
+    """
     folder = make_checkpoint(
-        tmp_path, vocab_size=131, has_tokenizer=False, max_position_embeddings=ORIGINAL,
-        rope_parameters=rope,
-    )  # fmt: skip
+        tmp_path,
+        vocab_size=131,
+        has_tokenizer=False,
+        max_position_embeddings=max_positions * ORIGINAL,
+        rope_parameters={"rope_theta": 1e4, **CASES[name]},
+    )
     short = TOKENS[:ORIGINAL]
     expected = _hf_logprobs(folder, short)[range(ORIGINAL - 1), short[1:]]
     scores = _scores(_runner(folder, ORIGINAL), short, ORIGINAL)

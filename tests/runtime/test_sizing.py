@@ -12,6 +12,7 @@ from stemma.errors import InvalidRequest
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.memory import sizing
 from stemma.runtime.memory.device_pool import DeviceKVPool
+from stemma.runtime.memory.kv_layout import KVLayout
 from stemma.runtime.model_config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -31,7 +32,6 @@ CONFIG = ModelConfig(
     qkv_bias=False,
     output_bias=False,
     mlp_bias=False,
-    sliding_window=None,
     eos_token_ids=(),
     bos_token_id=None,
     torch_dtype=None,
@@ -41,12 +41,13 @@ CONFIG = ModelConfig(
     default_min_p=None,
     default_repetition_penalty=None,
 )
+LAYOUT = KVLayout.of(CONFIG, "bfloat16")
 BYTES_PER_TOKEN = 2 * 3 * 2 * 16 * 2  # keys and values, layers, heads, head size, bfloat16
 
 
 def test_bytes_per_token_are_those_of_the_pool() -> None:
-    assert sizing.kv_bytes_per_token(CONFIG, 2) == BYTES_PER_TOKEN
-    pool = DeviceKVPool(CONFIG, num_pages=5, page_size=4, dtype=torch.bfloat16)
+    assert LAYOUT.bytes_per_token == BYTES_PER_TOKEN
+    pool = DeviceKVPool(LAYOUT, num_pages=5, page_size=4)
     assert pool.num_bytes == 20 * BYTES_PER_TOKEN
 
 
@@ -132,4 +133,4 @@ def test_dtypes_are_named_and_others_refused() -> None:
 
 def _pages(**options: Any) -> int:
     defaults = {"page_size": 1, "max_running_requests": 4, "max_model_len": 100}
-    return sizing.num_pages_for(CONFIG, dtype_bytes=2, **{**defaults, **options})
+    return sizing.num_pages_for(LAYOUT, **{**defaults, **options})

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,22 +37,22 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_tensors_arrive_in_the_target_dtype(folder: Path, dtype: torch.dtype) -> None:
-    with CheckpointWeights(folder, dtype) as source:
+    with closing(CheckpointWeights(folder, dtype)) as source:
         for name, tensor in TENSORS.items():
             taken = source.take(name, tensor.shape)
             assert taken.dtype is dtype and torch.equal(taken, tensor.to(dtype))
 
 
 def test_stacked_tensors_follow_each_other(folder: Path) -> None:
-    with CheckpointWeights(folder, torch.float32) as source:
+    with closing(CheckpointWeights(folder, torch.float32)) as source:
         stacked = source.take_stacked(["b", "a"], [(3, 3), (2, 3)])
     assert torch.equal(stacked, torch.cat((TENSORS["b"], TENSORS["a"])))
 
 
 def test_progress_grows_to_at_most_the_total(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
-    with CheckpointWeights(
-        folder, torch.float32, on_progress=lambda *at: seen.append(at)
+    with closing(
+        CheckpointWeights(folder, torch.float32, on_progress=lambda *at: seen.append(at))
     ) as source:
         for name, tensor in TENSORS.items():
             source.take(name, tensor.shape)
@@ -58,7 +61,7 @@ def test_progress_grows_to_at_most_the_total(folder: Path) -> None:
 
 
 def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
-    with CheckpointWeights(folder, torch.float32) as source:
+    with closing(CheckpointWeights(folder, torch.float32)) as source:
         with pytest.raises(ModelLoadError, match="tensor 'd' is missing"):
             source.take("d", (1,))
         with pytest.raises(ModelLoadError, match=r"'a': expected shape \[3, 2\], found \[2, 3\]"):
@@ -70,7 +73,10 @@ def test_leftovers_are_logged_except_rotary_tables_and_skipped_ones(
 ) -> None:
     extra = {"x.rotary_emb.inv_freq": torch.ones(2), "lm_head.weight": torch.ones(2)}
     save_file({**TENSORS, **extra}, tmp_path / "model.safetensors")
-    with CheckpointWeights(tmp_path, torch.float32) as source, caplog.at_level(logging.WARNING):
+    with (
+        closing(CheckpointWeights(tmp_path, torch.float32)) as source,
+        caplog.at_level(logging.WARNING),
+    ):
         source.take("a", (2, 3))
         source.skip("lm_head.weight")
         source.finish()
@@ -95,8 +101,42 @@ def test_missing_broken_and_foreign_files_are_named(tmp_path: Path) -> None:
         CheckpointWeights(tmp_path, torch.float32)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"a":' * 100_000,
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, Infinity]}}',
+        '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 8]}}',
+        "[]",
+    ],
+)
+def test_a_header_that_lies_is_no_traceback(tmp_path: Path, header: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(8))
+    with pytest.raises(ModelLoadError, match="not a readable safetensors file"):
+        CheckpointWeights(tmp_path, torch.float32)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="not a readable safetensors file"):
+        CheckpointWeights(tmp_path, torch.float32)
+
+
+def test_no_room_is_made_for_what_the_checkpoint_does_not_have(folder: Path) -> None:
+    with closing(CheckpointWeights(folder, torch.float32)) as source:
+        huge = (1 << 31, 1 << 31)
+        with pytest.raises(ModelLoadError, match="'a': expected shape"):
+            source.take("a", huge)
+        with pytest.raises(ModelLoadError, match="'b': expected shape"):
+            source.take_stacked(["a", "b"], [(2, 3), huge])
+
+
 def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
     save_file({"q": torch.ones(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
-    with CheckpointWeights(tmp_path, torch.float32) as source:
-        with pytest.raises(ModelLoadError, match="quantized checkpoints are not supported"):
+    with closing(CheckpointWeights(tmp_path, torch.float32)) as source:
+        with pytest.raises(
+            ModelLoadError,
+            match=r"expected floating point, found torch\.int8.*no quantization_config",
+        ):
             source.take("q", (2,))

@@ -10,19 +10,24 @@
 // A unit of work is an item by a KV head; its rows are the item's tokens by the query heads of that
 // KV head. Keys are taken 64 at a time and packed for vdpbf16ps; scores stay in registers until
 // they are probabilities, rounded to bfloat16 for the product with the values; sums are float32.
+//
+// Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
+// left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
+// few instructions a number and half of the memory traffic.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "bf16.h"
+#include "kv_format.h"
 #include "native.h"
 
 namespace stemma {
 namespace {
 
-constexpr int kKeys = 64;     // keys of a block: 4 registers of scores
-constexpr int kTileRows = 6;  // 24 sums of the 32 registers
+constexpr int kTileRows = 6;  // 24 sums of the 32 registers: a block of keys is 4 of scores
+constexpr int kLineBytes = 64;
 constexpr float kLog2E = 1.44269504f;
 
 // Mirrored by numpy in paged_attention.py.
@@ -31,7 +36,10 @@ struct Item {
     int32_t num_tokens;   // >= 1
     int32_t first_slot;   // index into the slots
     int32_t num_keys;     // >= 1
-    int32_t num_visible;  // keys that the first token sees, >= 1; the next token sees one more
+    // The first token sees keys [num_hidden, num_visible) of these, the next one starts and ends one
+    // key later. Where nothing is hidden, num_hidden is -num_tokens or less.
+    int32_t num_visible;
+    int32_t num_hidden;
     int32_t partial;      // index of the first token's partial, or -1: the result is final
 };
 
@@ -50,14 +58,20 @@ struct Plan {
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;
-    float scale;
+    int32_t format;  // KVFormat
+    float scale;     // of the scores
+    float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
 };
 
 struct Attention : Plan {
     const bf16* q;
     int64_t q_stride;  // elements from token to token
-    const bf16* kv;    // [2, num_kv_heads, num_slots, head_dim]
-    bf16* out;         // [T, num_heads, head_dim]
+    const void* kv;       // [2, num_kv_heads, num_slots, head_dim]
+    const float* scales;  // [2, num_kv_heads, num_slots], or null
+    bf16* out;            // [T, num_heads, head_dim]
+
+    // What the scores that rows keep are multiplied by in the softmax.
+    float softmax_scale() const { return soft_cap > 0 ? 1.0f : scale; }
 };
 
 // A thread's buffers, grown to the largest unit it has seen.
@@ -69,78 +83,29 @@ struct Workspace {
     }
 };
 
-inline void transpose_16x16(__m512i (&row)[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 8; ++i) {
-        t[2 * i] = _mm512_unpacklo_epi32(row[2 * i], row[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(row[2 * i], row[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        row[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        row[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        row[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        row[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        row[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        row[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
-// keys -> packed [head_dim / 2, kKeys] pairs of dimensions; keys past the last repeat it.
-void pack_keys(const bf16* keys, const int32_t* slots, int num_keys, int head_dim,
-               uint32_t* packed) {
-    const int num_pairs = head_dim / 2;
-    for (int group = 0; group < num_keys; group += 16)
-        for (int pair = 0; pair < num_pairs; pair += 16) {
-            const int width = std::min(16, num_pairs - pair);
-            const __mmask16 lanes = static_cast<__mmask16>((1u << width) - 1);
-            __m512i rows[16];
-            for (int i = 0; i < 16; ++i) {
-                const int64_t slot = slots[std::min(group + i, num_keys - 1)];
-                const auto* from = reinterpret_cast<const uint32_t*>(keys + slot * head_dim);
-                rows[i] = _mm512_maskz_loadu_epi32(lanes, from + pair);
-            }
-            transpose_16x16(rows);
-            for (int i = 0; i < width; ++i)
-                _mm512_store_si512(packed + (pair + i) * kKeys + group, rows[i]);
-        }
-}
-
-// values -> packed [keys / 2, head_dim] pairs of keys; the missing half of an odd pair is zero.
-void pack_values(const bf16* values, const int32_t* slots, int num_keys, int head_dim,
-                 uint32_t* packed) {
-    for (int key = 0; key < num_keys; key += 2) {
-        const bf16* even = values + static_cast<int64_t>(slots[key]) * head_dim;
-        const bool has_odd = key + 1 < num_keys;
-        const bf16* odd = has_odd ? values + static_cast<int64_t>(slots[key + 1]) * head_dim : even;
-        for (int dim = 0; dim < head_dim; dim += 16) {
-            const __m512i low = _mm512_cvtepu16_epi32(
-                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + dim)));
-            const __m512i high = _mm512_cvtepu16_epi32(
-                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + dim)));
-            const __m512i both = _mm512_or_si512(
-                low, has_odd ? _mm512_slli_epi32(high, 16) : _mm512_setzero_si512());
-            _mm512_store_si512(packed + key / 2 * head_dim + dim, both);
-        }
+// The scales of some slots, [kKeys]; zero past the last.
+void pack_scales(const float* scales, const int32_t* slots, int num_keys, float* packed) {
+    for (int group = 0; group < num_keys; group += 16) {
+        const int width = std::min(16, num_keys - group);
+        const auto lanes = static_cast<__mmask16>((1u << width) - 1);
+        const __m512i at = _mm512_maskz_loadu_epi32(lanes, slots + group);
+        _mm512_store_ps(packed + group, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at,
+                                                                 scales, sizeof(float)));
     }
 }
 
 // Ask for the keys, or values, of some slots. A packing loop alone waits for one page of memory after
 // the other (32 rows of 300 keys from memory: 725 us a layer without, 482 us with it). Into the
 // second-level cache: the first is full of the block at hand.
-void fetch(const bf16* keys, const int32_t* slots, int num_keys, int head_dim) {
+template <class Number>
+void fetch(const Number* keys, const float* scales, const int32_t* slots, int num_keys,
+           int head_dim) {
+    constexpr int kLine = kLineBytes / sizeof(Number);
     for (int i = 0; i < num_keys; ++i) {
+        if (scales != nullptr)
+            _mm_prefetch(reinterpret_cast<const char*>(scales + slots[i]), _MM_HINT_T1);
         const int64_t at = static_cast<int64_t>(slots[i]) * head_dim;
-        for (int line = 0; line < head_dim; line += 32)
+        for (int line = 0; line < head_dim; line += kLine)
             _mm_prefetch(reinterpret_cast<const char*>(keys + at + line), _MM_HINT_T1);
     }
 }
@@ -151,19 +116,42 @@ struct Rows {
     bf16* q;         // [count, head_dim]
     float* sums;     // [count, head_dim] weighted values
     uint32_t* probs; // [count, kKeys / 2] pairs
-    float* largest;  // [count] score before scaling
+    float* largest;  // [count] score before the softmax's scaling
     float* totals;   // [count, 16] sums of exponentials, a lane for every 16th key
     float* decay;    // [count] by which a block shrinks what was summed before
+    int* first_seen; // [count] each row sees keys [first_seen, end_seen) of the block, at least one
+    int* end_seen;
+
+    Rows from(int skip, int head_dim) const {
+        return {count - skip,          q + skip * head_dim,    sums + skip * head_dim,
+                probs + skip * (kKeys / 2), largest + skip,    totals + skip * 16,
+                decay + skip,          first_seen + skip,      end_seen + skip};
+    }
+};
+
+// A block of keys with their values, as the products want them.
+struct Block {
+    uint32_t* keys;       // [head_dim / 2, kKeys] pairs of dimensions
+    uint32_t* values;     // [kKeys / 2, head_dim] pairs of keys
+    float* key_scales;    // [kKeys], where the format has them
+    float* value_scales;
+    int num_keys;
+};
+
+// What becomes of scores before the softmax.
+struct Scoring {
+    float factor;        // turns a kept score into an exponent of 2
+    float cap_factor;    // soft_cap > 0: turns a product into what tanh is taken of
+    float soft_cap;
 };
 
 // All loops over a tile are unrolled: only so do its sums stay in registers.
 #define STEMMA_UNROLL _Pragma("GCC unroll 8")
 
-// Scores of kRows rows by kGroups * 16 keys, made probabilities of this block. `factor` turns a
-// score into an exponent of 2.
-template <int kRows, int kGroups>
-void score_tile(const Rows& rows, int first, const uint32_t* keys, int num_pairs,
-                const int* num_visible, float factor) {
+// Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
+template <bool kIsScaled, int kRows, int kGroups>
+void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
+                const Scoring& scoring) {
     __m512 s[kRows][kGroups];
     STEMMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -175,7 +163,7 @@ void score_tile(const Rows& rows, int first, const uint32_t* keys, int num_pairs
         __m512bh k[kGroups];
         STEMMA_UNROLL
         for (int g = 0; g < kGroups; ++g)
-            k[g] = (__m512bh)_mm512_load_si512(keys + pair * kKeys + g * 16);
+            k[g] = (__m512bh)_mm512_load_si512(block.keys + pair * kKeys + g * 16);
         STEMMA_UNROLL
         for (int r = 0; r < kRows; ++r) {
             const auto both = (__m512bh)_mm512_set1_epi32(q[r * num_pairs + pair]);
@@ -183,19 +171,38 @@ void score_tile(const Rows& rows, int first, const uint32_t* keys, int num_pairs
             for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_dpbf16_ps(s[r][g], k[g], both);
         }
     }
+    if constexpr (kIsScaled) {
+        STEMMA_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+            const __m512 scales = _mm512_load_ps(block.key_scales + g * 16);
+            STEMMA_UNROLL
+            for (int r = 0; r < kRows; ++r) s[r][g] = _mm512_mul_ps(s[r][g], scales);
+        }
+    }
+    if (scoring.soft_cap > 0) {
+        const __m512 factor = _mm512_set1_ps(scoring.cap_factor);
+        const __m512 cap = _mm512_set1_ps(scoring.soft_cap);
+        STEMMA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            STEMMA_UNROLL
+            for (int g = 0; g < kGroups; ++g)
+                s[r][g] = _mm512_mul_ps(cap, tanh(_mm512_mul_ps(s[r][g], factor)));
+        }
+    }
     // In stages over all rows, so that one row's long chain (a maximum over lanes) runs beside the
     // others' instead of after them.
-    const __m512 lowest = _mm512_set1_ps(-INFINITY), factors = _mm512_set1_ps(factor);
+    const __m512 lowest = _mm512_set1_ps(-INFINITY), factors = _mm512_set1_ps(scoring.factor);
     __m512 top[kRows];
     STEMMA_UNROLL
     for (int r = 0; r < kRows; ++r) {
-        const int visible = num_visible[first + r];
-        if (visible < kGroups * 16) {
+        const int from = rows.first_seen[first + r], to = rows.end_seen[first + r];
+        if (from > 0 || to < kGroups * 16) {
             STEMMA_UNROLL
             for (int g = 0; g < kGroups; ++g) {
-                const int seen = std::clamp(visible - g * 16, 0, 16);
-                s[r][g] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>((1u << seen) - 1),
-                                             s[r][g]);
+                const int before = std::clamp(from - g * 16, 0, 16);
+                const int seen = std::clamp(to - g * 16, 0, 16);
+                s[r][g] = _mm512_mask_mov_ps(
+                    lowest, static_cast<__mmask16>((1u << seen) - (1u << before)), s[r][g]);
             }
         }
         top[r] = s[r][0];
@@ -221,7 +228,11 @@ void score_tile(const Rows& rows, int first, const uint32_t* keys, int num_pairs
         for (int g = 0; g < kGroups; ++g) {
             const __m512 p = exp2_nonpositive(_mm512_fmsub_ps(s[r][g], factors, shift));
             sum = _mm512_add_ps(sum, p);
-            store_bf16(out + g * 16, p);
+            if constexpr (kIsScaled)
+                store_bf16(out + g * 16,
+                           _mm512_mul_ps(p, _mm512_load_ps(block.value_scales + g * 16)));
+            else
+                store_bf16(out + g * 16, p);
         }
         float* total = rows.totals + (first + r) * 16;
         _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(total),
@@ -264,29 +275,33 @@ void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pai
     }
 }
 
-using ScoreTile = void (*)(const Rows&, int, const uint32_t*, int, const int*, float);
+using ScoreTile = void (*)(const Rows&, int, const Block&, int, const Scoring&);
 using ValueTile = void (*)(const Rows&, int, const uint32_t*, int, int, int);
-#define STEMMA_ROW(function, rows) \
-    {function<rows, 1>, function<rows, 2>, function<rows, 3>, function<rows, 4>}
-#define STEMMA_TILES(function)                                                     \
-    {STEMMA_ROW(function, 1), STEMMA_ROW(function, 2), STEMMA_ROW(function, 3),    \
-     STEMMA_ROW(function, 4), STEMMA_ROW(function, 5), STEMMA_ROW(function, 6)}
-constexpr ScoreTile kScoreTile[kTileRows][4] = STEMMA_TILES(score_tile);
-constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(value_tile);
+#define STEMMA_SCORES(scaled, rows)                                 \
+    {score_tile<scaled, rows, 1>, score_tile<scaled, rows, 2>,      \
+     score_tile<scaled, rows, 3>, score_tile<scaled, rows, 4>}
+#define STEMMA_VALUES(_, rows) \
+    {value_tile<rows, 1>, value_tile<rows, 2>, value_tile<rows, 3>, value_tile<rows, 4>}
+#define STEMMA_TILES(row, argument)                                       \
+    {row(argument, 1), row(argument, 2), row(argument, 3),                \
+     row(argument, 4), row(argument, 5), row(argument, 6)}
+constexpr ScoreTile kScoreTile[2][kTileRows][4] = {STEMMA_TILES(STEMMA_SCORES, false),
+                                                   STEMMA_TILES(STEMMA_SCORES, true)};
+constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(STEMMA_VALUES, );
 
-// One block of keys for all rows. num_visible [rows.count] counts from the block's first key.
-void attend_block(const Rows& rows, const uint32_t* keys, const uint32_t* values, int num_keys,
-                  const int* num_visible, int head_dim, float factor) {
-    const int groups = (num_keys + 15) / 16;
+// One block of keys for all rows.
+void attend_block(const Rows& rows, const Block& block, bool is_scaled, int head_dim,
+                  const Scoring& scoring) {
+    const int groups = (block.num_keys + 15) / 16;
     const int num_tiles = (rows.count + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < num_tiles; ++tile) {
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
-        kScoreTile[count - 1][groups - 1](rows, first, keys, head_dim / 2, num_visible, factor);
+        kScoreTile[is_scaled][count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
         for (int dim = 0; dim < head_dim; dim += 64) {
             const int width = std::min(4, (head_dim - dim) / 16);
-            kValueTile[count - 1][width - 1](rows, first, values, (num_keys + 1) / 2, head_dim,
-                                             dim);
+            kValueTile[count - 1][width - 1](rows, first, block.values, (block.num_keys + 1) / 2,
+                                             head_dim, dim);
         }
     }
 }
@@ -312,19 +327,23 @@ void finish(const Attention& a, const Item& item, int kv_head, const Rows& rows)
     }
 }
 
+template <class KV>
 void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
-    const size_t row_bytes = dims * 2 + dims * 4 + kKeys * 2 + 19 * sizeof(float);
-    char* at = workspace.at(2 * kKeys * dims * 2 + count * (row_bytes + 64));
+    const size_t row_bytes = dims * 2 + dims * 4 + kKeys * 2 + 20 * sizeof(float);
+    char* at = workspace.at(2 * kKeys * (dims * 2 + sizeof(float)) + count * row_bytes + 12 * 64);
     const auto take = [&at](size_t bytes) {
         char* taken = at;
         at += (bytes + 63) & ~63ull;
         return taken;
     };
-    auto* keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
-    auto* values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    Block block;
+    block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    block.key_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    block.value_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
     Rows rows;
     rows.count = count;
     rows.sums = reinterpret_cast<float*>(take(count * dims * sizeof(float)));
@@ -333,7 +352,8 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.largest = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.totals = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
-    auto* num_visible = reinterpret_cast<int*>(take(count * sizeof(int)));
+    rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
+    rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     for (int token = 0; token < item.num_tokens; ++token)
         std::memcpy(rows.q + token * group * dims,
                     a.q + (item.token + token) * a.q_stride + kv_head * group * dims,
@@ -342,26 +362,39 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
 
-    const bf16* all_keys = a.kv + kv_head * a.num_slots * dims;
-    const bf16* all_values = a.kv + (a.num_kv_heads + kv_head) * a.num_slots * dims;
+    using Number = typename KV::Number;
+    const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * dims;
+    const auto* all_values = all_keys + a.num_kv_heads * a.num_slots * dims;
+    const float* key_scales = KV::kIsScaled ? a.scales + kv_head * a.num_slots : nullptr;
+    const float* value_scales =
+        KV::kIsScaled ? key_scales + a.num_kv_heads * a.num_slots : nullptr;
+    const Scoring scoring{a.softmax_scale() * kLog2E,
+                          a.soft_cap > 0 ? a.scale / a.soft_cap : 0.0f, a.soft_cap};
     const int32_t* slots = a.slots + item.first_slot;
     const int last_seen = std::min(item.num_keys, item.num_visible + item.num_tokens - 1);
     for (int first = 0; first < last_seen; first += kKeys) {
-        const int num_keys = std::min(kKeys, last_seen - first);
-        // Rows that see none of this block's keys come first: leave them out.
-        const int hidden = std::clamp(first + 1 - item.num_visible, 0, item.num_tokens);
-        for (int row = hidden * group; row < count; ++row)
-            num_visible[row] = std::min(num_keys, item.num_visible + row / group - first);
-        fetch(all_values, slots + first, num_keys, dims);
-        pack_keys(all_keys, slots + first, num_keys, dims, keys);
-        pack_values(all_values, slots + first, num_keys, dims, values);
+        block.num_keys = std::min(kKeys, last_seen - first);
+        // Rows that see none of this block's keys are left out: those before `begin` only see
+        // what comes before it, those from `end` on only what comes after.
+        const int begin = std::clamp(first + 1 - item.num_visible, 0, item.num_tokens);
+        const int end =
+            std::clamp(first + block.num_keys - item.num_hidden, begin, item.num_tokens);
+        for (int row = begin * group; row < end * group; ++row) {
+            rows.first_seen[row] = std::max(0, item.num_hidden + row / group - first);
+            rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);
+        }
+        fetch(all_values, value_scales, slots + first, block.num_keys, dims);
+        KV::pack_keys(all_keys, slots + first, block.num_keys, dims, block.keys);
+        KV::pack_values(all_values, slots + first, block.num_keys, dims, block.values);
         const int num_next = std::clamp(last_seen - first - kKeys, 0, kKeys);
-        fetch(all_keys, slots + first + kKeys, num_next, dims);
-        const int skip = hidden * group;
-        const Rows seeing{count - skip,          rows.q + skip * dims,   rows.sums + skip * dims,
-                          rows.probs + skip * (kKeys / 2), rows.largest + skip, rows.totals + skip * 16,
-                          rows.decay + skip};
-        attend_block(seeing, keys, values, num_keys, num_visible + skip, dims, a.scale * kLog2E);
+        fetch(all_keys, key_scales, slots + first + kKeys, num_next, dims);
+        if constexpr (KV::kIsScaled) {
+            pack_scales(key_scales, slots + first, block.num_keys, block.key_scales);
+            pack_scales(value_scales, slots + first, block.num_keys, block.value_scales);
+        }
+        Rows seeing = rows.from(begin * group, dims);
+        seeing.count = (end - begin) * group;
+        attend_block(seeing, block, KV::kIsScaled, dims, scoring);
     }
     finish(a, item, kv_head, rows);
 }
@@ -369,6 +402,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
 // out = the weighted mean of the partials at[0] .. at[count - 1].
 void merge_token(const Attention& a, int token, const int32_t* at, int count) {
     const int dims = a.head_dim;
+    const float scale = a.softmax_scale();
     for (int head = 0; head < a.num_heads; ++head) {
         const auto part = [&](int i) {
             return a.partials + (static_cast<int64_t>(at[i]) * a.num_heads + head) * (dims + 2);
@@ -377,12 +411,12 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
         for (int i = 0; i < count; ++i) largest = std::max(largest, part(i)[dims]);
         float total = 0.0f;
         for (int i = 0; i < count; ++i)
-            total += std::exp((part(i)[dims] - largest) * a.scale) * part(i)[dims + 1];
+            total += std::exp((part(i)[dims] - largest) * scale) * part(i)[dims + 1];
         bf16* out = a.out + (static_cast<int64_t>(token) * a.num_heads + head) * dims;
         for (int dim = 0; dim < dims; dim += 16) {
             __m512 sum = _mm512_setzero_ps();
             for (int i = 0; i < count; ++i) {
-                const float weight = std::exp((part(i)[dims] - largest) * a.scale) / total;
+                const float weight = std::exp((part(i)[dims] - largest) * scale) / total;
                 sum = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part(i) + dim), sum);
             }
             store_bf16(out + dim, sum);
@@ -396,11 +430,14 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
 using namespace stemma;
 
 extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
-                                 void* out) {
-    const Attention a{*static_cast<const Plan*>(plan), static_cast<const bf16*>(q), q_stride,
-                      static_cast<const bf16*>(kv), static_cast<bf16*>(out)};
+                                 const float* scales, void* out) {
+    const Attention a{*static_cast<const Plan*>(plan), static_cast<const bf16*>(q), q_stride, kv,
+                      scales, static_cast<bf16*>(out)};
+    constexpr decltype(&run_unit<Bf16KV>) kRunUnit[] = {
+        run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>};
+    const auto run = kRunUnit[a.format];
     pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
-        run_unit(a, a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
+        run(a, a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
     });
     if (a.num_merged == 0) return;
     constexpr int kTokens = 16;

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "bf16.h"
+#include "kv_format.h"
+#include "linear_output.h"
 #include "native.h"
 
 namespace stemma {
@@ -23,6 +25,28 @@ void for_each_row(int64_t num_rows, int64_t row_size, F&& body) {
 
 inline __mmask16 lanes_from(int64_t at, int64_t size) {
     return size - at >= 16 ? 0xffff : static_cast<__mmask16>((1u << (size - at)) - 1);
+}
+
+// In 16 parts.
+inline __m512 sum_of_squares(const bf16* from, int64_t size) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size; i += 16) {
+        const __m512 value = load_bf16(from + i, lanes_from(i, size));
+        squares = _mm512_fmadd_ps(value, value, squares);
+    }
+    return squares;
+}
+
+// from * weight / rms(from) -> to, which may be `from`.
+inline void store_normed(const bf16* from, __m512 squares, const float* weight, double eps,
+                         bf16* to, int64_t size) {
+    const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
+    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
+    for (int64_t i = 0; i < size; i += 16) {
+        const __mmask16 lanes = lanes_from(i, size);
+        const __m512 value = _mm512_mul_ps(load_bf16(from + i, lanes), factor);
+        store_bf16(to + i, _mm512_mul_ps(value, _mm512_maskz_loadu_ps(lanes, weight + i)), lanes);
+    }
 }
 
 }  // namespace
@@ -48,18 +72,57 @@ extern "C" void stemma_rms_norm(const void* x, void* residual, const float* weig
             }
             from = sum;
         } else {
-            for (int64_t i = 0; i < size; i += 16) {
-                const __m512 value = load_bf16(from + i, lanes_from(i, size));
-                squares = _mm512_fmadd_ps(value, value, squares);
-            }
+            squares = sum_of_squares(from, size);
         }
-        const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
-        const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
+        store_normed(from, squares, weight, eps, static_cast<bf16*>(y) + row * size, size);
+    });
+}
+
+// Of each token's row, `stride` elements long, the first num_slices runs of `size` elements are
+// normed in place, each by itself.
+extern "C" void stemma_norm_slices(void* x, const float* weight, double eps, int64_t num_tokens,
+                                   int64_t stride, int64_t num_slices, int64_t size) {
+    for_each_row(num_tokens, num_slices * size, [&](int64_t token) {
+        bf16* slice = static_cast<bf16*>(x) + token * stride;
+        for (int64_t index = 0; index < num_slices; ++index, slice += size)
+            store_normed(slice, sum_of_squares(slice, size), weight, eps, slice, size);
+    });
+}
+
+// halves [num_rows, 2 * size], gates first -> y [num_rows, size]: what a gated linear layer makes of
+// the same sums.
+extern "C" void stemma_act_and_mul(const float* halves, void* y, int64_t num_rows, int64_t size,
+                                   int64_t kind) {
+    for_each_row(num_rows, size, [&](int64_t row) {
+        const float* gates = halves + row * 2 * size;
         bf16* to = static_cast<bf16*>(y) + row * size;
         for (int64_t i = 0; i < size; i += 16) {
             const __mmask16 lanes = lanes_from(i, size);
-            const __m512 value = _mm512_mul_ps(load_bf16(from + i, lanes), factor);
-            store_bf16(to + i, _mm512_mul_ps(value, _mm512_maskz_loadu_ps(lanes, weight + i)),
+            const __m512 gate = _mm512_maskz_loadu_ps(lanes, gates + i);
+            const __m512 up = _mm512_maskz_loadu_ps(lanes, gates + size + i);
+            store_bf16(to + i, gated(static_cast<int32_t>(kind), gate, up), lanes);
+        }
+    });
+}
+
+extern "C" void stemma_scale(void* x, double factor, int64_t num_rows, int64_t size) {
+    const __m512 factors = _mm512_set1_ps(static_cast<float>(factor));
+    for_each_row(num_rows, size, [&](int64_t row) {
+        bf16* at = static_cast<bf16*>(x) + row * size;
+        for (int64_t i = 0; i < size; i += 16) {
+            const __mmask16 lanes = lanes_from(i, size);
+            store_bf16(at + i, _mm512_mul_ps(load_bf16(at + i, lanes), factors), lanes);
+        }
+    });
+}
+
+extern "C" void stemma_add(void* total, const void* x, int64_t num_rows, int64_t size) {
+    for_each_row(num_rows, size, [&](int64_t row) {
+        bf16* to = static_cast<bf16*>(total) + row * size;
+        const bf16* from = static_cast<const bf16*>(x) + row * size;
+        for (int64_t i = 0; i < size; i += 16) {
+            const __mmask16 lanes = lanes_from(i, size);
+            store_bf16(to + i, _mm512_add_ps(load_bf16(to + i, lanes), load_bf16(from + i, lanes)),
                        lanes);
         }
     });
@@ -67,8 +130,8 @@ extern "C" void stemma_rms_norm(const void* x, void* residual, const float* weig
 
 namespace {
 
-// Half rotation: with d = dims / 2, (a, b) = (from[:d], from[d:]) becomes
-// (a cos + b sin[:d], b cos + a sin[d:]), the first half of sin negated.
+// Half rotation of the first dims numbers: with d = dims / 2, (a, b) = (from[:d], from[d:2d])
+// becomes (a cos + b sin[:d], b cos + a sin[d:]), the first half of sin negated.
 void rotate(const bf16* from, const bf16* cos, const bf16* sin, bf16* to, int64_t dims) {
     const int64_t half = dims / 2;
     for (int64_t i = 0; i < half; i += 16) {
@@ -85,23 +148,88 @@ void rotate(const bf16* from, const bf16* cos, const bf16* sin, bf16* to, int64_
 
 }  // namespace
 
+namespace {
+
+// The largest magnitude of dims numbers; NaN where there is one, as the integers of NaNs are larger.
+float largest_magnitude(const bf16* from, int64_t dims) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < dims; i += 16) {
+        const __m512 value = _mm512_abs_ps(load_bf16(from + i, lanes_from(i, dims)));
+        largest = _mm512_max_epi32(largest, _mm512_castps_si512(value));
+    }
+    const int32_t bits = _mm512_reduce_max_epi32(largest);
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// float8_e4m3fn of |numbers| <= 448, to nearest, ties to even.
+inline __m512i to_fp8(__m512 numbers) {
+    const __m512i bits = _mm512_castps_si512(numbers);
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(magnitude, 20), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(magnitude, odd), _mm512_set1_epi32(0x7ffff)), 20);
+    const __m512i normal = _mm512_sub_epi32(rounded, _mm512_set1_epi32((127 - 7) << 3));
+    const __m512i subnormal = _mm512_cvtps_epi32(  // in units of 2^-9; 8 of them are normal
+        _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(512.0f)));
+    const __mmask16 is_subnormal =
+        _mm512_cmplt_epi32_mask(magnitude, _mm512_castps_si512(_mm512_set1_ps(0x1p-6f)));
+    return _mm512_or_si512(_mm512_mask_mov_epi32(normal, is_subnormal, subnormal), sign);
+}
+
+// One vector's numbers and scale, by the rule of reference/kv_store.py.
+template <KVFormat kFormat>
+void quantize(const bf16* from, int64_t dims, uint8_t* to, float* scale) {
+    constexpr float kLimit = kFormat == kInt8 ? 127.0f : 448.0f;
+    const float largest = largest_magnitude(from, dims);
+    *scale = largest / kLimit;
+    const __m512 inverse = _mm512_set1_ps(kLimit / largest), limit = _mm512_set1_ps(kLimit);
+    for (int64_t i = 0; i < dims; i += 16) {
+        const __mmask16 lanes = lanes_from(i, dims);
+        const __m512 product = _mm512_mul_ps(load_bf16(from + i, lanes), inverse);
+        const __mmask16 is_number = _mm512_cmp_ps_mask(product, product, _CMP_ORD_Q);
+        const __m512 number = _mm512_maskz_max_ps(is_number, _mm512_min_ps(product, limit),
+                                                  _mm512_sub_ps(_mm512_setzero_ps(), limit));
+        const __m512i code = kFormat == kInt8 ? _mm512_cvtps_epi32(number) : to_fp8(number);
+        _mm512_mask_cvtepi32_storeu_epi8(to + i, lanes, code);
+    }
+}
+
+}  // namespace
+
 // heads [T, num_heads + 2 * num_kv_heads, dims]: queries are rotated in place, keys rotated into
-// kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims]; cos, sin [T, dims].
+// kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims] with its scales
+// [2, num_kv_heads, num_slots] where the format has them (then keys are rotated in place before);
+// cos, sin [T, rotary_dim].
 extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void* sin, void* kv,
-                                        const int64_t* slots, int64_t num_tokens, int64_t num_heads,
-                                        int64_t num_kv_heads, int64_t num_slots, int64_t dims) {
+                                        float* scales, const int64_t* slots, int64_t num_tokens,
+                                        int64_t num_heads, int64_t num_kv_heads, int64_t num_slots,
+                                        int64_t dims, int64_t rotary_dim, int64_t format) {
     const int64_t stride = (num_heads + 2 * num_kv_heads) * dims;
     for_each_row(num_tokens, stride, [&](int64_t token) {
         bf16* head = static_cast<bf16*>(heads) + token * stride;
-        const bf16* cosines = static_cast<const bf16*>(cos) + token * dims;
-        const bf16* sines = static_cast<const bf16*>(sin) + token * dims;
-        for (int64_t h = 0; h < num_heads; ++h, head += dims)
-            rotate(head, cosines, sines, head, dims);
-        bf16* to = static_cast<bf16*>(kv) + slots[token] * dims;
-        for (int64_t h = 0; h < num_kv_heads; ++h, head += dims, to += num_slots * dims)
-            rotate(head, cosines, sines, to, dims);
-        for (int64_t h = 0; h < num_kv_heads; ++h, head += dims, to += num_slots * dims)
-            std::copy(head, head + dims, to);
+        const bf16* cosines = static_cast<const bf16*>(cos) + token * rotary_dim;
+        const bf16* sines = static_cast<const bf16*>(sin) + token * rotary_dim;
+        const int64_t num_in_place = num_heads + (format == kBf16 ? 0 : num_kv_heads);
+        for (int64_t h = 0; h < num_in_place; ++h)
+            rotate(head + h * dims, cosines, sines, head + h * dims, rotary_dim);
+        head += num_heads * dims;
+        if (format == kBf16) {
+            bf16* to = static_cast<bf16*>(kv) + slots[token] * dims;
+            for (int64_t h = 0; h < 2 * num_kv_heads; ++h, head += dims, to += num_slots * dims) {
+                const int64_t num_rotated = h < num_kv_heads ? rotary_dim : 0;
+                rotate(head, cosines, sines, to, num_rotated);
+                std::copy(head + num_rotated, head + dims, to + num_rotated);
+            }
+            return;
+        }
+        const auto store = format == kInt8 ? quantize<kInt8> : quantize<kFp8>;
+        for (int64_t h = 0; h < 2 * num_kv_heads; ++h, head += dims) {
+            const int64_t at = h * num_slots + slots[token];
+            store(head, dims, static_cast<uint8_t*>(kv) + at * dims, scales + at);
+        }
     });
 }
 

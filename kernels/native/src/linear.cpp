@@ -10,12 +10,12 @@
 #include <algorithm>
 
 #include "bf16.h"
+#include "linear_output.h"
 #include "native.h"
 
 namespace stemma {
 namespace {
 
-constexpr int kPanel = 32;     // columns
 constexpr int kTileRows = 10;  // 20 sums; with 12, 24 sums, the compiler spills and loses a tenth
 // Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
 constexpr int64_t kBlockBytes = 256 << 10;
@@ -55,47 +55,6 @@ inline void multiply(const bf16* x, int64_t stride, const char* panel, int64_t n
     }
 }
 
-inline __m512 silu(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    const __m512 size = _mm512_abs_ps(x);
-    const __m512 decay = exp_nonpositive(_mm512_sub_ps(_mm512_setzero_ps(), size));
-    // sigmoid(x) is 1 / (1 + decay) for x >= 0 and decay / (1 + decay) below
-    const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    const __m512 top = _mm512_mask_blend_ps(is_negative, one, decay);
-    return _mm512_mul_ps(x, _mm512_div_ps(top, _mm512_add_ps(one, decay)));
-}
-
-inline __mmask16 lanes_below(int64_t count) {
-    return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
-}
-
-inline void finish_row(const PackedLinear& weight, __m512 left, __m512 right, void* y, int64_t row,
-                       int64_t panel) {
-    if (weight.bias != nullptr) {
-        left = _mm512_add_ps(left, _mm512_loadu_ps(weight.bias + panel * kPanel));
-        right = _mm512_add_ps(right, _mm512_loadu_ps(weight.bias + panel * kPanel + 16));
-    }
-    if (weight.kind == kGated) {
-        const int64_t column = panel * (kPanel / 2);
-        auto* out = static_cast<bf16*>(y) + row * weight.num_outputs + column;
-        const __m512 gated = _mm512_mul_ps(silu(left), right);
-        store_bf16(out, gated, lanes_below(weight.num_outputs - column));
-        return;
-    }
-    const int64_t column = panel * kPanel;
-    const __mmask16 in_left = lanes_below(weight.num_outputs - column);
-    const __mmask16 in_right = lanes_below(weight.num_outputs - column - 16);
-    if (weight.kind == kFloatOutput) {
-        auto* out = static_cast<float*>(y) + row * weight.num_outputs + column;
-        _mm512_mask_storeu_ps(out, in_left, left);
-        _mm512_mask_storeu_ps(out + 16, in_right, right);
-    } else {
-        auto* out = static_cast<bf16*>(y) + row * weight.num_outputs + column;
-        store_bf16(out, left, in_left);
-        store_bf16(out + 16, right, in_right);
-    }
-}
-
 template <int kRows>
 void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
     const PackedLinear& weight = *job.weight;
@@ -108,8 +67,8 @@ void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
     } else {
         multiply<kRows, false>(x, stride, start, num_pairs, sums);
     }
-    for (int r = 0; r < kRows; ++r)
-        finish_row(weight, sums[r][0], sums[r][1], job.y, row + r, panel);
+    const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
+    for (int r = 0; r < kRows; ++r) finish_row(output, sums[r][0], sums[r][1], row + r, panel);
 }
 
 using RunTile = void (*)(const Job&, int64_t, int64_t, bool);

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from ...attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ...attention_rows import AttentionRows
 from ...ops import Activation, KVLayer
 from ...quantized_kv import QuantizedKV
+from ...quantized_weight import QuantizedWeight
+from ...routing_options import RoutingOptions
 from ...sampling_rows import SamplingRows
 from .. import (
     adjust,
@@ -27,16 +30,25 @@ from .. import (
     kv_store,
     latent_attention,
     logprobs,
+    lora,
     page_copy,
     page_table,
     paged_attention,
+    quantized_linear,
+    routing,
     sampling,
     token_mask,
 )
 
+Bits = Literal[8, 4]
+
 NUM_TOKENS = 64  # of a decode step
 NUM_SLOTS = 840_016  # one layer's, where 110 GB hold the KV of Llama-3.1-8B
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ROUTINGS = {  # experts, and how they are chosen
+    "Qwen3-30B-A3B": (128, RoutingOptions(8, is_normalized=True)),
+    "DeepSeek-V3": (256, RoutingOptions(8, "sigmoid", True, 2.5, 8, 4, "best_two")),
+}
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -63,6 +75,28 @@ MODELS = {  # by head_dim
     128: Heads(32, 8, 128),  # Llama-3.1-8B
     256: Heads(16, 8, 256),  # Gemma-2-9B
 }
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Of a quantized weight; group: None for one scale a row."""
+
+    bits: Bits
+    group: int | None
+    has_offsets: bool = False
+    activations: Literal["exact", "int8"] = "exact"
+
+    def weight(self, *shape: int) -> QuantizedWeight:
+        """[..., rows, width]."""
+        *rows, width = shape
+        num_bytes, dtype = (width, torch.int8) if self.bits == 8 else (width // 2, torch.uint8)
+        group = self.group or width
+        scales = empty(*rows, width // group)
+        offsets = scales if self.has_offsets else None
+        numbers = empty(*rows, num_bytes, dtype=dtype)
+        return QuantizedWeight(self.bits, group, numbers, scales, offsets, self.activations)
+
+
 GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 
@@ -72,6 +106,8 @@ def all_launches() -> list[Launch]:
         *_attention(),
         *_latent(),
         *_experts(),
+        *_quantized(),
+        *_lora(),
         *_sampling(),
         *_kv_store(),
         *_dense(),
@@ -182,16 +218,119 @@ def _experts() -> Iterator[Launch]:
         run = partial(_run_experts, torch.bfloat16, 64, activation)
         yield Launch(f"experts bf16 64 tokens {activation}", run, is_rare=True)
 
+    yield from _quantized_experts()
+    for name, routing_of in ROUTINGS.items():
+        yield Launch(f"route_experts {name}", partial(_route, *routing_of))
 
-def _run_experts(dtype: torch.dtype, num_tokens: int, activation: Activation) -> None:
-    num_experts, top_k, hidden, size = 128, 8, 2048, 768
+
+def _route(num_experts: int, options: RoutingOptions) -> None:
+    bias = empty(num_experts) if options.scoring == "sigmoid" else None
+    routing.route_experts(empty(NUM_TOKENS, num_experts), bias, options)
+
+
+def _quantized_experts() -> Iterator[Launch]:
+    """16 experts of that size, in the formats of `--quantization`, in symmetric 4 bits, and with
+    Q4_K beside Q6_K; few, some and many pairs an expert."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    by_row, by_128 = WeightFormat(8, None), WeightFormat(4, 128)
+    rounding, zeros = WeightFormat(8, None, activations="int8"), WeightFormat(4, 128, True)
+    formats = {  # gate_up's, down's, and whether they are rare
+        "8 bits by row": (by_row, by_row, False),
+        "4 bits by 128 with offsets": (zeros, zeros, False),
+        "W8A8": (rounding, rounding, False),
+        "4 bits by 128": (by_128, by_128, True),
+        "4 and 8 bits of GGUF": (WeightFormat(4, 32, True), WeightFormat(8, 16), True),
+    }
+    for num_pairs in (4, 64, 512):
+        for name, (up, down, is_rare) in formats.items():
+            run = partial(_run_experts, bf16, 2 * num_pairs, "silu", up, down, num_experts=16)
+            is_rare = is_rare or num_pairs == 64
+            yield Launch(f"experts {name}, {num_pairs} pairs each", run, is_rare)
+    for num_pairs in (4, 64):
+        run = partial(_run_experts, fp32, 2 * num_pairs, "silu", by_row, by_128, num_experts=16)
+        yield Launch(f"experts 8 and 4 bits, fp32, {num_pairs} pairs each", run, is_rare=True)
+
+
+def _run_experts(
+    dtype: torch.dtype,
+    num_tokens: int,
+    activation: Activation,
+    up: WeightFormat | None = None,
+    down: WeightFormat | None = None,
+    num_experts: int = 128,
+) -> None:
+    top_k, hidden, size = 8, 2048, 768
     layer = experts.make_experts(
-        empty(num_experts, 2 * size, hidden, dtype=dtype),
-        empty(num_experts, hidden, size, dtype=dtype),
+        _expert_weight(up, dtype, num_experts, 2 * size, hidden),
+        _expert_weight(down, dtype, num_experts, hidden, size),
         activation,
     )
     x = empty(num_tokens, hidden, dtype=dtype)
     layer(x, _ints(num_tokens, top_k), empty(num_tokens, top_k))
+
+
+def _expert_weight(
+    kind: WeightFormat | None, dtype: torch.dtype, *shape: int
+) -> Tensor | QuantizedWeight:
+    return empty(*shape, dtype=dtype) if kind is None else kind.weight(*shape)
+
+
+def _quantized() -> Iterator[Launch]:
+    """Llama-3.1-8B's attention output (split for few tokens) and gates and ups."""
+    bf16 = torch.bfloat16
+    for num_tokens in (1, 64, 512):
+        formats: tuple[tuple[Bits, int], ...] = ((8, 4096), (4, 128), (4, 32))
+        for bits, group in formats:
+            is_rare = num_tokens == 64 or group == 32
+            run = partial(_weight_only, bf16, num_tokens, bits, group)
+            yield Launch(f"linear {bits} bits by {group}, {num_tokens} tokens", run, is_rare)
+        yield Launch(f"linear W8A8, {num_tokens} tokens", partial(_w8a8, num_tokens))
+    for group in (128, 32, 16):
+        run = partial(_weight_only, bf16, 1, 8, group)
+        yield Launch(f"linear 8 bits by {group}, 1 tokens", run, is_rare=True)
+    for name in ("fp16", "fp32"):
+        for num_tokens in (1, 512):
+            run = partial(_weight_only, FLOATS[name], num_tokens, 4, 128, has_offsets=True)
+            text = f"linear 4 bits by 128 with offsets, {name}, {num_tokens} tokens"
+            yield Launch(text, run, is_rare=True)
+
+
+def _weight_only(
+    dtype: torch.dtype, num_tokens: int, bits: Bits, group: int, has_offsets: bool = False
+) -> None:
+    for num_rows in (4096, 28672):
+        weight = WeightFormat(bits, group, has_offsets).weight(num_rows, 4096)
+        layer = quantized_linear.make_linear(weight, None)
+        layer(empty(num_tokens, 4096, dtype=dtype))
+
+
+def _w8a8(num_tokens: int) -> None:
+    weight = WeightFormat(8, None, activations="int8").weight(4096, 4096)
+    layer = quantized_linear.make_linear(weight, None)
+    layer(empty(num_tokens, 4096, dtype=torch.bfloat16))
+
+
+def _lora() -> Iterator[Launch]:
+    """The stacked qkv of Llama-3.1-8B, of ranks up to 16 and 64; a decode step and a prompt's."""
+    for name, dtype in FLOATS.items():
+        for num_tokens in (64, 1024):
+            for max_rank in (16, 64):
+                is_rare = name == "fp16" or (name, max_rank) == ("fp32", 64)
+                run = partial(_add_lora, dtype, num_tokens, max_rank)
+                yield Launch(f"lora {name} {num_tokens} tokens, rank {max_rank}", run, is_rare)
+
+
+def _add_lora(dtype: torch.dtype, num_tokens: int, max_rank: int) -> None:
+    num_slots, out_features = 8, (4096, 1024, 1024)
+    plan = lora.plan_lora(np.arange(num_tokens, dtype=np.int32) % num_slots + 1, num_slots)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, empty(0))
+    layer = lora.make_lora(
+        empty(num_slots, 3 * max_rank, 4096, dtype=dtype),
+        empty(num_slots, sum(out_features), max_rank, dtype=dtype),
+        out_features,
+    )
+    x = empty(num_tokens, 4096, dtype=dtype)
+    layer(x, empty(num_tokens, sum(out_features), dtype=dtype), bound)
 
 
 def _sampling() -> Iterator[Launch]:
@@ -285,18 +424,34 @@ def _dense() -> Iterator[Launch]:
         for size in (4096, 2048, 896):
             is_rare = name == "fp16" or size == 2048
             yield Launch(f"rms_norm {name} {size}", partial(_rms_norm, dtype, size), is_rare)
+        run = partial(_query_key_norm, dtype)
+        yield Launch(f"query_key_norm {name} 128", run, is_rare=name == "fp16")
         for activation in activations:
             is_rare = name == "fp16" or (name == "fp32" and activation != "silu")
             run = partial(_act_and_mul, dtype, activation)
             yield Launch(f"act_and_mul {name} {activation}", run, is_rare)
         yield Launch(f"gather_rows {name}", partial(_gather_rows, dtype), name != "bf16")
+    bf16 = torch.bfloat16
+    yield Launch("query_key_norm bf16 whole", partial(_query_key_norm, bf16, is_whole=True))
+    yield Launch("rms_norm bf16 3584 by fp32", partial(_rms_norm, bf16, 3584, torch.float32))
 
 
-def _rms_norm(dtype: torch.dtype, size: int) -> None:
-    norm = dense.make_rms_norm(empty(size, dtype=dtype), 1e-5)
+def _rms_norm(dtype: torch.dtype, size: int, weight_dtype: torch.dtype | None = None) -> None:
+    norm = dense.make_rms_norm(empty(size, dtype=weight_dtype or dtype), 1e-5)
     x = empty(NUM_TOKENS, size, dtype=dtype)
     norm(x)
     norm(x, torch.empty_like(x))
+
+
+def _query_key_norm(dtype: torch.dtype, *, is_whole: bool = False) -> None:
+    """Of Qwen3's heads, or of all of a token's at once, as OLMo 2's."""
+    model = MODELS[128]
+    num_heads, num_kv_heads = model.num_heads, model.num_kv_heads
+    heads = empty(NUM_TOKENS, num_heads + 2 * num_kv_heads, 128, dtype=dtype)
+    sizes = (num_heads * 128, num_kv_heads * 128) if is_whole else (128, 128)
+    query_weight, key_weight = (empty(size, dtype=dtype) for size in sizes)
+    norm = dense.make_query_key_norm(query_weight, key_weight, num_heads, num_kv_heads, 1e-6)
+    norm(heads)
 
 
 def _act_and_mul(dtype: torch.dtype, activation: Activation) -> None:
@@ -326,12 +481,13 @@ def _update_pages() -> None:
 
 def _page_copy(page_size: int) -> None:
     model = MODELS[128]
-    layers = [empty(2, model.num_kv_heads, NUM_SLOTS, model.head_dim, dtype=torch.bfloat16)] * 2
-    shape = (NUM_TOKENS, len(layers), 2, model.num_kv_heads, page_size, model.head_dim)
-    packed = empty(shape, dtype=torch.bfloat16)
+    num_vectors, vector_bytes = 2 * model.num_kv_heads, 2 * model.head_dim
+    layers = [empty(num_vectors, NUM_SLOTS, vector_bytes, dtype=torch.uint8)] * 2
+    shape = (NUM_TOKENS, len(layers), num_vectors, page_size, vector_bytes)
+    packed = empty(shape, dtype=torch.uint8)
     copy = page_copy.PageCopy(layers, page_size)
-    copy.pack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
-    copy.unpack(_ints(NUM_TOKENS), packed.permute(1, 2, 3, 0, 4, 5))
+    copy.pack(_ints(NUM_TOKENS), packed.permute(1, 2, 0, 3, 4))
+    copy.unpack(_ints(NUM_TOKENS), packed.permute(1, 2, 0, 3, 4))
 
 
 def _ints(*shape: int) -> Tensor:

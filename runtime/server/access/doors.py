@@ -10,7 +10,18 @@ _PAGE = frozenset({"/", "/favicon.ico"})  # it holds nothing; what it asks for n
 _PAGE_FILES = "/assets/"
 # What shows, or changes, what is not one's own: every namespace's texts, counters and KV.
 _OF_ALL = frozenset(
-    {"/flush_cache", "/get_server_info", "/metrics", "/server_info", "/tree", "/watch"}
+    {
+        "/flush_cache",
+        "/get_server_info",
+        "/load_lora_adapter",
+        "/metrics",
+        "/server_info",
+        "/tree",
+        "/unload_lora_adapter",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/watch",
+    }
 )
 
 

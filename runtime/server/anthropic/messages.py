@@ -24,17 +24,17 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Anthropic's Messages."""
-        service.require_model(body.model)
-        task, new_reader = chat_task(service, body.chat())
+        served = service.served(body.model)
+        task, new_reader = chat_task(service, body.chat(), served)
         max_model_len = int(service.info["max_model_len"])
-        reply = MessagesReply(service.model, new_reader(), max_model_len=max_model_len)
+        reply = MessagesReply(served.name, new_reader(), max_model_len=max_model_len)
         return await answer(service, request, task, reply)
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: PromptFields) -> dict[str, int]:
         """How long the prompt of such a message would be."""
-        service.require_model(body.model)
-        task, _ = chat_task(service, body.prompt_chat())
+        await service.require_model(body.model)
+        task, _ = chat_task(service, body.prompt_chat(), service.served(body.model))
         encode = partial(
             service.text.encode_chat,
             [message for message in task.prompts[0] if isinstance(message, Message)],

@@ -71,4 +71,4 @@ async def _carry_out_hints(
 ) -> dict[str, Any] | None:
     if task.hints is None:
         return None
-    return await task.hints.carry_out(connection, caller, reply.id)
+    return await task.hints.carry_out(connection, caller, reply.id, task.lora_path_of(0))

@@ -55,6 +55,7 @@ class Completion:
             "response_id": response_id,
             "tenant": caller.tenant,
             "namespace": caller.namespace or None,
+            "lora_path": task.lora_path_of(number),
         }
         create.update((name, value) for name, value in given.items() if value is not None)
         self._program = connection.open_program(self, create)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.types import Receive
 
+from ....errors import EngineError
 from ....frontend import wire
 from ....frontend.client import Connection
 from ..caller import Caller
@@ -170,13 +171,26 @@ class Generation:
             self._fresh.append(outcome)
             self._on_outcome(outcome)
         else:
-            self._fail(payload["message"], payload["kind"], payload.get("field"))
+            self._take_failure(index, payload)
         self.wake()
 
-    def _fail(self, message: str, kind: str, field: str | None) -> None:
+    def _take_failure(self, index: int, payload: Mapping[str, Any]) -> None:
+        """Of a sample, or of all of them: where the request is to be refused, where the engine or a
+        whole program of it is gone, and where no sample is left that has not failed."""
+        kind, field = payload["kind"], payload.get("field")
         if kind in GRAMMAR_KINDS:
             field = self.task.constraint_field
-        self.failure = GenerationFailed(message, kind, field)
+        error = GenerationFailed(payload["message"], kind, field)
+        is_of_sample = payload.get("op") not in (None, "program") and kind == EngineError.__name__
+        if self.task.fails_apart and is_of_sample:
+            if index in self.outcomes:  # its prompt's branch was told of, too
+                return
+            self.outcomes[index] = outcome = Outcome(index, "", {}, error)
+            num_failed = sum(each.error is not None for each in self.outcomes.values())
+            if num_failed < self.task.num_samples:
+                self._fresh.append(outcome)
+                return
+        self.failure = error
         self._cancel()
 
 

@@ -56,10 +56,15 @@ class HintEnvelope(BaseModel):
                 raise InvalidRequest(f"{field}: token_ids, prompt or response_id is needed", field)
 
     async def carry_out(
-        self, connection: Connection, caller: Caller, response_id: str | None = None
+        self,
+        connection: Connection,
+        caller: Caller,
+        response_id: str | None = None,
+        lora_path: str | None = None,
     ) -> dict[str, Any]:
         """The answer: an outcome for each action. All stay within the caller's
-        namespace; actions without a target mean `response_id`."""
+        namespace, and there within what the adapter `lora_path` has computed, or the model itself;
+        actions without a target mean `response_id`."""
         actions = [action.model_dump() for action in self.actions]
         for action in actions:
             action["payload"].setdefault("target", {"response_id": response_id})
@@ -70,6 +75,7 @@ class HintEnvelope(BaseModel):
                 actions=actions,
                 namespace=caller.namespace,
                 account=caller.tenant or "",
+                lora_path=lora_path,
             )
         except StemmaError as error:  # a response that is there is not lost for its hints
             reason = str(error)[:MAX_REASON_CHARS]

@@ -52,15 +52,6 @@ def _all(parts: Sequence[Sequence[Any] | None]) -> list[Any] | None:
     return [item for part in parts for item in part or ()]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished sample: its text, and counts and times as `get_meta_info` gives them."""
-
-    index: int
-    text: str
-    meta: dict[str, Any]
-
-
 class GenerationFailed(Exception):
     """The runtime refused or failed; `kind` names the class of its error."""
 
@@ -68,3 +59,13 @@ class GenerationFailed(Exception):
         super().__init__(message)
         self.kind = kind
         self.field = field  # of the client's request, where that is known
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished sample: its text, and counts and times as `get_meta_info` gives them."""
+
+    index: int
+    text: str
+    meta: dict[str, Any]
+    error: GenerationFailed | None = None  # it alone failed: there is no text and no meta

@@ -43,6 +43,13 @@ class Task:
     constraint_field: str | None = None  # what the client called a grammar that may be refused
     rid: str | None = None  # an id of the client's, by which it may abort this beside the reply's
     each_params: Sequence[GenParams] = ()  # where prompts differ in them, one for each
+    lora_path: str | None = None  # name of an adapter
+    each_lora_path: Sequence[str | None] = ()  # where prompts differ in it, one for each
+    fails_apart: bool = False  # a sample that the engine fails leaves the others be
+
+    def lora_path_of(self, number: int) -> str | None:
+        """Of the prompt of this number."""
+        return self.each_lora_path[number] if self.each_lora_path else self.lora_path
 
     def params_of(self, number: int) -> GenParams:
         """Of the prompt of this number."""

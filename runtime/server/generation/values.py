@@ -25,6 +25,7 @@ async def values_of(
     request: Request,
     programs: Sequence[Sequence[ir.Op]],
     cache_salt: str | None = None,
+    lora_path: str | None = None,
 ) -> list[dict[str, Any]]:
     """What the last op of each program comes to, a select or an embedding: its `value` and `meta`.
     All are cancelled when one fails or the client goes away.
@@ -35,7 +36,7 @@ async def values_of(
     admit_values(service, request, sum(map(_num_requests, programs)))
     caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
     with ExitStack() as stack:
-        asked = [stack.enter_context(_Asked(connection, caller)) for _ in programs]
+        asked = [stack.enter_context(_Asked(connection, caller, lora_path)) for _ in programs]
         found = await while_connected(request.receive, _all_of(connection, asked, programs))
     for answer in found:
         note_value(request, answer["meta"])
@@ -63,11 +64,14 @@ def usage_of_values(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 class _Asked:
     """A program, under way once it is sent; leaving its context cancels what is left of it."""
 
-    def __init__(self, connection: Connection, caller: Caller) -> None:
+    def __init__(
+        self, connection: Connection, caller: Caller, lora_path: str | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._connection = connection
         self._caller = caller
+        self._lora_path = lora_path
         self._program: int | None = None
         self.is_closed = False
 
@@ -78,6 +82,8 @@ class _Asked:
             create["tenant"] = self._caller.tenant
         if self._caller.namespace:
             create["namespace"] = self._caller.namespace
+        if self._lora_path is not None:
+            create["lora_path"] = self._lora_path
         self._program = self._connection.open_program(self, create)
         for op in ops:
             self._connection.send_op(self._program, op)

@@ -79,6 +79,17 @@ HOST_TIER = (
 )  # fmt: skip
 
 
+LORA = (
+    Figure("stemma_lora_adapters_on_device", "Adapters in slots.", of("lora", "num_on_device")),
+    Figure("stemma_lora_adapters_in_use", "Of these: by running requests.",
+           of("lora", "num_in_use")),
+    Figure("stemma_lora_slots", "Room for adapters.", of("lora", "num_slots")),
+    Figure("stemma_lora_loads", "Adapters read into a slot.", of("lora", "num_loads"), "counter"),
+    Figure("stemma_lora_evictions", "Adapters that gave their slot to another.",
+           of("lora", "num_evictions"), "counter"),
+)  # fmt: skip
+
+
 def engine_families(info: Info) -> Iterator[Metric]:
     """Everything that the engine says of itself."""
     labels = {"model": str(info["model"])}
@@ -86,6 +97,8 @@ def engine_families(info: Info) -> Iterator[Metric]:
     yield _kv_tokens(info, labels)
     if info["grammars"]:
         yield from figure_families(GRAMMARS, info, labels)
+    if info["lora"]:
+        yield from figure_families(LORA, info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
     text = "Requests that have ended."

@@ -23,7 +23,7 @@ from .sampling import SamplingObject
 
 _T = TypeVar("_T")
 _UNSUPPORTED = (
-    "image_data", "audio_data", "video_data", "input_embeds", "lora_path", "session_params",
+    "image_data", "audio_data", "video_data", "input_embeds", "session_params",
     "custom_logit_processor", "return_hidden_states", "token_ids_logprob",
 )  # fmt: skip
 
@@ -35,8 +35,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """SGLang's native generation."""
-        service.require_model(body.model)
-        task = body.task()
+        task = body.task(service)
         form = LogprobForm(body.return_logprob is not False, body.return_text_in_logprobs)
         reply = GenerateReply(
             body.rid or f"gen-{secrets.token_hex(12)}",
@@ -68,13 +67,13 @@ class GenerateRequest(PromptFields):
     audio_data: Any = None
     video_data: Any = None
     input_embeds: Any = None
-    lora_path: Any = None
+    lora_path: str | Items[str | None] | None = None
     session_params: Any = None
     custom_logit_processor: Any = None
     return_hidden_states: Any = None
     token_ids_logprob: Any = None
 
-    def task(self) -> Task:
+    def task(self, service: Service) -> Task:
         """Raises InvalidRequest."""
         for field in _UNSUPPORTED:
             if getattr(self, field):
@@ -93,6 +92,10 @@ class GenerateRequest(PromptFields):
             )
             for sampling, is_wanted, start, top in zip(samplings, wants, starts, tops, strict=True)
         ]
+        adapters = [
+            service.served(self.model, name).lora_path
+            for name in self._each("lora_path", self.lora_path, num)
+        ]
         return Task(
             prompts,
             params[0],
@@ -102,7 +105,9 @@ class GenerateRequest(PromptFields):
             hints=self.kv_hints,
             cache_salt=self.cache_salt,
             constraint_field=next((s.constraint_field for s in samplings), None),
+            each_lora_path=adapters,
             each_params=params if isinstance(self.sampling_params, list) or num > 1 else (),
+            fails_apart=True,
         )
 
     def _samplings(self, num: int) -> list[SamplingObject]:

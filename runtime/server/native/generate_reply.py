@@ -90,7 +90,7 @@ class GenerateReply:
         answer = self._answer(outcome)
         if self._is_incremental:
             sent = self._sample(outcome.index)
-            answer["text"] = outcome.text[len(sent.text) :]
+            answer["text"] = answer["text"][len(sent.text) :]
             answer["output_ids"] = answer["output_ids"][len(sent.ids) :]
         self._samples.pop(outcome.index, None)
         return event({**self._index(outcome.index), **answer})
@@ -109,6 +109,8 @@ class GenerateReply:
         return {"index": index} if self._is_batch else {}
 
     def _answer(self, outcome: Outcome) -> dict[str, Any]:
+        if outcome.error is not None:
+            return self._failed_answer(outcome.index, outcome.error)
         meta = outcome.meta
         told: dict[str, Any] = {
             "id": self.id,
@@ -124,6 +126,14 @@ class GenerateReply:
         if meta.get("warnings"):
             told["warnings"] = meta["warnings"]
         return {"text": outcome.text, "output_ids": meta["output_ids"], "meta_info": told}
+
+    def _failed_answer(self, index: int, error: GenerationFailed) -> dict[str, Any]:
+        """Of one sample among others, with what of it has streamed."""
+        sample, failure = self._sample(index), failure_of(error)
+        reason = {"type": "error", "message": failure.message, "status_code": failure.status}
+        counts = {**sample.counts, "completion_tokens": len(sample.ids)}
+        meta = {"id": self.id, "finish_reason": reason, **counts}
+        return {"text": sample.text, "output_ids": sample.ids, "meta_info": meta}
 
     def _finish_reason(self, outcome: Outcome) -> dict[str, Any]:
         reason = outcome.meta["finish_reason"]

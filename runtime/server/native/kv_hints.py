@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from ...lora.registry import MAX_NAME_CHARS
 from ..access.json_route import json_routes
 from ..caller import caller_of
 from ..generation.hint_envelope import HintEnvelope
@@ -22,12 +23,16 @@ def router(service: Service) -> APIRouter:
         """Carry out a batch of actions; each is answered with its outcome."""
         body.check(needs_targets=True)
         caller = caller_of(request).salted(body.cache_salt)
-        return await body.carry_out(service.engine.connection, caller)
+        lora_path = service.served(body.model, body.lora_path).lora_path
+        return await body.carry_out(service.engine.connection, caller, lora_path=lora_path)
 
     return routes
 
 
 class KVHintsRequest(HintEnvelope):
-    """Body of /kv_hints: `cache_salt` as in the requests whose KV is meant."""
+    """Body of /kv_hints: `cache_salt`, `model` and `lora_path` as in the requests whose KV is
+    meant."""
 
     cache_salt: str | None = Field(default=None, max_length=1024)
+    model: str | None = None
+    lora_path: str | None = Field(default=None, max_length=MAX_NAME_CHARS)

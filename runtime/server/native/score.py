@@ -31,19 +31,21 @@ def router(service: Service) -> APIRouter:
     @routes.post("/score")
     async def score(body: ScoreRequest, request: Request) -> Any:
         """Log probabilities of choices after a prompt, or after each of several."""
-        service.require_model(body.model)
-        answers = await values_of(service, request, body.programs(), body.cache_salt)
+        served = service.served(body.model)
+        answers = await values_of(
+            service, request, body.programs(), body.cache_salt, served.lora_path
+        )
         told = [body.answer(answer) for answer in answers]
         return told if body.is_batch else told[0]
 
     @routes.post("/v1/score")
     async def label_scores(body: LabelScoreRequest, request: Request) -> dict[str, Any]:
         """SGLang's scoring: the probabilities of labels after each query with its item."""
-        service.require_model(body.model)
-        answers = await values_of(service, request, body.programs())
+        served = service.served(body.model)
+        answers = await values_of(service, request, body.programs(), lora_path=served.lora_path)
         return {
             "object": "scoring",
-            "model": service.model,
+            "model": served.name,
             "scores": [body.scores(answer) for answer in answers],
             "usage": usage_of_values(answers),
         }

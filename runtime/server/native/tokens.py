@@ -27,14 +27,14 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/tokenize")
     async def tokenize(body: TokenizeRequest) -> Any:
         """Ids of a text, of several, or of a chat."""
-        service.require_model(body.model)
+        await service.require_model(body.model)
         return await texts.in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of ids, or the texts of several lists of them."""
-        service.require_model(body.model)
+        await service.require_model(body.model)
         return await texts.in_thread(lambda: body.answer(texts))
 
     return routes

@@ -20,7 +20,7 @@ from ..access.json_route import json_routes
 from ..generation.answer import answer
 from ..generation.pieces import Outcome, Piece
 from ..generation.task import UNBOUNDED, Message, Task
-from ..service import Service
+from ..service import Served, Service
 from ..tool_calls.chat_format import ChatFormat
 from ..tool_calls.output_reader import OutputReader
 from ..tool_calls.reasoning import ReasoningTags
@@ -47,18 +47,20 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """OpenAI's chat completions."""
-        service.require_model(body.model)
-        task, new_reader = chat_task(service, body)
+        served = service.served(body.model, body.lora_path)
+        task, new_reader = chat_task(service, body, served)
         fingerprint = fingerprint_of(service.info)
         reply = ChatReply(
-            service.model, new_reader, body.wanted, fingerprint=fingerprint, echo=body.echoed
+            served.name, new_reader, body.wanted, fingerprint=fingerprint, echo=body.echoed
         )
         return await answer(service, request, task, reply)
 
     return routes
 
 
-def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], MessageReader]]:
+def chat_task(
+    service: Service, body: ChatRequest, served: Served
+) -> tuple[Task, Callable[[], MessageReader]]:
     """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
     chat_format = ChatFormat.of(service.info, service.settings)
     tool_use = body.tool_use(chat_format)
@@ -77,6 +79,7 @@ def chat_task(service: Service, body: ChatRequest) -> tuple[Task, Callable[[], M
         cache_salt=body.cache_salt,
         constraint_field=body.constraint_field or of_tools,
         rid=body.rid,
+        lora_path=served.lora_path,
     )
     warnings = body.reasoning_warnings(variables, chat_format)
     reasoning = body.reasoning_use(

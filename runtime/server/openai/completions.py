@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
-        service.require_model(body.model)
+        served = service.served(body.model, body.lora_path)
         task = Task(
             body.prompts(),
             body.params(),
@@ -51,10 +51,11 @@ def router(service: Service) -> APIRouter:
             cache_salt=body.cache_salt,
             constraint_field=body.constraint_field,
             rid=body.rid,
+            lora_path=served.lora_path,
         )
         fingerprint = fingerprint_of(service.info)
         reply = TextReply(
-            service.model,
+            served.name,
             body.wanted,
             fingerprint=fingerprint,
             echoes=await _echoes(service, body) if body.echo else (),

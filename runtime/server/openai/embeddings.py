@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ....errors import InvalidRequest
 from ....frontend import ir
+from ...lora.registry import MAX_NAME_CHARS
 from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
@@ -33,10 +34,10 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """OpenAI's embeddings."""
-        service.require_model(body.model)
+        served = service.served(body.model, body.lora_path)
         programs = body.programs(service.info["embedding"])
-        answers = await values_of(service, request, programs, body.cache_salt)
-        answer = await asyncio.to_thread(_answer, service.model, body, answers)
+        answers = await values_of(service, request, programs, body.cache_salt, served.lora_path)
+        answer = await asyncio.to_thread(_answer, served.name, body, answers)
         return Response(answer, media_type="application/json")
 
     return routes
@@ -56,6 +57,7 @@ class EmbeddingRequest(BaseModel):
     normalize: bool = True
     user: str | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
+    lora_path: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
 
     def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
         """One for each input; `model`: what the engine says of its embeddings. Raises

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.exceptions import HTTPException
 
+from ...lora.registry import not_found
 from ..service import Service
 
 
@@ -16,15 +16,20 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model that is served."""
-        return {"object": "list", "data": [_model(service)]}
+        """The model that is served, and its adapters."""
+        adapters = [_adapter(service, told) for told in await service.adapters()]
+        return {"object": "list", "data": [_model(service), *adapters]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model of this name."""
-        if name != service.model:
-            raise HTTPException(404, f"model {name!r} does not exist; this is {service.model!r}")
-        return _model(service)
+        """The model of this name, or the adapter."""
+        if name == service.model:
+            return _model(service)
+        adapters = await service.adapters()
+        for told in adapters:
+            if told["name"] == name.removeprefix(f"{service.model}:"):
+                return _adapter(service, told)
+        raise not_found(name, service.model, tuple(told["name"] for told in adapters))
 
     return routes
 
@@ -39,3 +44,9 @@ def _model(service: Service) -> dict[str, Any]:
         "parent": None,
         "max_model_len": service.info["max_model_len"],
     }
+
+
+def _adapter(service: Service, told: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM's and SGLang's: `root` is the adapter's folder, `parent` the base model."""
+    own = {"id": told["name"], "root": told["path"], "parent": service.model}
+    return {**_model(service), **own, "created": told["loaded_s"]}

@@ -41,7 +41,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": (_NO_LIST, _LEFT_OUT),
     "documents": (_NO_LIST, "left out: give them in a message"),
     "chat_template": ((None,), "left out: the model's own is used"),
-    "lora_path": ((None, ""), "left out: no adapters are served"),
     "session_params": (_NO_LIST, "left out: a shared prefix is found without"),
     "return_hidden_states": (_OFF, "false"),
     "return_tokens_as_token_ids": (_OFF, "false; see return_token_ids"),
@@ -114,7 +113,6 @@ class OtherFields(BaseModel):
     vllm_xargs: Any = None
     documents: Any = None
     chat_template: Any = None
-    lora_path: Any = None
     session_params: Any = None
     return_hidden_states: Any = None
     return_tokens_as_token_ids: Any = None

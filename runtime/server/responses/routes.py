@@ -27,11 +27,11 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/responses")
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """OpenAI's Responses; `previous_response_id` continues what this server still keeps."""
-        service.require_model(body.model)
+        served = service.served(body.model)
         caller = caller_of(request)
         messages = [*_before(store, caller, body.previous_response_id), *body.messages()]
         chat = body.chat(messages)
-        task, new_reader = chat_task(service, chat)
+        task, new_reader = chat_task(service, chat, served)
 
         def keep(made: dict[str, Any], message: dict[str, Any]) -> None:
             if body.store:
@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
                 store.put(_owner(caller), made, items, [*messages, message])
 
         num = (body.top_logprobs or 0) if body.has_logprobs else None
-        reply = ResponsesReply(service.model, new_reader(), body.echo(), keep, num_logprobs=num)
+        reply = ResponsesReply(served.name, new_reader(), body.echo(), keep, num_logprobs=num)
         return await answer(service, request, task, reply)
 
     @routes.get("/v1/responses/{response_id}")

@@ -1,0 +1,106 @@
+"""What `stemma doctor MODEL` says of a model before it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..bench.report import print_table
+from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..runtime.config import QUANTIZATIONS
+from ..runtime.model_config import ModelConfig
+from ..runtime.planning.served_model import ServedModel
+from ..runtime.planning.stored_format import stored_quantization
+from ..runtime.planning.stored_weights import stored_weights
+from ..runtime.served_formats import stored_method
+
+REQUEST_TOKENS = 4096
+
+
+def examine_model(
+    model: str, folder: Path, dtype: str, memory_bytes: int, *, is_gpu: bool
+) -> dict[str, Any]:
+    """As plain data; `model` as it was asked for, dtype a resolved one. Raises ModelLoadError for
+    what cannot be served."""
+    config = ModelConfig.from_folder(folder)
+    plain = ServedModel.of(config, dtype)
+    stored = stored_weights(folder)
+    own = stored_quantization(folder, plain.shape)
+    request_tokens = min(REQUEST_TOKENS, config.context_length)
+    return {
+        "model": model,
+        "architecture": config.architecture,
+        "parameters": plain.shape.num_parameters,
+        "active_parameters": plain.shape.num_active_parameters,
+        "context_length": config.context_length,
+        "dtype": dtype,
+        "stored_quantization": own,
+        "stored": None
+        if stored is None
+        else {
+            "files": stored.num_files,
+            "tensors": stored.num_tensors,
+            "bytes": stored.num_bytes,
+            "dtypes": list(stored.dtypes),
+        },
+        "kv_bytes_per_1k_tokens": {
+            name: 1000 * ServedModel.of(config, dtype, "none", name).kv_bytes_per_token
+            for name in _kv_dtypes(config)
+        },
+        "memory_bytes": memory_bytes,
+        "request_tokens": request_tokens,
+        "fits": [
+            _fit(ServedModel.of(config, dtype, name), memory_bytes, request_tokens, is_gpu)
+            for name in (QUANTIZATIONS if stored_method(folder) is None else (own,))
+        ],
+    }
+
+
+def _kv_dtypes(config: ModelConfig) -> tuple[KVCacheDtype, ...]:
+    """Latents are kept as they are."""
+    return ("auto", "int8") if config.latent is None else ("auto",)
+
+
+def _fit(
+    model: ServedModel, memory_bytes: int, request_tokens: int, is_gpu: bool
+) -> dict[str, Any]:
+    fit = model.fit(memory_bytes, is_gpu=is_gpu)
+    return {
+        "quantization": model.format.name,
+        "weight_bytes": fit.weight_bytes,
+        "kv_tokens": fit.kv_tokens,
+        "requests": fit.num_requests(request_tokens),
+    }
+
+
+def print_model(report: dict[str, Any]) -> None:
+    """For people."""
+    active = report["active_parameters"]
+    used = "" if active == report["parameters"] else f", {active / 1e6:,.1f} active a token"
+    print(
+        f"{report['model']}: {report['architecture']}, {report['parameters'] / 1e6:,.1f} million "
+        f"parameters{used}, context of {report['context_length']:,} tokens"
+    )
+    stored = report["stored"]
+    if stored is not None:
+        print(
+            f"stored   {stored['bytes'] / 1e9:.3f} GB, {stored['tensors']} tensors in "
+            f"{stored['files']} files, {', '.join(stored['dtypes'])}"
+        )
+    kv = [f"{n / 1e6:.1f} MB ({name})" for name, n in report["kv_bytes_per_1k_tokens"].items()]
+    print(f"KV       {', '.join(kv)} for 1,000 tokens")
+    print(f"memory   {report['memory_bytes'] / 1e9:.1f} GB to be had")
+    is_floating = report["stored_quantization"] == "none"
+    print_table(
+        f"in {report['dtype']}, {'by --quantization' if is_floating else 'quantized as stored'}",
+        [
+            {
+                "quantization": fit["quantization"],
+                "weights, GB": round(fit["weight_bytes"] / 1e9, 3),
+                "tokens of KV": fit["kv_tokens"],
+                f"requests of {report['request_tokens']:,} tokens": fit["requests"],
+                "fits": "yes" if fit["requests"] else "no",
+            }
+            for fit in report["fits"]
+        ],
+    )

@@ -1,0 +1,261 @@
+"""`stemma plan`: how fast a model will be on a device under a load, without loading it.
+
+Step times come from a roofline model (docs/planning.md), times to first token and a token from the
+real scheduler over such steps. A CPU is measured for a second, GPUs are known by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ..bench.report import print_table
+from ..errors import InvalidRequest
+from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, kv_cache_dtypes_of_gpu
+from ..runtime.config import DEFAULT_MAX_LORA_RANK, DTYPES, EMBEDDED_MODEL, QUANTIZATIONS
+from ..runtime.execute.dtype_name import dtype_name
+from ..runtime.model_config import ModelConfig
+from ..runtime.planning.adapters import AdapterRoom
+from ..runtime.planning.closed_loop import Load
+from ..runtime.planning.devices import GPUS
+from ..runtime.planning.formats import DTYPE_BYTES
+from ..runtime.planning.model_shape import ModelShape
+from ..runtime.planning.prediction import (
+    LoadFigures,
+    NamedStep,
+    predict_load,
+    predict_step,
+    usual_steps,
+)
+from ..runtime.planning.roofline import CostModel, StepTime
+from ..runtime.planning.served_model import ServedModel
+from ..runtime.planning.stored_format import stored_quantization
+from ..runtime.served_formats import (
+    require_kv_cache_dtype,
+    require_quantization,
+    stored_method,
+)
+from ..runtime.threads import configure_threads, default_num_threads
+from .connect import Commands, add_model_argument, described_model
+
+_POSITIVE = (
+    "prompt_tokens",
+    "output_tokens",
+    "chunked_prefill_size",
+    "max_running_requests",
+    "max_loras_per_batch",
+    "max_lora_rank",
+)
+
+
+def add_parser(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "plan",
+        help="predict the speed of a model on a device under a load",
+        description="Predict step time, time to first token (TTFT), time per output token (TPOT) "
+        "and throughput, without loading the model: of a GPU from its data sheet, of this "
+        "machine's CPU from a second of measuring.",
+    )
+    add = parser.add_argument
+    add_model_argument(
+        parser,
+        "folder, of which config.json is enough, hub id or .gguf file (default: the embedded "
+        "model)",
+    )
+    add(
+        "--device",
+        choices=("cpu", *GPUS),
+        default="cpu",
+        help="this machine's CPU, or a GPU by name (default: %(default)s)",
+    )
+    add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
+    add(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="of the weights (default: as they are stored)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        help="of the KV (default: %(default)s)",
+    )
+    _add_load_flags(parser)
+    _add_adapter_flags(parser)
+    _add_number(parser, "--chunked-prefill-size", 2048, "token budget of a step")
+    _add_number(parser, "--max-running-requests", 128, "requests in a batch")
+    add("--num-threads", type=int, metavar="N", help="of a CPU (default: as the engine has)")
+    add("--json", action="store_true", help="print it as data")
+    parser.set_defaults(run=run)
+
+
+def _add_load_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clients",
+        type=int,
+        nargs="+",
+        default=[1, 8, 64],
+        metavar="N",
+        help="clients, each with one request at a time (default: 1 8 64)",
+    )
+    _add_number(parser, "--prompt-tokens", 512, "tokens of a prompt")
+    _add_number(parser, "--shared-tokens", 0, "of them, at the start, common to all prompts")
+    _add_number(parser, "--output-tokens", 128, "tokens of an answer")
+
+
+def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--enable-lora",
+        action="store_true",
+        help="every request has a LoRA adapter, one after the other of as many as fit a batch",
+    )
+    _add_number(parser, "--max-loras-per-batch", 8, "adapters on the device")
+    _add_number(parser, "--max-lora-rank", DEFAULT_MAX_LORA_RANK, "largest rank of an adapter")
+
+
+def _add_number(parser: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
+    parser.add_argument(
+        flag, type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print."""
+    _check(args)
+    folder = EMBEDDED_MODEL if args.model is None else described_model(args)
+    costs, kv_tokens = _costs(args, folder)
+    context = args.prompt_tokens + args.output_tokens // 2
+    steps = usual_steps(args.clients, args.prompt_tokens, context)
+    report = {
+        "model": str(args.model or "the embedded model"),
+        "architecture": costs.model.config.architecture,
+        "parameters": costs.model.shape.num_parameters,
+        "device": costs.device.name,
+        "dtype": costs.model.format.dtype,
+        "quantization": costs.model.format.name,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "weight_bytes": costs.model.weight_bytes,
+        "adapter_bytes": costs.model.adapter_bytes,
+        "kv_tokens": kv_tokens,
+        "steps": [_step_row(step, predict_step(costs, step)) for step in steps],
+        "loads": [
+            _load_row(clients, _load(args, costs, clients, kv_tokens)) for clients in args.clients
+        ],
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        _print(report)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in _POSITIVE:
+        if getattr(args, name) < 1:
+            raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
+    if not 0 <= args.shared_tokens < args.prompt_tokens:
+        raise InvalidRequest.of("shared_tokens", args.shared_tokens, "below prompt_tokens")
+    for clients in args.clients:
+        if not 1 <= clients <= 10_000:
+            raise InvalidRequest.of("clients", clients, "integers in [1, 10000]")
+
+
+def _costs(args: argparse.Namespace, folder: Path) -> tuple[CostModel, int]:
+    """The cost model, and how many tokens of KV there will be. Raises InvalidRequest where the
+    model does not fit."""
+    costs = _gpu(args, folder) if args.device in GPUS else _cpu(args, folder)
+    fit = costs.model.fit(costs.device.memory_bytes, is_gpu=args.device in GPUS)
+    request_tokens = args.prompt_tokens + args.output_tokens
+    context_length = costs.model.config.context_length
+    if request_tokens > context_length:
+        allowed = f"at most {context_length:,} with output_tokens, the model's context length"
+        raise InvalidRequest.of("prompt_tokens", args.prompt_tokens, allowed)
+    if fit.kv_tokens < request_tokens:
+        raise InvalidRequest.of(
+            "device",
+            args.device,
+            f"one with more memory: of {costs.device.memory_bytes:,} bytes weights take "
+            f"{fit.weight_bytes:,} and adapters {costs.model.adapter_bytes:,}, which leaves KV for "
+            f"{fit.kv_tokens:,} tokens",
+        )
+    return costs, min(fit.kv_tokens, max(args.clients) * 4 * request_tokens)
+
+
+def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
+    """Raises InvalidRequest for what such a GPU does not serve, or its data sheet does not say."""
+    device = GPUS[args.device]
+    dtype = "bfloat16" if args.dtype == "auto" else args.dtype
+    if DTYPE_BYTES[dtype] != 2:
+        allowed = f"auto, bfloat16 or float16 with {args.device}, whose rates are known for these"
+        raise InvalidRequest.of("dtype", dtype, allowed)
+    assert device.capability is not None, "it is a GPU"
+    known = kv_cache_dtypes_of_gpu(DTYPE_BYTES[dtype], device.capability)
+    require_kv_cache_dtype(args.kv_cache_dtype, known, dtype, args.device)
+    return CostModel(_model(args, folder, dtype), device)
+
+
+def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
+    configure_threads(args.num_threads or default_num_threads(folder), None)
+    from ..runtime.execute.model_runner import resolve_dtype
+    from ..runtime.execute.probe import cost_model
+
+    dtype = dtype_name(resolve_dtype(args.dtype))
+    return cost_model(_model(args, folder, dtype))
+
+
+def _model(args: argparse.Namespace, folder: Path, dtype: str) -> ServedModel:
+    """Raises InvalidRequest for what loading it would refuse."""
+    config = ModelConfig.from_folder(folder)
+    asked = args.quantization or "none"
+    require_quantization(asked, folder, stored_method(folder))
+    if asked == "none":
+        asked = stored_quantization(folder, ModelShape.of(config))
+    adapters = AdapterRoom(args.max_loras_per_batch, args.max_lora_rank)
+    return ServedModel.of(
+        config, dtype, asked, args.kv_cache_dtype, adapters if args.enable_lora else None
+    )
+
+
+def _load(args: argparse.Namespace, costs: CostModel, clients: int, kv_tokens: int) -> LoadFigures:
+    return predict_load(
+        costs,
+        Load(
+            clients,
+            args.prompt_tokens,
+            args.shared_tokens,
+            args.output_tokens,
+            num_adapters=args.max_loras_per_batch if args.enable_lora else 0,
+        ),
+        kv_tokens=kv_tokens,
+        token_budget=args.chunked_prefill_size,
+        max_running_requests=args.max_running_requests,
+    )
+
+
+def _step_row(step: NamedStep, time: StepTime) -> dict[str, Any]:
+    return {"step": step.name, "ms": round(time.total_s * 1e3, 3), "bound by": time.bound_by}
+
+
+def _load_row(clients: int, figures: LoadFigures) -> dict[str, Any]:
+    return {
+        "clients": clients,
+        "TTFT p50, ms": round(figures.ttft_s * 1e3, 1),
+        "TTFT p99, ms": round(figures.ttft_p99_s * 1e3, 1),
+        "TPOT p50, ms": round(figures.tpot_s * 1e3, 3),
+        "output tokens/s": round(figures.output_tokens_s, 1),
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(
+        f"{report['model']}: {report['architecture']}, {report['parameters'] / 1e6:,.1f} million "
+        f"parameters, {report['weight_bytes'] / 1e9:.2f} GB in {report['dtype']}"
+    )
+    if report["adapter_bytes"]:
+        print(f"room for adapters: {report['adapter_bytes'] / 1e9:.2f} GB")
+    print(f"on {report['device']}, KV of {report['kv_tokens']:,} tokens")
+    print_table("steps", report["steps"])
+    print_table("loads", report["loads"])

@@ -1,0 +1,25 @@
+"""Products with a weight whose inputs have an order of their own, by kernels that know of none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from .ops import Linear
+from .quantized_weight import QuantizedWeight
+
+
+def over_ordered_inputs(
+    weight: QuantizedWeight, make: Callable[[QuantizedWeight], Linear]
+) -> Linear:
+    """`make`'s product of a weight with an `input_order`, which costs a copy of its input."""
+    order = weight.input_order
+    assert order is not None, "inputs in order need no copy"
+    run = make(replace(weight, input_order=None))
+
+    def linear(x: Tensor) -> Tensor:
+        return run(x.index_select(-1, order))
+
+    return linear

@@ -1,0 +1,412 @@
+// Linear layers over weights of 8 or 4 bits (AVX512-VNNI), packed once at load.
+//
+// All products are integers: vpdpbusd multiplies unsigned weights (the number plus 128, or plus 8)
+// by signed bytes of the inputs. An input is a byte (W8A8), or 16 bits times a power of two that its
+// block of at most 128 inputs shares, as two bytes: 256 * high + low. A bfloat16 has 8 significant
+// bits, so that inputs down to 1/128 of their block's largest are exact but for the last bit of the
+// very largest. Smaller ones are off by at most 2^-16 of the largest, whose own rounding to bfloat16
+// was of up to 2^-9. The sum of a block is exact in int32, in whatever order; only then is it scaled
+// and added to a float, block after block: a row's result does not depend on the rows beside it.
+//
+//     panel   32 columns: per block its scales (32 float16), its offsets (as many) where there are
+//             any, then for every 4 inputs the weights as vpdpbusd reads them. 8 bits: 128 bytes,
+//             4 of each column. 4 bits: 64 bytes, columns 0..15 in the low halves.
+//     row     of rounded inputs: for every 4 inputs their high bytes, then their low bytes (or the
+//             only ones); behind all of them a BlockOfInputs a block
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "bf16.h"
+#include "linear_output.h"
+#include "native.h"
+
+namespace stemma {
+namespace {
+
+constexpr int kMaxSums = 20;  // of a tile, two a row and byte of the inputs: see linear.cpp
+constexpr int kLargest = 127 * 256 + 127;
+constexpr float kSmallestPeak = 1e-30f;  // reference/quantized.py
+// As in linear.cpp.
+constexpr int64_t kBlockBytes = 256 << 10;
+constexpr int64_t kChunkBytes = 192 << 10;
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRowsChunkBytes = 512 << 10;
+
+struct BlockOfInputs {
+    int32_t start;  // of an integer sum: takes back what makes the weights unsigned
+    float scale;    // NaN where an input is not finite
+    float sum;      // of the inputs, rounded as they are, scaled
+    float unused;
+};
+
+struct Job {
+    const QuantizedLinear* weight;
+    const char* rows;
+    void* y;
+    int64_t num_rows;
+};
+
+int64_t num_blocks(const QuantizedLinear& weight) {
+    return (weight.num_inputs + weight.block - 1) / weight.block;
+}
+
+BlockOfInputs* blocks_of(const QuantizedLinear& weight, char* row) {
+    return reinterpret_cast<BlockOfInputs*>(row + weight.num_planes * weight.num_inputs);
+}
+
+BlockOfInputs described(const QuantizedLinear& weight, int32_t sum, float scale) {
+    const int32_t shift = weight.bits == 8 ? 128 : 8;
+    // The product may wrap around, as the sums do that start with it.
+    const auto start = static_cast<int32_t>(0u - static_cast<uint32_t>(shift) * static_cast<uint32_t>(sum));
+    return {start, scale, static_cast<float>(sum) * scale, 0.0f};
+}
+
+float power_of_two(int biased_exponent) {
+    const auto bits = static_cast<uint32_t>(biased_exponent) << 23;
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(bits))));
+}
+
+// The largest of `count` inputs, a multiple of 16, without its sign, as the bits of a bfloat16.
+int peak_bits(const bf16* x, int64_t count) {
+    __m256i peak = _mm256_setzero_si256();
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+        peak = _mm256_max_epu16(peak, _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff)));
+    }
+    return _mm512_reduce_max_epi32(_mm512_cvtepu16_epi32(peak));
+}
+
+// 16 bits an input; returns the block's description.
+BlockOfInputs round_block(const QuantizedLinear& weight, const bf16* x, int64_t count, char* to) {
+    const int exponent = peak_bits(x, count) >> 7;
+    // So that the largest is in [2^14, 2^15); what is below 2^-107 may become 0.
+    const int shift = std::max(exponent, 20) - 14;
+    const __m512 inverse = _mm512_set1_ps(power_of_two(254 - shift));
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 scaled = _mm512_mul_ps(load_bf16(x + i), inverse);
+        __m512i number = _mm512_min_epi32(_mm512_cvtps_epi32(scaled), _mm512_set1_epi32(kLargest));
+        number = _mm512_max_epi32(number, _mm512_set1_epi32(-kLargest));
+        sum = _mm512_add_epi32(sum, number);
+        const __m512i high =
+            _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(128)), 8);
+        const __m128i highs = _mm512_cvtepi32_epi8(high);
+        const __m128i lows = _mm512_cvtepi32_epi8(number);  // its low byte is number - 256 * high
+        auto* out = reinterpret_cast<__m128i*>(to + 2 * i);
+        _mm_storeu_si128(out, _mm_unpacklo_epi32(highs, lows));
+        _mm_storeu_si128(out + 1, _mm_unpackhi_epi32(highs, lows));
+    }
+    const float scale = exponent == 255 ? NAN : power_of_two(shift);
+    return described(weight, _mm512_reduce_add_epi32(sum), scale);
+}
+
+void round_to_16_bits(const QuantizedLinear& weight, const bf16* x, char* row) {
+    BlockOfInputs* blocks = blocks_of(weight, row);
+    for (int64_t first = 0; first < weight.num_inputs; first += weight.block) {
+        const int64_t count = std::min(weight.block, weight.num_inputs - first);
+        *blocks++ = round_block(weight, x + first, count, row + 2 * first);
+    }
+}
+
+// By the rule of reference/quantized.py.
+void round_to_8_bits(const QuantizedLinear& weight, const bf16* x, char* row) {
+    const int bits = peak_bits(x, weight.num_inputs);
+    const bool is_finite = bits >> 7 != 255;
+    const float peak = std::max(
+        _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits << 16))), kSmallestPeak);
+    const __m512 inverse = _mm512_set1_ps(is_finite ? 127 / peak : 0.0f);
+    const float scale = is_finite ? peak / 127 : NAN;
+    BlockOfInputs* blocks = blocks_of(weight, row);
+    for (int64_t first = 0; first < weight.num_inputs; first += weight.block) {
+        const int64_t last = std::min(first + weight.block, weight.num_inputs);
+        __m512i sum = _mm512_setzero_si512();
+        for (int64_t i = first; i < last; i += 16) {
+            const __m512i number =
+                _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i), inverse));
+            sum = _mm512_add_epi32(sum, number);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(row + i), _mm512_cvtepi32_epi8(number));
+        }
+        *blocks++ = described(weight, _mm512_reduce_add_epi32(sum), scale);
+    }
+}
+
+// The inputs of a row in the order of the weight's numbers.
+const bf16* in_order(const QuantizedLinear& weight, const bf16* x) {
+    thread_local std::vector<bf16> ordered;
+    ordered.resize(weight.num_inputs);
+    for (int64_t i = 0; i < weight.num_inputs; ++i) ordered[i] = x[weight.input_order[i]];
+    return ordered.data();
+}
+
+void round_row(const QuantizedLinear& weight, const bf16* x, char* row) {
+    if (weight.input_order != nullptr) x = in_order(weight, x);
+    if (weight.num_planes == 1) {
+        round_to_8_bits(weight, x, row);
+    } else {
+        round_to_16_bits(weight, x, row);
+    }
+}
+
+// The weights of 4 inputs and 32 columns, unsigned bytes.
+template <int kBits>
+inline void load_weights(const char* from, __m512i& left, __m512i& right) {
+    const __m512i first = _mm512_load_si512(from);
+    if constexpr (kBits == 8) {
+        left = first;
+        right = _mm512_load_si512(from + 64);
+    } else {
+        const __m512i low_half = _mm512_set1_epi8(15);
+        left = _mm512_and_si512(first, low_half);
+        right = _mm512_and_si512(_mm512_srli_epi16(first, 4), low_half);
+    }
+}
+
+// What _mm512_dpbusd_epi32 does; of the intrinsic GCC 12 copies every sum to another register and
+// back in each step.
+inline void add_products(__m512i& sum, __m512i weights, __m512i inputs) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(inputs));
+}
+
+// The products of a block's inputs, kRows rows at `x`, `stride` bytes apart.
+template <int kBits, int kPlanes, int kRows>
+inline void multiply_block(const char* x, int64_t stride, const char* weights, int64_t num_steps,
+                           int64_t next, __m512i (&sums)[kRows][kPlanes][2]) {
+    constexpr int kStepBytes = 16 * kBits;
+    for (int64_t step = 0; step < num_steps; ++step) {
+        __m512i left, right;
+        load_weights<kBits>(weights + step * kStepBytes, left, right);
+        if (next != 0) {
+            for (int line = 0; line < kStepBytes; line += 64)
+                _mm_prefetch(weights + step * kStepBytes + next + line, _MM_HINT_T1);
+        }
+#pragma GCC unroll 10
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+            for (int p = 0; p < kPlanes; ++p) {
+                const __m512i both = _mm512_set1_epi32(*reinterpret_cast<const int*>(
+                    x + r * stride + (step * kPlanes + p) * 4));
+                add_products(sums[r][p][0], left, both);
+                add_products(sums[r][p][1], right, both);
+            }
+        }
+    }
+}
+
+template <int kPlanes>
+inline __m512 joined(const __m512i (&sums)[kPlanes][2], int side) {
+    if constexpr (kPlanes == 1) {
+        return _mm512_cvtepi32_ps(sums[0][side]);
+    } else {
+        return _mm512_cvtepi32_ps(
+            _mm512_add_epi32(_mm512_slli_epi32(sums[0][side], 8), sums[1][side]));
+    }
+}
+
+inline __m512 load_half(const char* from) {
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// kRows rows by one panel. `next` is the distance to what is to be fetched meanwhile, or 0.
+template <int kBits, int kPlanes, bool kScaled, int kRows>
+void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
+    const QuantizedLinear& weight = *job.weight;
+    const int64_t stride = weight.row_bytes;
+    const char* x = job.rows + row * stride;
+    const auto* inputs =
+        reinterpret_cast<const BlockOfInputs*>(x + kPlanes * weight.num_inputs);
+    const int64_t inputs_stride = stride / static_cast<int64_t>(sizeof(BlockOfInputs));
+    const char* at = static_cast<const char*>(weight.panels) + panel * weight.panel_bytes;
+    __m512 totals[kRows][2];
+    for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = _mm512_setzero_ps();
+    for (int64_t first = 0; first < weight.num_inputs; first += weight.block, ++inputs) {
+        const char* scales = at;
+        if constexpr (kScaled) at += weight.has_offsets ? 128 : 64;
+        __m512i sums[kRows][kPlanes][2];
+        for (int r = 0; r < kRows; ++r) {
+            sums[r][0][0] = sums[r][0][1] = _mm512_setzero_si512();
+            sums[r][kPlanes - 1][0] = sums[r][kPlanes - 1][1] =
+                _mm512_set1_epi32(inputs[r * inputs_stride].start);
+        }
+        const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
+        multiply_block<kBits, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps, next, sums);
+        at += num_steps * (16 * kBits);
+#pragma GCC unroll 10
+        for (int r = 0; r < kRows; ++r) {
+            const __m512 scale = _mm512_set1_ps(inputs[r * inputs_stride].scale);
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                const __m512 sum = joined<kPlanes>(sums[r], side);
+                __m512& total = totals[r][side];
+                if constexpr (kScaled) {
+                    total = _mm512_fmadd_ps(_mm512_mul_ps(sum, scale),
+                                            load_half(scales + 32 * side), total);
+                    if (weight.has_offsets)
+                        total = _mm512_fmadd_ps(_mm512_set1_ps(inputs[r * inputs_stride].sum),
+                                                load_half(scales + 64 + 32 * side), total);
+                } else {
+                    total = _mm512_fmadd_ps(sum, scale, total);
+                }
+            }
+        }
+    }
+    const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
+    const __m512 left = _mm512_loadu_ps(weight.column_scales + panel * kPanel);
+    const __m512 right = _mm512_loadu_ps(weight.column_scales + panel * kPanel + 16);
+    for (int r = 0; r < kRows; ++r)
+        finish_row(output, _mm512_mul_ps(totals[r][0], left), _mm512_mul_ps(totals[r][1], right),
+                   row + r, panel);
+}
+
+using RunTile = void (*)(const Job&, int64_t, int64_t, int64_t);
+
+// By the number of rows.
+template <int kBits, int kPlanes, bool kScaled>
+constexpr RunTile kTiles[kMaxSums / 2 + 1] = {
+    nullptr,
+    run_tile<kBits, kPlanes, kScaled, 1>,
+    run_tile<kBits, kPlanes, kScaled, 2>,
+    run_tile<kBits, kPlanes, kScaled, 3>,
+    run_tile<kBits, kPlanes, kScaled, 4>,
+    run_tile<kBits, kPlanes, kScaled, 5>,
+    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 6 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 7 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 8 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 9 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 10 : 1> : nullptr,
+};
+
+const RunTile* tiles_for(const QuantizedLinear& weight) {
+    if (weight.bits == 4) return kTiles<4, 2, true>;
+    if (weight.num_planes == 1) return weight.has_scales ? kTiles<8, 1, true> : kTiles<8, 1, false>;
+    return weight.has_scales ? kTiles<8, 2, true> : kTiles<8, 2, false>;
+}
+
+// Rows [first, last) by one panel, in tiles of nearly equal size.
+void run_panel(const Job& job, const RunTile* tiles, int64_t first, int64_t last, int64_t panel) {
+    const int64_t most = kMaxSums / 2 / job.weight->num_planes;
+    const int64_t num_tiles = (last - first + most - 1) / most;
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+        const int64_t from = first + (last - first) * tile / num_tiles;
+        const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
+        const bool fetches_next = job.num_rows > kFewRows && tile + 1 == num_tiles;
+        tiles[to - from](job, from, panel, fetches_next ? job.weight->panel_bytes : 0);
+    }
+}
+
+void round_rows(const QuantizedLinear& weight, const bf16* x, char* rows, int64_t num_rows) {
+    const auto round = [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row)
+            round_row(weight, x + row * weight.num_inputs, rows + row * weight.row_bytes);
+    };
+    if (num_rows <= kFewRows) {
+        round(0, num_rows);
+        return;
+    }
+    const auto num_chunks = static_cast<int>((num_rows + kFewRows - 1) / kFewRows);
+    pool().for_each(num_chunks, [&](int chunk) {
+        round(chunk * kFewRows, std::min((chunk + 1) * kFewRows, num_rows));
+    });
+}
+
+}  // namespace
+}  // namespace stemma
+
+using namespace stemma;
+
+// rounded: num_rows * row_bytes of memory for the call's own use, 64-byte aligned.
+extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const void* x, void* y,
+                                        int64_t num_rows, void* rounded) {
+    if (num_rows == 0) return;
+    auto* rows = static_cast<char*>(rounded);
+    round_rows(*weight, static_cast<const bf16*>(x), rows, num_rows);
+    const Job job{weight, rows, y, num_rows};
+    const RunTile* tiles = tiles_for(*weight);
+    const int64_t most = kMaxSums / 2;
+    int64_t block = std::max<int64_t>(kBlockBytes / weight->row_bytes / most, 1) * most;
+    const int64_t num_row_blocks = (num_rows + block - 1) / block;
+    block = (num_rows + num_row_blocks - 1) / num_row_blocks;
+    const int64_t chunk_bytes = num_rows <= kFewRows ? kFewRowsChunkBytes : kChunkBytes;
+    const int64_t panels_each = std::max<int64_t>(chunk_bytes / weight->panel_bytes, 1);
+    const int64_t chunks_each = (weight->num_panels + panels_each - 1) / panels_each;
+    pool().for_each(static_cast<int>(num_row_blocks * chunks_each), [&](int chunk) {
+        const int64_t first = chunk / chunks_each * block;
+        const int64_t last = std::min(first + block, num_rows);
+        const int64_t panel = chunk % chunks_each * panels_each;
+        const int64_t end = std::min(panel + panels_each, weight->num_panels);
+        for (int64_t p = panel; p < end; ++p) run_panel(job, tiles, first, last, p);
+    });
+}
+
+namespace {
+
+// The row of the weight that is a lane of a panel; -1: none.
+int64_t row_of_lane(const QuantizedLinear& weight, int64_t panel, int lane) {
+    if (weight.kind < kGatedSilu) {
+        const int64_t row = panel * kPanel + lane;
+        return row < weight.num_outputs ? row : -1;
+    }
+    const int64_t row = panel * (kPanel / 2) + lane % 16;  // of gates, and of ups behind them
+    if (row >= weight.num_outputs) return -1;
+    return lane < 16 ? row : weight.num_outputs + row;
+}
+
+void pack_8_bits(const uint32_t* const (&rows)[kPanel], int64_t first, int64_t num_steps, char* to) {
+    auto* out = reinterpret_cast<uint32_t*>(to);
+    for (int64_t step = 0; step < num_steps; ++step)
+        for (int lane = 0; lane < kPanel; ++lane)
+            out[step * kPanel + lane] =
+                (rows[lane] == nullptr ? 0 : rows[lane][first / 4 + step]) ^ 0x80808080u;
+}
+
+void pack_4_bits(const uint8_t* const (&rows)[kPanel], int64_t first, int64_t num_steps, char* to) {
+    const auto number = [&](int lane, int64_t input) -> int {
+        if (rows[lane] == nullptr) return 8;
+        const int both = rows[lane][input / 2];
+        return input % 2 ? both >> 4 : both & 15;
+    };
+    for (int64_t step = 0; step < num_steps; ++step)
+        for (int lane = 0; lane < kPanel / 2; ++lane)
+            for (int i = 0; i < 4; ++i) {
+                const int64_t input = first + 4 * step + i;
+                *to++ = static_cast<char>(number(lane, input) | number(lane + 16, input) << 4);
+            }
+}
+
+}  // namespace
+
+// values as in quantized_weight.py; scales, offsets [rows, num_blocks] float16, or null.
+extern "C" void stemma_pack_quantized(const QuantizedLinear* weight, const void* values,
+                                      const uint16_t* scales, const uint16_t* offsets) {
+    const int64_t value_bytes = weight->num_inputs * weight->bits / 8;
+    const int64_t blocks = num_blocks(*weight);
+    pool().for_each(static_cast<int>(weight->num_panels), [=](int panel) {
+        char* to = static_cast<char*>(const_cast<void*>(weight->panels)) + panel * weight->panel_bytes;
+        const uint8_t* bytes[kPanel];
+        const uint32_t* words[kPanel];
+        int64_t rows[kPanel];
+        for (int lane = 0; lane < kPanel; ++lane) {
+            rows[lane] = row_of_lane(*weight, panel, lane);
+            bytes[lane] = rows[lane] < 0 ? nullptr
+                                         : static_cast<const uint8_t*>(values) + rows[lane] * value_bytes;
+            words[lane] = reinterpret_cast<const uint32_t*>(bytes[lane]);
+        }
+        for (int64_t block = 0; block < blocks; ++block) {
+            for (const uint16_t* table : {scales, offsets}) {
+                if (table == nullptr) continue;
+                for (int lane = 0; lane < kPanel; ++lane)
+                    reinterpret_cast<uint16_t*>(to)[lane] =
+                        rows[lane] < 0 ? 0 : table[rows[lane] * blocks + block];
+                to += 64;
+            }
+            const int64_t first = block * weight->block;
+            const int64_t num_steps = std::min(weight->block, weight->num_inputs - first) / 4;
+            if (weight->bits == 8) {
+                pack_8_bits(words, first, num_steps, to);
+            } else {
+                pack_4_bits(bytes, first, num_steps, to);
+            }
+            to += num_steps * 16 * weight->bits;
+        }
+    });
+}

@@ -1,0 +1,71 @@
+"""A linear layer's weight in 8 or 4 bits, as checkpoints hold it and as `make_linear` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [out_features, in_features]; every `group_size` inputs of a row have a scale:
+
+        weight = scale * number + offset
+
+    A number is a signed integer: of 8 bits in [-128, 127], of 4 bits in [-8, 7]. Weights of experts
+    have one more axis, [num_experts, ...], in front of all tensors.
+    """
+
+    bits: Literal[8, 4]
+    group_size: int  # divides in_features
+    # 8 bits: [out_features, in_features] int8. 4 bits: [out_features, in_features / 2] uint8, each
+    # number plus 8, that of an even input in the low half of its byte.
+    values: Tensor
+    scales: Tensor  # [out_features, in_features / group_size], floating
+    offsets: Tensor | None  # as scales; None: all 0
+    # "int8": the product may round each row of its input to 8 bits, with one scale a row (W8A8).
+    activations: Literal["exact", "int8"] = "exact"
+    # [in_features] int32: number i of a row belongs to input input_order[i], so that a group's
+    # numbers follow each other where its inputs do not (GPTQ's act-order). None: to input i.
+    input_order: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.values.shape[-2]
+
+    @property
+    def in_features(self) -> int:
+        return self.values.shape[-1] * (8 // self.bits)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Those that it has."""
+        tensors = (self.values, self.scales, self.offsets, self.input_order)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        """With each of its tensors changed."""
+        return replace(
+            self,
+            values=change(self.values),
+            scales=change(self.scales),
+            offsets=None if self.offsets is None else change(self.offsets),
+            input_order=None if self.input_order is None else change(self.input_order),
+        )
+
+
+def experts_of(weight: Tensor | QuantizedWeight) -> Iterator[Tensor | QuantizedWeight]:
+    """Each one of a stack [num_experts, ...], as views."""
+    if isinstance(weight, Tensor):
+        yield from weight
+        return
+    for index in range(len(weight.values)):
+        yield weight.map(itemgetter(index))

@@ -1,0 +1,164 @@
+"""Models of the Hugging Face hub as folders on this machine. The one file that imports its client.
+
+The client's own settings hold: HF_HOME and HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
+What is in its cache already is not fetched again, and is used where the hub cannot be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelLoadError
+from .byte_progress import ByteProgress
+from .pickled import PICKLED_SUFFIXES, why_not_pickled
+
+# Weights as safetensors, everything that configuration, tokenizers and templates are made of.
+# tokenizer.model is not among it: its contents are in tokenizer.json.
+_DESCRIBING = ("*.json", "*.jinja")
+_WANTED = ("*.safetensors", *_DESCRIBING)
+# Other forms of the same weights, as some repositories have them beside.
+_NOT_WANTED = ("*/*.safetensors", "consolidated*.safetensors", "onnx/*", "openvino/*", "original/*")
+
+
+def fetch_snapshot(
+    repo: str,
+    revision: str | None = None,
+    on_progress: ByteProgress | None = None,
+    has_weights: bool = True,
+) -> Path:
+    """The folder with the files of the model `repo`, fetched where they are not in the cache.
+    `has_weights`: the weights, too, not only what describes them.
+
+    Raises ModelLoadError with what can be done: offline, gated, not found, no safetensors.
+    """
+    from huggingface_hub import snapshot_download
+
+    def fetch() -> str:
+        return snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(_WANTED if has_weights else _DESCRIBING),
+            ignore_patterns=list(_NOT_WANTED),
+            tqdm_class=_bars(on_progress),
+        )
+
+    folder = Path(_explained(fetch, repo, repo, revision))
+    if has_weights and not any(folder.glob("*.safetensors")):
+        raise _no_weights(repo, revision, folder)
+    return folder
+
+
+def fetch_file(
+    repo: str, name: str, revision: str | None = None, on_progress: ByteProgress | None = None
+) -> Path:
+    """One file of the model `repo`. Raises ModelLoadError as `fetch_snapshot` does."""
+    from huggingface_hub import hf_hub_download
+
+    def fetch() -> str:
+        return hf_hub_download(repo, name, revision=revision, tqdm_class=_bars(on_progress))
+
+    return Path(_explained(fetch, repo, f"{repo}/{name}", revision))
+
+
+def _explained(fetch: Callable[[], str], repo: str, model: str, revision: str | None) -> str:
+    """What `fetch` returns; `model` is what was asked for, all of `repo` or a file of it."""
+    from huggingface_hub import errors
+
+    shown = model if revision is None else f"{model}@{revision}"
+    try:
+        return fetch()
+    except errors.GatedRepoError:
+        raise ModelLoadError(
+            f"{shown} is gated: accept its terms at https://huggingface.co/{repo}, then set "
+            "HF_TOKEN to a token of that account"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelLoadError(f"{repo} has no revision {revision!r} on the hub") from None
+    except errors.RepositoryNotFoundError:
+        raise ModelLoadError(
+            f"{shown} is neither a folder here nor a model on the hub; for a private one set "
+            "HF_TOKEN"
+        ) from None
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelLoadError(
+            f"{shown} is not in the hub's cache ({_cache()}) and the hub cannot be reached: "
+            f"{_reason(error)}; give a folder, or run once online"
+        ) from None
+    except errors.EntryNotFoundError:
+        raise ModelLoadError(f"{shown} is not among the files of that model on the hub") from None
+    except errors.HFValidationError as error:
+        raise ModelLoadError(f"{shown} is neither a folder nor a model's id: {error}") from None
+    except Exception as error:  # which ones its HTTP client raises differs between its versions
+        raise ModelLoadError(
+            f"{shown} cannot be fetched: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {cause}".splitlines()[0]
+
+
+def _cache() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.HF_HUB_CACHE)
+
+
+def _no_weights(repo: str, revision: str | None, folder: Path) -> ModelLoadError:
+    """Why a model cannot be loaded of which no safetensors came."""
+    from huggingface_hub import HfApi
+
+    try:
+        names = HfApi().list_repo_files(repo, revision=revision)
+    except Exception:  # offline: the cache has no listing
+        names = []
+    pickled = [name for name in names if name.endswith(PICKLED_SUFFIXES)]
+    if pickled:
+        return ModelLoadError(why_not_pickled(repo, pickled))
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if ggufs:
+        return ModelLoadError(f"{repo} holds GGUF files: name one, as in {repo}/{ggufs[0]}")
+    return ModelLoadError(f"{repo} holds no safetensors (looked for in {folder})")
+
+
+def _bars(on_progress: ByteProgress | None) -> Any:
+    """The class whose objects the client takes for its progress bars; they write nothing."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):
+        """Reports the bytes of a whole download, which is one of several bars."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            name = options.get("name")
+            self._is_of_bytes = options.get("unit") == "B" and not str(name).endswith("transfer")
+            options = {**options, "disable": False, "file": _NOWHERE}
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            pass
+
+        def update(self, n: float | None = 1) -> bool | None:
+            is_shown: bool | None = super().update(n)
+            if on_progress is not None and self._is_of_bytes and self.total:
+                on_progress(int(min(self.n, self.total)), int(self.total))
+            return is_shown
+
+    return Bar
+
+
+class _Nowhere:
+    def write(self, text: str) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+_NOWHERE = _Nowhere()

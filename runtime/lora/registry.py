@@ -1,0 +1,98 @@
+"""The adapters that an engine serves, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...errors import InvalidRequest, ModelNotFound
+from .adapter import Adapter, ModuleShape, PrepareWeights, read_adapter
+
+MAX_NAME_CHARS = 256  # of what a request names, which may be "model:adapter"
+MAX_ADAPTER_NAME_CHARS = 128
+
+
+class AdapterRegistry:
+    """Owns the names; an adapter whose name is gone goes on to serve the requests that have it."""
+
+    def __init__(
+        self,
+        model_name: str,
+        modules: Mapping[str, ModuleShape],
+        *,
+        max_rank: int,
+        prepare: PrepareWeights,
+        max_adapters: int | None = None,
+    ) -> None:
+        """`modules`: the linear layers of the model that take adapters; `max_adapters`: that may be
+        known at a time, None: any number."""
+        self.max_rank = max_rank
+        self._model_name = model_name
+        self._modules = modules
+        self._prepare = prepare
+        self._max_adapters = max_adapters
+        self._adapters: dict[str, Adapter] = {}
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """In the order in which they came."""
+        return tuple(self._adapters.values())
+
+    def load(self, name: str, folder: Path) -> Adapter:
+        """Read an adapter and make it known. Raises InvalidRequest for a name that is none or taken
+        and where there is no room, ModelLoadError for what is no adapter of this model; nothing
+        changes then."""
+        self.require_free(name)
+        adapter = self.read(name, folder)
+        self.add(adapter)
+        return adapter
+
+    def require_free(self, name: str) -> None:
+        """Raises InvalidRequest where no adapter can be added under this name."""
+        own = (self._model_name, "default")
+        is_plain = name.isprintable() and name == name.strip()
+        fits = 0 < len(name) <= MAX_ADAPTER_NAME_CHARS
+        if not (fits and is_plain) or name in own or name.startswith(f"{own[0]}:"):
+            allowed = (
+                f"1 to {MAX_ADAPTER_NAME_CHARS} printable characters without spaces around them, "
+                f"and not {own[0]!r}, {own[0] + ':'!r} with more behind it, or 'default'"
+            )
+            raise InvalidRequest.of("lora_name", name[:MAX_NAME_CHARS], allowed)
+        if name in self._adapters:
+            raise InvalidRequest.of("lora_name", name, "a name that is not taken; unload it first")
+        if self._max_adapters is not None and len(self._adapters) >= self._max_adapters:
+            raise InvalidRequest(
+                f"{len(self._adapters)} adapters are loaded, as many as max_loaded_loras allows; "
+                "unload one first",
+                "lora_name",
+            )
+
+    def read(self, name: str, folder: Path) -> Adapter:
+        """An adapter that is not known yet; any thread's to call. Raises ModelLoadError."""
+        return read_adapter(name, folder, self._modules, self.max_rank, self._prepare)
+
+    def add(self, adapter: Adapter) -> None:
+        """Make an adapter known. Raises as `require_free`."""
+        self.require_free(adapter.name)
+        self._adapters[adapter.name] = adapter
+
+    def unload(self, name: str) -> Adapter:
+        """Forget a name. Raises ModelNotFound."""
+        adapter = self.find(name)
+        del self._adapters[adapter.name]
+        return adapter
+
+    def find(self, name: str) -> Adapter:
+        """By its name, or "model:name". Raises ModelNotFound, which lists what there is."""
+        adapter = self._adapters.get(name.removeprefix(f"{self._model_name}:"))
+        if adapter is None:
+            raise not_found(name, self._model_name, tuple(self._adapters))
+        return adapter
+
+
+def not_found(name: str, model_name: str, adapters: tuple[str, ...]) -> ModelNotFound:
+    """The standard wording."""
+    known = f"; its adapters are {', '.join(map(repr, adapters))}" if adapters else ""
+    return ModelNotFound(
+        f"model {name[:MAX_NAME_CHARS]!r} does not exist; this is {model_name!r}{known}", "model"
+    )

@@ -1,0 +1,82 @@
+"""What a token's KV is made of: the one answer for pools, tiers, files and estimates of memory.
+
+    plain         kv      2 * num_kv_heads vectors of head_dim      keys, then values
+    quantized     values  2 * num_kv_heads vectors of head_dim      one byte a number
+                  scales  2 * num_kv_heads vectors of one float32   see kernels/quantized_kv.py
+    latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
+
+Whoever moves KV sees none of these, only parts: vectors of so many bytes. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import InvalidRequest
+from ...kernels.kv_cache_dtype import KVCacheDtype
+from ..model_config import ModelConfig
+
+_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+}
+_QUANTIZED = {"int8": "int8", "fp8": "float8_e4m3fn"}
+
+
+@dataclass(frozen=True, slots=True)
+class KVPart:
+    """What each layer keeps of a token in one tensor: vectors of one width."""
+
+    name: str
+    num_vectors: int
+    width: int  # elements of a vector
+    dtype: str  # as torch names it
+
+    @property
+    def vector_bytes(self) -> int:
+        return self.width * _BYTES[self.dtype]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """In one layer."""
+        return self.num_vectors * self.vector_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The KV of a token: the same parts in each layer."""
+
+    num_layers: int
+    parts: tuple[KVPart, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Over all layers."""
+        return self.num_layers * sum(part.bytes_per_token for part in self.parts)
+
+    @classmethod
+    def of(cls, config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto") -> KVLayout:
+        """Of a model computed in `dtype` ("bfloat16"), whose KV is kept so ("auto") or in 8 bits.
+
+        Raises InvalidRequest for latents in 8 bits: they are small already.
+        """
+        return cls(config.num_layers, _parts(config, dtype, kv_cache_dtype))
+
+
+def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tuple[KVPart, ...]:
+    latent, num_vectors = config.latent, 2 * config.num_kv_heads
+    if latent is not None:
+        if kv_cache_dtype != "auto":
+            allowed = "auto: this model keeps one small latent a token (latent attention)"
+            raise InvalidRequest.of("kv_cache_dtype", kv_cache_dtype, allowed)
+        return (KVPart("latent", 1, latent.latent_dim + latent.rope_dim, dtype),)
+    if kv_cache_dtype == "auto":
+        return (KVPart("kv", num_vectors, config.head_dim, dtype),)
+    return (
+        KVPart("values", num_vectors, config.head_dim, _QUANTIZED[kv_cache_dtype]),
+        KVPart("scales", num_vectors, 1, "float32"),
+    )

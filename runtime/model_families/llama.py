@@ -1,0 +1,19 @@
+"""Llama 2 to 3.2, and all that are published as such (SmolLM, TinyLlama, Yi, ...)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..config_fields import Fields
+from ..decoder_config import DecoderConfig
+from .decoder import read_decoder
+
+
+def read_llama(config: Fields, architecture: str) -> DecoderConfig:
+    attention_bias = config.flag("attention_bias", False)
+    return replace(
+        read_decoder(config, architecture),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=config.flag("mlp_bias", False),
+    )

@@ -1,0 +1,59 @@
+"""What all decoder-only models share: embedding, a stack of layers around one residual stream, a
+norm, and the output projection. A family brings its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from ..execute.inputs import ForwardBatch
+from ..layers.build import ModelBuild
+from ..layers.embedding import VocabEmbedding
+from ..layers.norm import RMSNorm
+from ..layers.rotary import LayerRotary, Rotary
+
+
+class DecoderLayer(Protocol):
+    """One layer of the stack."""
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """x: the layer below's output, not yet in `residual` (None: nothing), both
+        [T, hidden_size] -> this layer's, not yet in `residual`, which is updated in place."""
+        ...
+
+
+class Decoder:
+    """Decoder-only language model; immutable after construction, KV lives in the batch's pool."""
+
+    def __init__(
+        self, build: ModelBuild, make_layer: Callable[[ModelBuild, str, int], DecoderLayer]
+    ) -> None:
+        """make_layer: (build, the layer's name in checkpoints, its index) -> the layer."""
+        config = build.config
+        name = f"{config.weight_prefix}model"
+        self._vocab = VocabEmbedding(build)
+        self._layers = [
+            make_layer(build, f"{name}.layers.{index}", index) for index in range(config.num_layers)
+        ]
+        self._norm = RMSNorm(build, f"{name}.norm", config.hidden_size)
+        self._rotary = LayerRotary(build)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        """input_ids, positions [T] int64 -> hidden [T, hidden_size], normed, in the model's dtype.
+
+        Writes the T tokens' KV to `batch.kv_layers`.
+        """
+        rotaries = self._rotary.at(positions)
+        residual = self._vocab.embed(input_ids)
+        x: Tensor | None = None
+        for layer, rotary in zip(self._layers, rotaries, strict=True):
+            x = layer(x, residual, rotary, batch)
+        return self._norm(x, residual) if x is not None else self._norm(residual)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size] -> [N, vocab_size] float32 (float64 for a float64 model)."""
+        return self._vocab.logits(hidden)

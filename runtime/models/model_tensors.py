@@ -1,0 +1,57 @@
+"""Which tensors a model has, and which of its modules are linears, as it says while it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...kernels.ops import Weight
+from ...kernels.registry import select_kernels
+from ..layers.build import ModelBuild
+from ..model_config import ModelConfig
+from ..weights.source import ModelTensors, stacked_shape
+from .registry import model_class
+
+
+def model_tensors(config: ModelConfig) -> ModelTensors:
+    """Nothing is read and no memory taken for weights."""
+    source = _Names()
+    kernels = select_kernels(torch.float32, "cpu", "reference")
+    device = torch.device("meta")
+    build = ModelBuild(config, source, kernels, torch.float32, device, max_model_len=1)
+    model_class(config.architecture)(build)
+    return ModelTensors(source.shapes, source.linears)
+
+
+class _Names:
+    """A `WeightSource` of tensors without contents."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.linears: dict[str, tuple[int, int]] = {}
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        self.shapes[name] = tuple(shape)
+        return torch.empty(tuple(shape), dtype=dtype or torch.float32, device="meta")
+
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
+        self.shapes.update(zip(names, map(tuple, shapes), strict=True))
+        return torch.empty(stacked_shape(shapes), device="meta")
+
+    def take_weight(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Weight:
+        for name, size in zip(names, out_features, strict=True):
+            self.shapes[f"{name}.weight"] = self.linears[name] = (size, in_features)
+        return torch.empty(sum(out_features), in_features, device="meta")
+
+    def tie_weight(self, table: Tensor) -> Weight:
+        return table
+
+    def skip(self, name: str) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass

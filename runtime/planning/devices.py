@@ -1,0 +1,82 @@
+"""What devices can do: memory, and the rates at which they read and multiply. Torch-free.
+
+GPUs are from their makers' data sheets (dense rates, no sparsity), times the shares that good
+kernels reach; a CPU is measured where it stands (`execute/probe.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Of the data sheet's rates. Copying reaches 90% on an H200 (4.3 of 4.8 TB/s), products 80% (790 of
+# 989 TFLOP/s); attention over pages and small products reach less.
+_READ_SHARE = 0.8
+_PRODUCT_SHARE = 0.6
+_ATTENTION_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of linear layers in one weight format."""
+
+    read_bytes_s: float  # of weights
+    flop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """A device as the cost model sees it. Seconds, bytes and floating-point operations."""
+
+    name: str
+    memory_bytes: int  # for weights and KV
+    rates: Mapping[str, Rates]  # by `--quantization`
+    kv_bytes_s: float
+    attention_flop_s: float
+    step_s: float  # of any step, beside its arithmetic: planning, launching, reading back
+    layer_s: float  # of any layer
+    row_s: float  # of a row that samples
+    adapter_s: float  # of what adapters add to a linear layer, beside its arithmetic
+    capability: tuple[int, int] | None = None  # as CUDA counts; None: not a GPU
+
+
+def _gpu(
+    name: str,
+    capability: tuple[int, int],
+    memory_gb: int,
+    read_tb_s: float,
+    bf16_tflops: float,
+) -> DeviceModel:
+    read, flop = read_tb_s * 1e12 * _READ_SHARE, bf16_tflops * 1e12 * _PRODUCT_SHARE
+    return DeviceModel(
+        name=name,
+        memory_bytes=int(memory_gb * 1e9),
+        rates={
+            "none": Rates(read, flop),
+            "int8": Rates(read, flop),
+            "w8a8": Rates(read, 2 * flop),
+            "int4": Rates(read, flop),
+        },
+        kv_bytes_s=read,
+        attention_flop_s=bf16_tflops * 1e12 * _ATTENTION_SHARE,
+        # A guess: one graph launch, sampling and the copy back; the host plans meanwhile.
+        step_s=150e-6,
+        # Some nine kernels of 2 to 3 us each that neither read nor compute much (counted).
+        layer_s=20e-6,
+        row_s=1e-6,
+        adapter_s=5e-6,  # two kernels a linear layer, counted
+        capability=capability,
+    )
+
+
+GPUS: Mapping[str, DeviceModel] = {
+    "b200": _gpu("NVIDIA B200", (10, 0), 180, 8.0, 2250),
+    "h200": _gpu("NVIDIA H200", (9, 0), 141, 4.8, 989),
+    "h100": _gpu("NVIDIA H100 SXM", (9, 0), 80, 3.35, 989),
+    "a100": _gpu("NVIDIA A100 80 GB", (8, 0), 80, 2.04, 312),
+    "l40s": _gpu("NVIDIA L40S", (8, 9), 48, 0.864, 362),
+    "l4": _gpu("NVIDIA L4", (8, 9), 24, 0.3, 121),
+    "rtx4090": _gpu("NVIDIA RTX 4090", (8, 9), 24, 1.008, 165),
+    "rtx3090": _gpu("NVIDIA RTX 3090", (8, 6), 24, 0.936, 71),
+}
+"""By the name that `stemma plan --device` takes."""

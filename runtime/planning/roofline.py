@@ -1,0 +1,106 @@
+"""How long a step takes, by the roofline model (Williams, Waterman and Patterson 2009): each part
+takes as long as its reading or its arithmetic, whichever is longer. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .devices import DeviceModel
+from .formats import DTYPE_BYTES
+from .served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, by what they go to."""
+
+    reading_s: float  # of products that are bound by reading weights
+    computing_s: float  # of products that are bound by arithmetic
+    attention_s: float
+    overhead_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.reading_s + self.computing_s + self.attention_s + self.overhead_s
+
+    @property
+    def bound_by(self) -> str:
+        """What takes the most."""
+        parts = {
+            "weights": self.reading_s,
+            "arithmetic": self.computing_s,
+            "attention": self.attention_s,
+            "overhead": self.overhead_s,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """One model on one device."""
+
+    model: ServedModel
+    device: DeviceModel
+
+    def step_time(self, rows: Sequence[tuple[int, int]], num_sampled: int) -> StepTime:
+        """rows: (tokens computed, tokens before them) of each; num_sampled of them sample. Where
+        adapters are served each row has one, as many different ones as there are slots."""
+        num_tokens = sum(num for num, _ in rows)
+        reading_s = computing_s = 0.0
+        for read_s, compute_s in self._products_s(num_tokens, num_sampled, len(rows)):
+            if read_s >= compute_s:
+                reading_s += read_s
+            else:
+                computing_s += compute_s
+        device, layers = self.device, self.model.config.num_layers
+        overhead_s = device.step_s + layers * device.layer_s + num_sampled * device.row_s
+        return StepTime(
+            reading_s,
+            computing_s,
+            sum(self._attention_s(num, before) for num, before in rows),
+            overhead_s + self._num_adapted * device.adapter_s,
+        )
+
+    @property
+    def _num_adapted(self) -> int:
+        """Linear layers that have adapters beside them."""
+        if self.model.adapters is None:
+            return 0
+        return sum(product.count for product in self.model.shape.products if product.num_modules)
+
+    def _products_s(
+        self, num_tokens: int, num_sampled: int, num_rows: int
+    ) -> Iterator[tuple[float, float]]:
+        """Of each kind of product, and its adapters': reading, and arithmetic."""
+        rates, adapters = self.device.rates[self.model.format.name], self.model.adapters
+        for product in self.model.shape.products:
+            count = num_sampled if product.is_sampled_only else num_tokens
+            if not count:
+                continue
+            read = self.model.format.product_bytes(product) * product.num_touched(count)
+            flop = 2 * product.in_features * product.out_features * product.num_used * count
+            yield product.count * read / rates.read_bytes_s, product.count * flop / rates.flop_s
+            if adapters is not None and product.num_modules:
+                numbers = product.count * adapters.num_numbers(product)
+                num_read = numbers * min(num_rows, adapters.num_slots)
+                read_s = num_read * DTYPE_BYTES[self.model.format.dtype] / rates.read_bytes_s
+                yield read_s, 2 * numbers * num_tokens / rates.flop_s
+
+    def _attention_s(self, num_tokens: int, before: int) -> float:
+        """A row's. A chunk reads its keys once for all of its tokens; of layers with a window what
+        lies before it costs nothing."""
+        config, device = self.model.config, self.device
+        key_bytes = self.model.kv_bytes_per_token / config.num_layers
+        if config.latent is None:
+            flop_a_pair = 4 * config.num_heads * config.head_dim
+        else:
+            latent = config.latent
+            flop_a_pair = 2 * config.num_heads * (2 * latent.latent_dim + latent.rope_dim)
+        total_s = 0.0
+        for layers in self.model.shape.attention:
+            read_s = layers.num_keys(num_tokens, before) * key_bytes / device.kv_bytes_s
+            flop = layers.num_pairs(num_tokens, before) * flop_a_pair
+            total_s += layers.count * max(read_s, flop / device.attention_flop_s)
+        return total_s

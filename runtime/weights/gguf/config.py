@@ -1,0 +1,298 @@
+"""GGUF metadata as the config.json and generation_config.json of a Hugging Face checkpoint.
+
+Keys: the GGUF specification and gguf-py's constants.py. What a file does not say, llama.cpp has in
+its code for each architecture (llama.cpp, src/models/); such constants are marked here. Torch-free.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from ....errors import ModelLoadError
+from .hyperparameters import Hyperparameters
+from .names import EMBEDDING, OUTPUT
+from .rope import rope_fields
+
+Config = dict[str, Any]
+_DTYPES = {"F32": "float32", "F16": "float16"}
+
+
+def model_config(model: Hyperparameters) -> Config:
+    """What config.json would say.
+
+    Raises:
+        ModelLoadError: an architecture that is not known, or metadata that is missing or makes no
+            sense.
+    """
+    architecture = model.architecture
+    if architecture not in FAMILIES:
+        raise ModelLoadError(f"{model.path}: {_unknown(architecture)}")
+    num_heads = model.integer("attention.head_count")
+    hidden_size = model.integer("embedding_length")
+    head_dim = model.integer("attention.key_length", max(1, hidden_size // num_heads))
+    config = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": model.integer("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": model.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "intermediate_size": model.integer("feed_forward_length"),
+        "vocab_size": model.shape(EMBEDDING)[0],
+        "max_position_embeddings": model.integer("context_length"),
+        "rms_norm_eps": model.number("attention.layer_norm_rms_epsilon", 1e-6),
+        "hidden_act": "silu",
+        "attention_bias": model.has_tensor("blk.0.attn_q.bias"),
+        "tie_word_embeddings": not model.has_tensor(OUTPUT),
+        "dtype": _DTYPES.get(model.format_name(EMBEDDING), "bfloat16"),
+        **rope_fields(model, head_dim),
+    }
+    config |= FAMILIES[architecture](model, config)
+    return config | _token_ids(model)
+
+
+def generation_config(model: Hyperparameters, stop_ids: list[int]) -> Config:
+    """What generation_config.json would say; stop_ids: all tokens that end an answer."""
+    fields = model.fields
+    config: Config = {"eos_token_id": stop_ids} if stop_ids else {}
+    for name, key in _SAMPLING.items():
+        value = fields.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            config[name] = value
+    return config
+
+
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
+def _unknown(architecture: str) -> str:
+    nearest = difflib.get_close_matches(architecture, FAMILIES, n=1, cutoff=0.6)
+    hint = f" (nearest: {nearest[0]})" if nearest else ""
+    known = ", ".join(sorted(FAMILIES))
+    return f"GGUF architecture {architecture!r} is not supported{hint}; supported are: {known}"
+
+
+def _token_ids(model: Hyperparameters) -> Config:
+    names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id"}
+    values = {name: model.fields.get(f"tokenizer.ggml.{key}") for name, key in names.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _llama(model: Hyperparameters, config: Config) -> Config:
+    """Llama, Mistral and Mixtral share a name."""
+    if model.count("expert_count"):
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "num_local_experts": model.integer("expert_count"),
+            "num_experts_per_tok": model.integer("expert_used_count"),
+            "sliding_window": model.count("attention.sliding_window") or None,
+        }
+    window = model.count("attention.sliding_window")
+    if window:
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "mlp_bias": model.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _qwen2(model: Hyperparameters, config: Config) -> Config:
+    return {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+
+
+def _qwen3(model: Hyperparameters, config: Config) -> Config:
+    return {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": False}
+
+
+def _qwen2_moe(model: Hyperparameters, config: Config) -> Config:
+    shared = model.shape("blk.0.ffn_gate_shexp.weight")[0]
+    return {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "use_sliding_window": False,
+        "norm_topk_prob": False,  # llama.cpp's constant
+        "shared_expert_intermediate_size": shared,
+        **_qwen_experts(model),
+    }
+
+
+def _qwen3_moe(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "use_sliding_window": False,
+        "norm_topk_prob": True,  # llama.cpp's constant
+        **_qwen_experts(model),
+    }
+
+
+def _qwen_experts(model: Hyperparameters) -> Config:
+    return {
+        "num_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "moe_intermediate_size": _expert_size(model, 0),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _expert_size(model: Hyperparameters, layer: int) -> int:
+    """From the stack [num_experts, size, hidden_size]: early files have no key for it."""
+    name = f"blk.{layer}.ffn_gate_exps.weight"
+    shape = model.shape(name)
+    if len(shape) != 3:
+        raise ModelLoadError(f"{model.path}: tensor {name!r}: expected 3 axes, found {len(shape)}")
+    return shape[1]
+
+
+_GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _gemma(model: Hyperparameters, config: Config) -> Config:
+    return {"architectures": ["GemmaForCausalLM"], **_GEMMA}
+
+
+def _gemma2(model: Hyperparameters, config: Config) -> Config:
+    """The defaults are llama.cpp's constants."""
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        **_GEMMA,
+        "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": model.number("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _query_scalar(config, layers_of_27b=46),
+        **_windows(model, config, model.integer("attention.sliding_window", 4096), every=2),
+    }
+
+
+def _gemma3(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        **_GEMMA,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": model.optional_number("final_logit_softcapping"),
+        "query_pre_attn_scalar": _query_scalar(config, layers_of_27b=62),
+        "rope_local_base_freq": model.number("rope.freq_base_swa", 10_000.0),
+        **_windows(model, config, model.count("attention.sliding_window"), every=6),
+    }
+
+
+def _query_scalar(config: Config, layers_of_27b: int) -> int:
+    """llama.cpp's constant: the largest models divide scores by another size than their heads'."""
+    if config["num_hidden_layers"] == layers_of_27b:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+def _windows(model: Hyperparameters, config: Config, window: int, every: int) -> Config:
+    """One layer of `every` sees everything, unless the file has a pattern; window 0: all do."""
+    num_layers = config["num_hidden_layers"]
+    pattern = model.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        if len(pattern) != num_layers:
+            raise model.fail("attention.sliding_window_pattern", f"{num_layers} values")
+        has_window = [bool(value) for value in pattern]
+    else:
+        every = model.integer("attention.sliding_window_pattern", every)
+        has_window = [(layer + 1) % every != 0 for layer in range(num_layers)]
+    kinds = ["sliding_attention" if window and has else "full_attention" for has in has_window]
+    return {"sliding_window": window or None, "layer_types": kinds}
+
+
+def _phi3(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "sliding_window": model.count("attention.sliding_window") or None,
+    }
+
+
+def _olmo2(model: Hyperparameters, config: Config) -> Config:
+    window = model.count("attention.sliding_window")
+    if not window:
+        return {"architectures": ["Olmo2ForCausalLM"]}
+    return {"architectures": ["Olmo3ForCausalLM"], **_windows(model, config, window, every=4)}
+
+
+def _smollm3(model: Hyperparameters, config: Config) -> Config:
+    every = 4  # llama.cpp's constant: this layer has no rotary embedding
+    return {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "use_sliding_window": False,
+        "no_rope_layer_interval": every,
+        "no_rope_layers": [
+            int((layer + 1) % every != 0) for layer in range(config["num_hidden_layers"])
+        ],
+    }
+
+
+def _granite(model: Hyperparameters, config: Config) -> Config:
+    if not model.flag("rope.scaling.finetuned", True):
+        raise model.fail("rope.scaling.finetuned", "true: a Granite with rotary embedding")
+    return {
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": model.optional_number("attention.scale")
+        or config["head_dim"] ** -0.5,
+        "embedding_multiplier": model.number("embedding_scale", 1.0),
+        "residual_multiplier": model.number("residual_scale", 1.0),
+        "logits_scaling": model.number("logit_scale", 1.0),
+        "mlp_bias": model.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _deepseek2(model: Hyperparameters, config: Config) -> Config:
+    """V2 and V3, which choose experts by softmax and by sigmoid (2, of ggml's gating functions)."""
+    is_v3 = model.get("expert_gating_func") == 2
+    num_heads = config["num_attention_heads"]
+    rope_dim = model.integer("rope.dimension_count")
+    key_dim = model.integer("attention.key_length_mla", config["head_dim"])
+    value_dim = model.integer("attention.value_length")
+    num_groups = model.integer("expert_group_count", 1)
+    is_grouped = num_groups > 1
+    dense = model.count("leading_dense_block_count")
+    method = "group_limited_greedy" if is_grouped else "greedy"
+    return {
+        "architectures": [f"Deepseek{'V3' if is_v3 else 'V2'}ForCausalLM"],
+        "num_key_value_heads": num_heads,
+        "head_dim": rope_dim,
+        "kv_lora_rank": model.integer("attention.kv_lora_rank"),
+        "q_lora_rank": model.count("attention.q_lora_rank") or None,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": key_dim - rope_dim,
+        "v_head_dim": model.integer("attention.value_length_mla", value_dim),
+        "attention_bias": False,
+        "first_k_dense_replace": dense,
+        "moe_layer_freq": 1,
+        "n_routed_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "n_shared_experts": model.count("expert_shared_count"),
+        "moe_intermediate_size": _expert_size(model, dense),
+        "routed_scaling_factor": model.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": model.flag("expert_weights_norm", False),
+        "scoring_func": "sigmoid" if is_v3 else "softmax",
+        "n_group": num_groups,
+        "topk_group": model.integer("expert_group_used_count", 1),
+        "topk_method": "noaux_tc" if is_v3 else method,
+        "rope_interleave": True,
+    }
+
+
+FAMILIES: dict[str, Callable[[Hyperparameters, Config], Config]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen2moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3_moe,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "deepseek2": _deepseek2,
+}
+"""By `general.architecture`."""

@@ -1,0 +1,103 @@
+"""How byte-level BPE cuts a text into words, by the name that a GGUF file gives it.
+
+`tokenizer.ggml.pre` names one of llama.cpp's pre-tokenizers (llama-vocab.cpp); what the expressions
+of a name are, is known from the tokenizer.json of the models that it was made for. The expressions
+cut one after the other, each what those before it left whole. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DIGIT = r"\p{N}"
+_CL100K = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_QWEN2 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """What becomes of a text before its words are merged from bytes."""
+
+    expressions: Sequence[str]
+    ignores_merges: bool = False  # a word that is a token stays one, whatever the merges say
+    is_normalized: bool = False  # to NFC
+    adds_bos: bool = False  # where the file does not say
+
+    def fields(self) -> dict[str, Any]:
+        """As tokenizer.json has it."""
+        splits = [
+            {"type": "Split", "pattern": {"Regex": e}, "behavior": "Isolated", "invert": False}
+            for e in self.expressions
+        ]
+        to_bytes = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        }
+        return {"type": "Sequence", "pretokenizers": [*splits, to_bytes]}
+
+
+_LLAMA3 = PreTokenizer([_CL100K], ignores_merges=True, adds_bos=True)
+_WORDS = PreTokenizer([GPT2])
+_WORDS_AND_DIGITS = PreTokenizer([_DIGIT, GPT2])
+_QWEN = PreTokenizer([_QWEN2], is_normalized=True)
+
+PRE_TOKENIZERS = {
+    "default": PreTokenizer(_DEFAULT),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer([_CL100K])),
+    "glm4": PreTokenizer([_CL100K], ignores_merges=True),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN),
+    **dict.fromkeys(("stablelm2", "hunyuan"), PreTokenizer([_QWEN2])),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "granite-docling"), _WORDS
+    ),
+    **dict.fromkeys(
+        ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"),
+        _WORDS_AND_DIGITS,
+    ),
+    "falcon": PreTokenizer(_FALCON),
+    "tekken": PreTokenizer([_TEKKEN], ignores_merges=True, adds_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer([_O200K])),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK3),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
+}
+"""By `tokenizer.ggml.pre`."""

@@ -1,0 +1,22 @@
+"""How an engine's options become the flags of its process."""
+
+from __future__ import annotations
+
+import pytest
+
+from stemma.frontend.engine_process import _flags
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_model_len": 64, "revision": None}, ["--max-model-len", "64"]),
+        ({"enable_lora": True, "disable_leases": False}, ["--enable-lora"]),
+        ({"lora_paths": {"sql": "a/sql", "chat": "b"}}, ["--lora-paths", "sql=a/sql", "chat=b"]),
+        ({"lora_paths": ["sql=a/sql", "chat=b"]}, ["--lora-paths", "sql=a/sql", "chat=b"]),
+        ({"lora_paths": {}}, []),
+    ],
+    ids=str,
+)
+def test_options_become_flags(options: dict[str, object], expected: list[str]) -> None:
+    assert _flags(options) == expected

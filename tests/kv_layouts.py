@@ -1,0 +1,33 @@
+"""The kinds of KV layouts at test sizes, and pools of random bits in them."""
+
+from __future__ import annotations
+
+import torch
+
+from stemma.runtime.memory.device_pool import DeviceKVPool
+from stemma.runtime.memory.host_pool import HostKVPool
+from stemma.runtime.memory.kv_layout import KVLayout, KVPart
+
+LAYOUTS = {
+    "bfloat16": KVLayout(2, (KVPart("kv", 4, 16, "bfloat16"),)),
+    "float32": KVLayout(2, (KVPart("kv", 4, 6, "float32"),)),
+    "int8": KVLayout(2, (KVPart("values", 4, 16, "int8"), KVPart("scales", 4, 1, "float32"))),
+    "fp8": KVLayout(
+        3, (KVPart("values", 2, 6, "float8_e4m3fn"), KVPart("scales", 2, 1, "float32"))
+    ),
+    "latent": KVLayout(3, (KVPart("latent", 1, 40, "bfloat16"),)),
+}
+
+
+def random_pool(layout: KVLayout, num_pages: int, page_size: int) -> DeviceKVPool:
+    """Full of bits that are the same in every call, NaNs of every kind among them."""
+    pool = DeviceKVPool(layout, num_pages=num_pages, page_size=page_size)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in memory_of(pool):
+        tensor.random_(0, 256, generator=generator)
+    return pool
+
+
+def memory_of(pool: DeviceKVPool | HostKVPool) -> list[torch.Tensor]:
+    """Every tensor of a pool, as bytes [num_vectors, num_slots, vector_bytes]."""
+    return [tensor for part in pool.parts for tensor in part]

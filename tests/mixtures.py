@@ -1,0 +1,105 @@
+"""Small random checkpoints of models with experts, as transformers writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints import BYTE_VOCAB_SIZE, make_byte_tokenizer
+
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Mixtral": {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2Moe": {
+        **_HEADS,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+    },
+    "Qwen3Moe": {
+        **_HEADS,
+        "head_dim": 24,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+    },
+    "DeepseekV2": {**_LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
+    "DeepseekV3": _LATENT,
+    "Olmoe": {**_HEADS, "num_experts": 6, "num_experts_per_tok": 3},
+}
+
+
+def make_mixture(
+    folder: Path,
+    family: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    is_sharded: bool = False,
+    has_tokenizer: bool = False,
+    seed: int = 0,
+    init_std: float = 0.2,
+    **fields: Any,
+) -> torch.nn.Module:
+    """Write a checkpoint of `family` to the folder; returns transformers' model of it."""
+    import transformers
+
+    shape = {
+        "vocab_size": BYTE_VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 512,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        "pad_token_id": None,
+    }
+    config = getattr(transformers, f"{family}Config")(**{**shape, **FAMILIES[family], **fields})
+    config._attn_implementation = config._experts_implementation = "eager"
+    model: torch.nn.Module = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    _randomize(model, seed, init_std)
+    for parameter in model.parameters():  # not the buffers: frequencies and biases stay float32
+        parameter.data = parameter.data.to(dtype)
+    model.save_pretrained(folder, max_shard_size="100KB" if is_sharded else "10GB")  # type: ignore[operator]
+    if has_tokenizer:
+        make_byte_tokenizer(folder)
+    return model
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    """Overwrite fields of the folder's config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def _randomize(model: torch.nn.Module, seed: int, init_std: float) -> None:
+    """Norms about 1; the bias that chooses experts large against its own differences."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            noise = torch.randn(tensor.shape, generator=generator) * init_std
+            if name.endswith("norm.weight"):
+                noise += 1.0
+            elif name.endswith("e_score_correction_bias"):
+                noise = 14.0 + noise / 2
+            elif "rotary" in name or "inv_freq" in name:
+                continue
+            tensor.copy_(noise)
