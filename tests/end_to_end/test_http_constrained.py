@@ -171,7 +171,8 @@ def test_n_answers_are_each_constrained(served: Any) -> None:
 
 def test_what_strict_refuses_lenient_does_with_a_warning(served: Any) -> None:
     """That texts differ is more than a grammar can say."""
-    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    tag = {"type": "string", "maxLength": 8}
+    tags = {"type": "array", "items": tag, "maxItems": 2, "uniqueItems": True}
     schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "tags": tags}}  # type: ignore[dict-item]
     form = {"name": "x", "schema": schema}
     strict = ask(served, response_format={"type": "json_schema", "json_schema": form})

@@ -123,7 +123,7 @@ def test_generate_takes_an_adapter_for_each_prompt(
 
 
 def test_programs_name_adapters_for_a_run_or_a_call(
-    engine: st.Engine, said: dict[str | None, str]
+    engine: st.Engine, http: httpx.Client, said: dict[str | None, str]
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -143,17 +143,18 @@ def test_programs_name_adapters_for_a_run_or_a_call(
         s += " and " + st.gen("b", lora_path="second", **options)
         s += st.select("c", ["yes", "no"], lora_path="first")
 
-    @st.function
-    def plain(s: Any, text: str) -> None:
-        s += text + st.gen("b", **options)
-
     state = program.run(backend=engine, lora_path="first")
     assert [state[f"text{i}"] for i in range(3)] == [said["second"], said[None], said["first"]]
     state = chain.run(backend=engine)
     assert state["a"] == said["first"]
     engine.flush_cache()
-    again = plain.run(PROMPT + said["first"] + " and ", backend=engine, lora_path="second")
-    assert state["b"] == again["b"]
+    sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+    first = post(http, "/generate", text=PROMPT, lora_path="first", sampling_params=sampling)
+    prompt = post(http, "/tokenize", text=PROMPT)["tokens"]
+    between = post(http, "/tokenize", text=" and ", add_special_tokens=False)["tokens"]
+    ids = [*prompt, *first["output_ids"], *between]
+    again = post(http, "/generate", input_ids=ids, lora_path="second", sampling_params=sampling)
+    assert state["b"] == again["text"]
     assert state["c"] in ("yes", "no")
 
 
