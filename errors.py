@@ -60,7 +60,7 @@ class InvalidRequest(StemmaError, ValueError):
             shown = f"a deeply nested {type(value).__name__}"
         if len(shown) > 200:
             shown = shown[:200] + "..."
-        return cls(f"{field}={shown} is not allowed: {allowed}", field)
+        return cls(f"{field}={shown} is not allowed; allowed: {allowed}", field)
 
 
 class InvalidProgram(InvalidRequest):

@@ -88,7 +88,9 @@ class TakenTexts:
 
     def _put(self, slot: object, text: str) -> None:
         if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < MAX_SLOTS:
-            raise ProtocolError(f"slot={slot!r:.200} is not allowed: in [0, {MAX_SLOTS - 1}]")
+            raise ProtocolError(
+                f"slot={slot!r:.200} is not allowed; allowed: an integer in [0, {MAX_SLOTS - 1}]"
+            )
         num_chars = self._num_chars - len(self._texts.get(slot, "")) + len(text)
         if num_chars > MAX_TOTAL_CHARS:
             raise ProtocolError(f"intern: more than {MAX_TOTAL_CHARS} characters in all")

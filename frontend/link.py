@@ -114,5 +114,7 @@ class Link:
 
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ProtocolError(f"{name}={value!r:.200} is not allowed: an integer in [0, 2**63)")
+        raise ProtocolError(
+            f"{name}={value!r:.200} is not allowed; allowed: an integer in [0, 2**63)"
+        )
     return value

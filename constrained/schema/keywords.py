@@ -56,7 +56,7 @@ class Keyword:
         if not self.is_value(value):
             shown = f"{value!r:.200}"
             raise InvalidGrammar(
-                f"{pointer or '/'}: {self.name}={shown} is not allowed: {self.allowed}",
+                f"{pointer or '/'}: {self.name}={shown} is not allowed; allowed: {self.allowed}",
                 "json_schema",
             )
 

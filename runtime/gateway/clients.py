@@ -116,7 +116,7 @@ def tenant_from(header: dict[str, Any]) -> str | None:
         isinstance(tenant, str) and 0 < len(tenant) <= wire.MAX_TENANT_CHARS
     ):
         allowed = f"a string of 1 to {wire.MAX_TENANT_CHARS} characters"
-        raise ProtocolError(f"tenant={tenant!r} is not allowed: {allowed}")
+        raise ProtocolError(f"tenant={tenant!r} is not allowed; allowed: {allowed}")
     return tenant
 
 

@@ -354,14 +354,16 @@ class Gateway:
 def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
     value = values.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ProtocolError(f"{name}={value!r} is not allowed: an integer in [0, 2**63)")
+        raise ProtocolError(f"{name}={value!r} is not allowed; allowed: an integer in [0, 2**63)")
     return value
 
 
 def _optional_str(values: dict[str, Any], name: str) -> str | None:
     value = values.get(name)
     if value is not None and not (isinstance(value, str) and len(value) <= 256):
-        raise ProtocolError(f"{name}={value!r} is not allowed: a string of at most 256 characters")
+        raise ProtocolError(
+            f"{name}={value!r} is not allowed; allowed: a string of at most 256 characters"
+        )
     return value
 
 

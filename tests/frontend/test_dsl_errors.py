@@ -30,7 +30,7 @@ def test_an_error_is_raised_at_the_wait_with_the_source_line_and_the_runtimes_me
     assert caught.value.source is not None and caught.value.source.endswith(
         line_of(__file__, "the bad gen")
     )
-    assert "temperature=-1.0 is not allowed: a number in [0, 10000]" in str(caught.value)
+    assert "temperature=-1.0 is not allowed; allowed: a number in [0, 10000]" in str(caught.value)
     assert line_of(__file__, "the bad gen") in str(caught.value)
     assert caught.traceback[-1].name != "<module>"
 

@@ -129,7 +129,7 @@ def test_ops_that_cannot_be_read_end_their_program_alone(stranger: Stranger, ops
 @pytest.mark.parametrize(
     ("method", "args", "message"),
     [
-        ("destroy", {}, "method='destroy' is not allowed: one of"),
+        ("destroy", {}, "method='destroy' is not allowed; allowed: one of"),
         (["info"], {}, "unhashable"),
         (None, None, "method=None"),
         ("tokenize", {}, "text"),

@@ -128,7 +128,7 @@ def test_token_ids_are_taken_as_they_are_or_refused(world: World) -> None:
     assert stage.events.of(wire.MARK)[0][2]["text"].endswith("A")
     other = Stage(world)
     other.on(0, lambda b, s: ir.Tokens(b, s, None, (260,)), end=True)
-    assert "token_ids=260 is not allowed: an integer in [0, 259]" in other.failures[0]
+    assert "token_ids=260 is not allowed; allowed: an integer in [0, 259]" in other.failures[0]
 
 
 def test_streaming_deltas_add_up_to_the_value(world: World) -> None:
@@ -183,7 +183,7 @@ def test_a_select_without_choices_fails_and_no_tokens_append_nothing(
     stage.send(*stage.ops(0, text("a")), ir.op_from_wire(op), end=True)
     assert stage.is_done
     assert [*stage.failures.values()] == (
-        ["choices=[] is not allowed: at least one text"] if op[0] == "select" else []
+        ["choices=[] is not allowed; allowed: at least one text"] if op[0] == "select" else []
     )
 
 
@@ -331,7 +331,7 @@ def test_no_stop_string_is_seen_in_the_first_min_tokens(stage: Stage) -> None:
 def test_a_bias_beyond_the_vocabulary_fails_its_op_alone(stage: Stage) -> None:
     bias = ((3, 1.0), (260, 1.0))
     stage.on(0, text("q"), gen("x", logit_bias=bias), end=True)
-    assert "logit_bias=260 is not allowed: token ids in [0, 259]" in stage.failures[0]
+    assert "logit_bias=260 is not allowed; allowed: token ids in [0, 259]" in stage.failures[0]
     assert stage.is_done and not stage.prompts
 
 
@@ -507,7 +507,7 @@ def test_a_wrong_op_fails_its_branch(
 
 @pytest.mark.parametrize("seq", [1, 5])
 def test_ops_out_of_order_are_refused(stage: Stage, seq: int) -> None:
-    with pytest.raises(InvalidProgram, match=f"seq={seq} is not allowed: 0 on 0"):
+    with pytest.raises(InvalidProgram, match=f"seq={seq} is not allowed; allowed: 0 on 0"):
         stage.session.receive([ir.Text(0, seq, None, "a")], end=False)
 
 
