@@ -24,6 +24,8 @@ FETCH_TIMEOUT_S = 86_400.0  # a model that has to be downloaded first
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _STDERR = 2
+_REFUSED = 1  # the exit code of an engine that cannot do what it was asked to, behind one line
+_REFUSAL = "error: "
 DRAIN_ORDER = b"drain\n"  # take no new programs
 
 
@@ -109,18 +111,22 @@ def _flags(options: dict[str, object]) -> list[str]:
 def _death(process: subprocess.Popen[bytes], log: Path | None) -> str | None:
     if process.poll() is None:
         return None
-    code = process.returncode
+    code, words = process.returncode, _last_words(log)
+    for index, line in enumerate(words):
+        if code == _REFUSED and line.startswith(_REFUSAL):  # it says why, and had no accident
+            return "\n".join([line.removeprefix(_REFUSAL), *words[index + 1 :]])
     name = f", {signal.Signals(-code).name}" if code < 0 else ""
-    return f"the engine's process ended (exit code {code}{name}){_tail(log)}"
+    return "\n  ".join(
+        [f"the engine's process ended (exit code {code}{name}){':' if words else ''}", *words]
+    )
 
 
-def _tail(log: Path | None) -> str:
+def _last_words(log: Path | None) -> list[str]:
     try:
         text = "" if log is None else log.read_text(errors="replace")
     except OSError:
-        return ""
-    lines = text.strip().splitlines()[-LOG_TAIL_LINES:]
-    return ":\n  " + "\n  ".join(lines) if lines else ""
+        return []
+    return text.strip().splitlines()[-LOG_TAIL_LINES:]
 
 
 def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
