@@ -1,8 +1,9 @@
 """Where a model's tensors come from, one at a time, as the model asks for them by name.
 
 A model pulls its tensors while it is built (`take`, `take_stacked`), so only one is held twice at
-any time; at the end `finish` reports what nobody asked for. Sources: `checkpoint` files on disk,
-`dummy` random numbers; `quantizing` wraps either.
+any time; at the end `finish` reports what nobody asked for. Sources: `checkpoint` safetensors,
+`gguf` its own files, `dummy` random numbers; `packed` wraps a checkpoint that is quantized, and
+`quantizing` rounds what any of them has floating.
 """
 
 from __future__ import annotations

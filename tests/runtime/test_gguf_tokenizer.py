@@ -91,7 +91,10 @@ def write(path: Path, tokenizer: HfTokenizer, model: str, **lists: Any) -> Path:
     tokens = [tokenizer.id_to_token(i) or f"[PAD{i}]" for i in range(size)]
     writer.add_token_list(tokens)
     for key, value in lists.items():
-        getattr(writer, key)(value)
+        if key == "add_tokenizer_pre" and isinstance(value, list):
+            writer.add_array("tokenizer.ggml.pre", value)
+        else:
+            getattr(writer, key)(value)
     writer.add_tensor("token_embd.weight", np.zeros((size, 8), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -272,6 +275,24 @@ def test_each_pre_tokenizer_keeps_the_text(name: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        # DeepSeek's range of signs has ASCII's letters within, and cuts words at all other ones.
+        ("deepseek-llm", "Über  naïve 12!\nx", "Ü|ber| | na|ï|ve| |1|2|!|\n|x"),
+        ("deepseek-llm", "Ключ Բա Ωm 世界 \u3000、x ", "Ключ| Բ|ա| Ω|m| |世界| |\u3000、|x| "),
+        ("kimi-k2", "Hello世界 aXMLb's 1234 //\n漢x", "Hello|世界| a|XMLb's| |123|4| //\n|漢|x"),
+        ("seed-coder", "it's 12 !!\n\n x", "it|'s| |1|2| !!|\n\n| x"),
+    ],
+)  # fmt: skip
+def test_words_end_where_the_models_own_end(name: str, text: str, words: str) -> None:
+    pieces = [(text, (0, len(text)))]
+    for expression in PRE_TOKENIZERS[name].expressions:
+        split = pre_tokenizers.Split(Regex(expression), "isolated")
+        pieces = [part for piece, _ in pieces for part in split.pre_tokenize_str(piece)]
+    assert [piece for piece, _ in pieces] == words.split("|")
+
+
 def test_an_old_file_without_a_pre_tokenizer_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -279,6 +300,43 @@ def test_an_old_file_without_a_pre_tokenizer_says_so(
     size = original.get_vocab_size()
     unfold(write(tmp_path / "model.gguf", original, "gpt2", add_token_types=[1] * (size + 3)))
     assert "tokenizer.ggml.pre is missing; using 'default'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "strips"), [("Phi 3 mini 4k instruct", True), ("Phi-3.5", True), ("Philip 30", False)]
+)
+def test_phi_3s_tokens_take_the_blanks_behind_them(tmp_path: Path, name: str, strips: bool) -> None:
+    original = sentence_piece(True)
+    size = original.get_vocab_size(with_added_tokens=False)
+    original.add_special_tokens([AddedToken("<|user|>", rstrip=strips, normalized=False)])
+    kinds = [KINDS.UNKNOWN, KINDS.CONTROL, KINDS.CONTROL, *[KINDS.BYTE] * 256]
+    kinds += [KINDS.NORMAL] * (size - len(kinds))
+    kinds += [KINDS.USER_DEFINED, KINDS.CONTROL, *[KINDS.UNUSED] * 3]
+    scores = [0.0 if i < 259 else 259.0 - i for i in range(size + 5)]
+    folder = unfold(
+        write(
+            tmp_path / "model.gguf", original, "llama", add_name=name,
+            add_token_types=kinds, add_token_scores=scores,
+        )
+    )  # fmt: skip
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    stripping = {token["content"] for token in added if token["rstrip"]}
+    assert stripping == ({"</s>", "<mark>", "<|user|>"} if strips else set())
+    text = "<s> the<|user|>\n the dog"
+    read = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+    expected = original.encode(text, add_special_tokens=False).ids
+    assert read.encode(text, add_special_tokens=False).ids == expected
+
+
+def test_a_pre_tokenizer_is_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    original = byte_level("gpt-2")
+    size = original.get_vocab_size()
+    write(
+        path, original, "gpt2", add_token_types=[1] * (size + 3), add_tokenizer_pre=["gpt-2"],
+    )  # fmt: skip
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.ggml\.pre.*one of a\.x-4\.0"):
+        unfold(path)
 
 
 def test_scores_must_be_finite_numbers(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ make a piece of two others becomes a merge, the piece with the highest score fir
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from .vocabulary import ADDED_KINDS, TokenKind, Vocabulary
 _BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 _MODEL, _PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
+# All other added tokens of Phi-3's SentencePiece vocabulary take the blanks behind them, which a
+# file does not say (llama-vocab.cpp, "per token attributes").
+_PHI_3_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 logger = logging.getLogger(__name__)
 
@@ -134,13 +138,14 @@ def _chat_template(vocabulary: Vocabulary) -> str | list[dict[str, str]] | None:
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    strips = vocabulary.fields.get(_MODEL) == "llama" and _is_phi_3(vocabulary)
     return [
         {
             "id": token_id,
             "content": text,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": strips and text not in _PHI_3_NOT_STRIPPING,
             "normalized": False,
             "special": kind is not TokenKind.USER_DEFINED,
         }
@@ -149,12 +154,19 @@ def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     ]
 
 
+def _is_phi_3(vocabulary: Vocabulary) -> bool:
+    """By its architecture, or, of a file that calls it a Llama, by its name, as llama.cpp does."""
+    get = vocabulary.fields.get
+    name = re.sub(r"[\W_]", "", str(get("general.name")).lower())
+    return get("general.architecture") == "phi3" or "phi3" in name
+
+
 def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     name = vocabulary.fields.get(_PRE)
     if name is None:
         logger.warning("%s: %s is missing; using 'default'", vocabulary.path, _PRE)
         name = "default"
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise vocabulary.fail(_PRE, f"one of {', '.join(sorted(PRE_TOKENIZERS))}")
     return PRE_TOKENIZERS[name]
 

@@ -4,8 +4,8 @@
                                           tokenizer_config.json  model.gguf -> the file
 
 Of a model in parts each has its link, model-00001-of-00003.gguf and so on. The key depends on the
-files' sizes, times and headers, and on what made the folder, so that another file, or another
-version of Stemma, has another folder. Torch-free.
+files' sizes, times and headers, and on `_LAYOUT`, so that another file, or a version of Stemma that
+writes something else, has another folder. Torch-free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .tokenizer import tokenizer_files
 from .vocabulary import Vocabulary
 
 _NAME = "model"
-_LAYOUT = 1  # of what is written; counts up with every change
+_LAYOUT = 2  # of what is written; counted up by hand with every change of that
 
 
 def unfold(file: Path) -> Path:
