@@ -22,6 +22,9 @@ from .source import ProgressCallback, empty_stack
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_DECODER = "model."
+_EMBEDDING = "embed_tokens.weight"
+_OUTPUT = "lm_head."
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 # Of what GPTQ and AWQ, and compressed-tensors, have in place of a weight.
@@ -32,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 class CheckpointWeights:
     """A `WeightSource` over the safetensors files of a folder.
+
+    Tensors go by the names that models ask for. A checkpoint of a bare decoder (Qwen3-Embedding)
+    has them without "model.".
 
     Owns the open files until `close`; tensors handed out are copies and outlive it.
     """
@@ -53,7 +59,9 @@ class CheckpointWeights:
         self._on_progress = on_progress
         self._has_stored_weights = has_stored_weights
         self._files: dict[Path, SafetensorsFile] = {}
-        self._file_of = self._locate_tensors()
+        located = self._locate_tensors()
+        self._stored_names = _names_asked_for(located)
+        self._file_of = {name: located[own] for name, own in self._stored_names.items()}
         self._not_taken = set(self._file_of)
         self._bytes_total = sum(file.stat().st_size for file in set(self._file_of.values()))
         self._bytes_done = 0
@@ -67,34 +75,39 @@ class CheckpointWeights:
         return sorted(self._file_of, key=lambda name: self._file_of[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file(name).shape(name)
+        file, own = self._place(name)
+        return file.shape(own)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """As it is stored."""
-        return self._file(name).dtype(name)
+        file, own = self._place(name)
+        return file.dtype(own)
 
     def num_bytes(self, name: str) -> int:
         """As it is stored."""
-        return self._file(name).num_bytes(name)
+        file, own = self._place(name)
+        return file.num_bytes(own)
 
     def read(self, name: str) -> Tensor:
         """As it is stored, whatever its dtype, on the CPU."""
-        tensor = self._file(name).read(name)
+        file, own = self._place(name)
+        tensor = file.read(own)
         self._note_taken(name)
         return tensor
 
     def require(self, name: str, shape: Sequence[int]) -> None:
         """Raises ModelLoadError unless `take` would give it."""
-        file = self._file(name)
-        if not file.dtype(name).is_floating_point or file.dtype(name).itemsize == 1:
+        file, own = self._place(name)
+        dtype = file.dtype(own)
+        if not dtype.is_floating_point or dtype.itemsize == 1:
             raise ModelLoadError(
-                f"{file.path}: tensor {name!r}: expected floating point, found {file.dtype(name)}: "
+                f"{file.path}: tensor {own!r}: expected floating point, found {dtype}: "
                 "a quantized checkpoint whose config.json has no quantization_config"
             )
-        if file.shape(name) != tuple(shape):
+        if file.shape(own) != tuple(shape):
             raise ModelLoadError(
-                f"{file.path}: tensor {name!r}: expected shape {list(shape)}, "
-                f"found {list(file.shape(name))}"
+                f"{file.path}: tensor {own!r}: expected shape {list(shape)}, "
+                f"found {list(file.shape(own))}"
             )
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -123,7 +136,7 @@ class CheckpointWeights:
         shapes = [(size, in_features) for size in out_features]
         if not self._has_stored_weights:
             return self.take_stacked(full_names, shapes)
-        stored = {self._file(name).dtype(name) for name in full_names}
+        stored = {self.dtype_of(name) for name in full_names}
         dtype = stored.pop() if len(stored) == 1 else torch.float32
         return self._stacked(full_names, shapes, dtype)
 
@@ -156,15 +169,15 @@ class CheckpointWeights:
             self._files[path] = SafetensorsFile(path)
         return self._files[path]
 
-    def _file(self, name: str) -> SafetensorsFile:
-        """The open file that holds a tensor."""
+    def _place(self, name: str) -> tuple[SafetensorsFile, str]:
+        """The open file that holds a tensor, and the tensor's name there."""
         if name not in self._file_of:
             missing = f"{self.folder}: tensor {name!r} is missing from the checkpoint"
             raise ModelLoadError(f"{missing}{self._why_missing(name)}")
-        file = self._open(self._file_of[name])
-        if name not in file:
-            raise ModelLoadError(f"{file.path}: tensor {name!r} is missing, but the index has it")
-        return file
+        file, own = self._open(self._file_of[name]), self._stored_names[name]
+        if own not in file:
+            raise ModelLoadError(f"{file.path}: tensor {own!r} is missing, but the index has it")
+        return file, own
 
     def _why_missing(self, name: str) -> str:
         module = name.removesuffix(".weight")
@@ -174,30 +187,44 @@ class CheckpointWeights:
                     f", but {packed!r} is there: packed weights, of which config.json says nothing "
                     "(quantization_config)"
                 )
+        if _OUTPUT in name:
+            return (
+                ": it has no output projection, and its config.json does not tie one to the "
+                "embedding (tie_word_embeddings), so it gives no tokens"
+            )
         return ""
 
     def _read_into(self, name: str, target: Tensor) -> None:
-        self._file(name).read_into(name, target)
+        file, own = self._place(name)
+        file.read_into(own, target)
         self._note_taken(name)
 
     def _note_taken(self, name: str) -> None:
         self._not_taken.discard(name)
-        self._bytes_done += self._file(name).num_bytes(name)
+        self._bytes_done += self.num_bytes(name)
         if self._on_progress is not None:
             self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
 
     def _locate_tensors(self) -> Mapping[str, Path]:
-        """The file of each tensor, from the index where there is one."""
-        index = self.folder / INDEX_FILE
-        if index.exists():
-            return {name: self.folder / file for name, file in _read_index(index).items()}
+        """The file of each tensor as it is named there. A single file counts before an index, as
+        for transformers: the index may be left over from shards."""
         single = self.folder / SINGLE_FILE
         if single.exists():
             return dict.fromkeys(self._open(single).names(), single)
+        index = self.folder / INDEX_FILE
+        if index.exists():
+            return {name: self.folder / file for name, file in _read_index(index).items()}
         pickled = [file.name for file in _files_of(self.folder) if file.suffix in PICKLED_SUFFIXES]
         if pickled:
             raise ModelLoadError(why_not_pickled(str(self.folder), pickled))
         raise ModelLoadError(f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def _names_asked_for(stored: Mapping[str, Path]) -> dict[str, str]:
+    """Of all tensors the stored names, by those that models ask for."""
+    if _EMBEDDING not in stored:
+        return {name: name for name in stored}
+    return {name if name.startswith(_OUTPUT) else f"{_DECODER}{name}": name for name in stored}
 
 
 def _files_of(folder: Path) -> list[Path]:

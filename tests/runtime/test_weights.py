@@ -86,9 +86,11 @@ def test_leftovers_are_logged_except_rotary_tables_and_skipped_ones(
 def test_missing_broken_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor"):
         CheckpointWeights(tmp_path, torch.float32)
-    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    single = tmp_path / "model.safetensors"
+    single.write_bytes(b"not safetensors")
     with pytest.raises(ModelLoadError, match="not a readable safetensors file"):
         CheckpointWeights(tmp_path, torch.float32)
+    single.rename(tmp_path / "other.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     with pytest.raises(ModelLoadError, match=r"gone\.safetensors is missing"):
@@ -121,6 +123,43 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match="not a readable safetensors file"):
         CheckpointWeights(tmp_path, torch.float32)
+
+
+def test_a_single_file_counts_before_an_index_that_is_left_over(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    left_over = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(left_over))
+    with closing(CheckpointWeights(tmp_path, torch.float32)) as source:
+        assert torch.equal(source.take("a", (2, 3)), TENSORS["a"])
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_the_tensors_of_a_bare_decoder_are_found(
+    tmp_path: Path, has_output: bool, has_index: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Qwen3-Embedding's names have no "model." before them."""
+    names = ("embed_tokens.weight", "layers.0.x.weight")
+    stored = {name: TENSORS["a"].clone() for name in names}
+    stored |= {"lm_head.weight": TENSORS["b"]} if has_output else {}
+    file = "one.safetensors" if has_index else "model.safetensors"
+    save_file(stored, tmp_path / file)
+    if has_index:
+        index = {"weight_map": dict.fromkeys(stored, file)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with closing(CheckpointWeights(tmp_path, torch.float32)) as source:
+        for name in ("model.embed_tokens.weight", "model.layers.0.x.weight"):
+            assert name in source and torch.equal(source.take(name, (2, 3)), TENSORS["a"])
+        if has_output:
+            assert torch.equal(source.take("lm_head.weight", (3, 3)), TENSORS["b"])
+        else:
+            match = r"'lm_head.weight' is missing.*no output projection.*tie_word_embeddings"
+            with pytest.raises(ModelLoadError, match=match):
+                source.take("lm_head.weight", (3, 3))
+        source.finish()
+        assert not caplog.text
+        with pytest.raises(ModelLoadError, match=r"'layers.0.x.weight': expected shape \[3, 2\]"):
+            source.take("model.layers.0.x.weight", (3, 2))
 
 
 def test_no_room_is_made_for_what_the_checkpoint_does_not_have(folder: Path) -> None:
