@@ -45,7 +45,11 @@ def open_weights(
     if load_format == "gguf" and not ggufs:
         raise ModelLoadError(f"{folder} holds no GGUF file")
     if ggufs:
-        with closing(GgufWeights(ggufs[0], dtype, device, on_progress)) as file:
+        with closing(
+            GgufWeights(
+                ggufs[0], dtype, device, on_progress, has_stored_weights=quantization != "none"
+            )
+        ) as file:
             if file.is_quantized:
                 require_quantization(quantization, folder, "GGUF")
             yield _quantizing(file, quantization, dtype)

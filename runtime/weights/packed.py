@@ -1,5 +1,6 @@
 """Weights that a checkpoint holds in 4 or 8 bits (GPTQ, AWQ, compressed-tensors), handed out as
-they are: numbers are moved to where `QuantizedWeight` has them, and never become floating.
+they are: numbers are moved to where `QuantizedWeight` has them, and never become floating where the
+model has a linear.
 
 All three pack unsigned numbers q with w = scale * (q - zero), which here is
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from ...errors import ModelLoadError
 from ...kernels.ops import Weight
 from ...kernels.quantized_weight import QuantizedWeight
+from ...kernels.reference.quantized import dequantize
 from .checkpoint import CheckpointWeights
 from .quantization_config import PackedConfig
 from .stacking import stack_weights
@@ -40,7 +42,13 @@ class PackedWeights:
         self._config = config
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        return self._source.take(name, shape, dtype)
+        """What is packed (a mixture's router, where the quantizer spared none) becomes floating."""
+        module = name.removesuffix(".weight")
+        if module == name or len(shape) != 2 or self._packed_name(module) not in self._source:
+            return self._source.take(name, shape, dtype)
+        weight = self._part(module, shape[0], shape[1])
+        assert isinstance(weight, QuantizedWeight), "it is packed"
+        return dequantize(weight, dtype or self._source.dtype)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         return self._source.take_stacked(names, shapes)
@@ -80,19 +88,23 @@ class PackedWeights:
     def _part(self, name: str, out_features: int, in_features: int) -> Weight:
         config, source = self._config, self._source
         shape = (out_features, in_features)
-        is_compressed = config.method == "compressed-tensors"
-        packed = f"{name}.{'weight_scale' if is_compressed else 'qweight'}"
+        packed = self._packed_name(name)
         if packed not in source:
             if name not in config.kept:
                 raise _not_packed(source, name, packed, config.method)
             return source.take_weight([name], [out_features], in_features)
-        if is_compressed:
+        if config.method == "compressed-tensors":
             weight = read_compressed(source, name, shape, config.activations)
         elif config.method == "gptq":
             weight = read_gptq(source, name, shape, config.zero_shift)
         else:
             weight = read_awq(source, name, shape)
         return _moved(weight, source.device)
+
+    def _packed_name(self, module: str) -> str:
+        """Of a tensor that it has where it is packed."""
+        is_compressed = self._config.method == "compressed-tensors"
+        return f"{module}.{'weight_scale' if is_compressed else 'qweight'}"
 
 
 def read_gptq(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelLoadError
+from .plain_file import open_plain_file
 
 # Torch's names and bytes of an element, by the format's.
 DTYPES: Mapping[str, tuple[str, int]] = {
@@ -45,13 +46,7 @@ def open_header(path: Path) -> tuple[int, dict[str, Place]]:
 
     Raises ModelLoadError for what is no safetensors file, or one that is cut.
     """
-    try:
-        # Without O_NONBLOCK a named pipe would be waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path} is missing") from None
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from None
+    descriptor = open_plain_file(path)
     try:
         return descriptor, _places(descriptor)
     except _UNREADABLE as error:

@@ -24,6 +24,7 @@ from stemma.runtime.weights.gguf.config import FAMILIES
 from stemma.runtime.weights.gguf.names import CONVENTIONS
 from stemma.runtime.weights.gguf.source import GgufWeights
 from stemma.runtime.weights.gguf.unfold import unfold
+from stemma.runtime.weights.opening import open_weights
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _DEEPSEEK = {
@@ -181,6 +182,24 @@ def test_quantized_linears_stay_packed_and_weigh_what_the_file_says(
     step = {Kind.F16: 1e-3, Kind.BF16: 5e-3, Kind.Q8_0: 5e-3, Kind.Q5_1: 0.03, Kind.Q4_0: 0.1}
     error = (floats - truth).abs().max()
     assert 0 < error <= step[kind] * truth.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_floating_file_is_rounded_from_what_it_stores(tmp_path: Path, dtype: torch.dtype) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "Llama")
+    unfolded = unfold(write_gguf(checkpoint, tmp_path / "model.gguf", kinds={"ffn_up": Kind.F16}))
+    for names in (["mlp.down_proj"], ["mlp.gate_proj", "mlp.up_proj"]):
+        full_names = [f"model.layers.0.{name}" for name in names]
+        sizes, num_inputs = ([64], 96) if len(names) == 1 else ([96, 96], 64)
+        weights = []
+        for folder in (checkpoint, unfolded):
+            with open_weights(folder, "auto", "int8", dtype, torch.device("cpu")) as source:
+                weights.append(source.take_weight(full_names, sizes, num_inputs))
+        expected, found = weights
+        assert isinstance(expected, QuantizedWeight) and isinstance(found, QuantizedWeight)
+        rows = slice(0, sizes[0])  # the others are float16 in the file
+        assert torch.equal(found.values[rows], expected.values[rows])
+        assert torch.equal(found.scales[rows], expected.scales[rows])
 
 
 def test_parts_in_differing_formats_become_one_weight(tmp_path: Path) -> None:

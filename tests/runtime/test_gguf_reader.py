@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -94,10 +95,16 @@ def test_a_broken_start_is_named(
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"x\.gguf cannot be opened"):
+    with pytest.raises(ModelLoadError, match=r"x\.gguf is missing"):
         GgufFile(tmp_path / "x.gguf")
     (tmp_path / "x.gguf").touch()
     with pytest.raises(ModelLoadError, match=r"x\.gguf is not a GGUF file"):
+        GgufFile(tmp_path / "x.gguf")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.gguf")
+    with pytest.raises(ModelLoadError, match=r"x\.gguf is a folder, a device or a pipe"):
         GgufFile(tmp_path / "x.gguf")
 
 

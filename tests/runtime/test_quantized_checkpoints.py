@@ -278,6 +278,28 @@ def test_packed_tensors_are_all_taken(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
+def test_a_packed_router_becomes_floating(tmp_path: Path) -> None:
+    """Which a model takes as a tensor; some quantizers pack it like any linear."""
+    module = random_module(12, 8, 64)
+    name = "model.layers.0.mlp.gate"
+    numbers = random_module(13, 8, 64, bits=8, group_size=64, is_symmetric=True)
+    for folder, tensors, config, packed in (
+        (tmp_path / "gptq", gptq_tensors(name, module), GPTQ, module),
+        (tmp_path / "awq", awq_tensors(name, module), AWQ, module),
+        (
+            tmp_path / "ct",
+            compressed_tensors(name, numbers, is_packed=False, has_zeros=False),
+            compressed_config(8, "channel", "int-quantized"),
+            numbers,
+        ),
+    ):
+        write_checkpoint(folder, tensors, config)
+        with open_weights(folder, "auto", "none", torch.bfloat16, CPU) as source:
+            router = source.take(f"{name}.weight", (8, 64), torch.float32)
+            assert source.take(f"{name}.weight", (8, 64)).dtype is torch.bfloat16
+        np.testing.assert_allclose(router.numpy(), packed.weight, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("is_symmetric", [False, True])
 def test_groups_whose_inputs_do_not_follow_each_other(

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ModelLoadError
+from ..plain_file import open_plain_file
 from .formats import BlockFormat, format_of
 
 MAGIC = b"GGUF"
@@ -79,11 +80,7 @@ class GgufFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        try:
-            stream = open(self.path, "rb")  # noqa: SIM115
-        except OSError as error:
-            raise ModelLoadError(f"{self.path} cannot be opened: {error.strerror}") from None
-        self._stream = stream
+        self._stream = stream = os.fdopen(open_plain_file(self.path), "rb")
         try:
             self.num_bytes = os.fstat(stream.fileno()).st_size
             header = _Header(stream, self.path, self.num_bytes)

@@ -32,6 +32,8 @@ _CHUNK_VALUES = 1 << 22  # unpacked at a time; 16 MB as float32
 # Part of the config, see `rope`.
 _IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
+_STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
 logger = logging.getLogger(__name__)
 
 
@@ -81,11 +83,16 @@ class GgufWeights:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         on_progress: ProgressCallback | None = None,
+        *,
+        has_stored_weights: bool = False,
     ) -> None:
+        """`has_stored_weights`: `take_weight` gives floating weights as they are stored, not in
+        `dtype`, for who rounds them further."""
         self.path = path
         self.dtype = dtype
         self.device = torch.device(device)
         self._on_progress = on_progress
+        self._has_stored_weights = has_stored_weights
         with ExitStack() as opened:
             self._file = opened.enter_context(closing(GgufModel(path)))
             self._names = _names_of(self._file)
@@ -107,7 +114,12 @@ class GgufWeights:
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         parts = [self._part(name, shape) for name, shape in zip(names, shapes, strict=True)]
-        stack, targets = empty_stack(shapes, self.dtype, self.device)
+        return self._stacked(parts, shapes, self.dtype)
+
+    def _stacked(
+        self, parts: Sequence[_Part], shapes: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> Tensor:
+        stack, targets = empty_stack(shapes, dtype, self.device)
         for part, target in zip(parts, targets, strict=True):
             self._floats_into(part, target)
         return stack
@@ -122,7 +134,7 @@ class GgufWeights:
         parts = [self._part(name, shape) for name, shape in zip(full_names, shapes, strict=True)]
         if all(part.is_quantized for part in parts):
             return self._packed(parts, in_features)
-        return self.take_stacked(full_names, shapes)
+        return self._stacked(parts, shapes, self._floating_dtype(parts))
 
     def tie_weight(self, table: Tensor) -> Weight:
         """Packed as the file has it, where it is quantized."""
@@ -198,6 +210,13 @@ class GgufWeights:
         of the K formats are products with 6 bits, rounded by that to 11 of 17 bits."""
         is_stored_so = all(part.place.format.name in ("Q4_0", "Q5_0", "Q8_0") for part in parts)
         return is_stored_so or self.dtype.itemsize == 2
+
+    def _floating_dtype(self, parts: Sequence[_Part]) -> torch.dtype:
+        """Of a weight made of these, not all of which are quantized."""
+        if not self._has_stored_weights:
+            return self.dtype
+        stored = {_STORED_DTYPES.get(part.place.format.name, torch.float32) for part in parts}
+        return stored.pop() if len(stored) == 1 else torch.float32
 
     def _empty(self, num_rows: int, row_size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty((num_rows, row_size), dtype=dtype, device=self.device)
