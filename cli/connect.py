@@ -74,7 +74,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def described_model(args: argparse.Namespace) -> Path:
     """The folder of `args.model` for commands that only ask about it: of a hub id, without its
-    weights. Raises InvalidRequest or ModelLoadError."""
+    weights (but a GGUF file is fetched whole). Raises InvalidRequest or ModelLoadError."""
     with byte_progress(sys.stderr, f"fetching {args.model}") as on_progress:
         return locate_model(
             args.model, revision=args.revision, on_progress=on_progress, has_weights=False

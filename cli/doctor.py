@@ -36,7 +36,8 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("doctor", help="what is installed and what the engine would use")
     add_model_argument(
         parser,
-        "folder, hub id or .gguf file: say what the model needs and what fits, without loading it",
+        "folder, hub id or .gguf file: say what the model needs and what fits, without loading it "
+        "(of a hub id only its description is fetched, a .gguf file whole)",
     )
     parser.add_argument("--json", action="store_true", help="print it as data")
     parser.add_argument(

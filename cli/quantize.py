@@ -18,6 +18,7 @@ from ..runtime.config import EMBEDDED_MODEL
 from ..runtime.model_config import ModelConfig
 from ..runtime.model_location import locate_model
 from ..runtime.threads import configure_threads
+from ..runtime.weights.gguf.unfold import weights_files
 from .connect import Commands
 
 if TYPE_CHECKING:
@@ -60,8 +61,12 @@ def run(args: argparse.Namespace) -> int:
     """Write the copy and say how large it is and how far its weights are from the model's."""
     if args.group_size not in GROUP_SIZES:
         raise InvalidRequest.of("group_size", args.group_size, f"one of {GROUP_SIZES}")
+    if args.model.partition("@")[0].endswith(".gguf"):  # before it is fetched
+        raise _no_gguf(args.model)
     with byte_progress(sys.stderr, f"fetching {args.model}") as on_progress:
         folder = locate_model(args.model, revision=args.revision, on_progress=on_progress)
+    if weights_files(folder):
+        raise _no_gguf(args.model)
     config = ModelConfig.from_folder(folder)
     if "torch" not in sys.modules:  # which reads what this sets when it is imported
         configure_threads(len(os.sched_getaffinity(0)), None)
@@ -82,6 +87,15 @@ def run(args: argparse.Namespace) -> int:
     summary = _summary(args, folder, report, time.perf_counter() - start)
     print(json.dumps(summary) if args.json else _text(summary))
     return 0
+
+
+def _no_gguf(model: str) -> InvalidRequest:
+    return InvalidRequest.of(
+        "model",
+        model,
+        "a checkpoint in safetensors, as the one that this GGUF model was made from; a GGUF model "
+        "is served as it is (a floating one rounded by --quantization)",
+    )
 
 
 def _summary(

@@ -7,6 +7,7 @@ What is in its cache already is not fetched again, and is used where the hub can
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def fetch_snapshot(
     """The folder with the files of the model `repo`, fetched where they are not in the cache.
     `has_weights`: the weights, too, not only what describes them.
 
-    Raises ModelLoadError with what can be done: offline, gated, not found, no safetensors.
+    Raises ModelLoadError with what can be done: offline, gated, not found, no safetensors (whether
+    they were to be fetched or not, as far as the hub can be asked).
     """
     from huggingface_hub import snapshot_download
 
@@ -45,8 +47,8 @@ def fetch_snapshot(
         )
 
     folder = Path(_explained(fetch, repo, repo, revision))
-    if has_weights and not any(folder.glob("*.safetensors")):
-        raise _no_weights(repo, revision, folder)
+    if not any(folder.glob("*.safetensors")):
+        _require_weights(repo, revision, folder, has_weights)
     return folder
 
 
@@ -82,10 +84,7 @@ def _explained(fetch: Callable[[], str], repo: str, model: str, revision: str | 
             "HF_TOKEN"
         ) from None
     except errors.LocalEntryNotFoundError as error:
-        raise ModelLoadError(
-            f"{shown} is not in the hub's cache ({_cache()}) and the hub cannot be reached: "
-            f"{_reason(error)}; give a folder, or run once online"
-        ) from None
+        raise _out_of_reach(shown, "is", error) from None
     except errors.EntryNotFoundError:
         raise ModelLoadError(f"{shown} is not among the files of that model on the hub") from None
     except errors.HFValidationError as error:
@@ -94,6 +93,13 @@ def _explained(fetch: Callable[[], str], repo: str, model: str, revision: str | 
         raise ModelLoadError(
             f"{shown} cannot be fetched: {type(error).__name__}: {error}"
         ) from error
+
+
+def _out_of_reach(what: str, verb: str, error: BaseException) -> ModelLoadError:
+    return ModelLoadError(
+        f"{what} {verb} not in the hub's cache ({_cache()}) and the hub cannot be reached: "
+        f"{_reason(error)}; give a folder, or run once online"
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -111,21 +117,37 @@ def _cache() -> str:
     return str(constants.HF_HUB_CACHE)
 
 
-def _no_weights(repo: str, revision: str | None, folder: Path) -> ModelLoadError:
-    """Why a model cannot be loaded of which no safetensors came."""
+def _require_weights(repo: str, revision: str | None, folder: Path, has_weights: bool) -> None:
+    """Of a model of which no safetensors are in the cache; `has_weights`: they were asked for.
+
+    Raises ModelLoadError with the reason why it cannot be loaded, where there is one.
+    """
     from huggingface_hub import HfApi
 
     try:
-        names = HfApi().list_repo_files(repo, revision=revision)
-    except Exception:  # offline: the cache has no listing
-        names = []
+        # One request; `list_repo_files` tries again for half a minute where none is answered.
+        siblings = HfApi().model_info(repo, revision=revision or "main").siblings
+    except Exception as error:  # the cache has no listing
+        if not has_weights:
+            return
+        shown = repo if revision is None else f"{repo}@{revision}"
+        raise _out_of_reach(f"the weights of {shown}", "are", error) from None
+    names = [sibling.rfilename for sibling in siblings or ()]
+    if not has_weights and any(map(_is_wanted, names)):
+        return
     pickled = [name for name in names if name.endswith(PICKLED_SUFFIXES)]
     if pickled:
-        return ModelLoadError(why_not_pickled(repo, pickled))
+        raise ModelLoadError(why_not_pickled(repo, pickled))
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if ggufs:
-        return ModelLoadError(f"{repo} holds GGUF files: name one, as in {repo}/{ggufs[0]}")
-    return ModelLoadError(f"{repo} holds no safetensors (looked for in {folder})")
+        raise ModelLoadError(f"{repo} holds GGUF files: name one, as in {repo}/{ggufs[0]}")
+    raise ModelLoadError(f"{repo} holds no safetensors (looked for in {folder})")
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether a file of the hub has weights that are fetched."""
+    is_among_others = any(fnmatch(name, pattern) for pattern in _NOT_WANTED)
+    return name.endswith(".safetensors") and not is_among_others
 
 
 def _bars(on_progress: ByteProgress | None) -> Any:

@@ -1,6 +1,6 @@
 """What users type for a model, as a folder in Hugging Face layout; everything else takes folders.
 
-FOLDER                     as it is, or the one GGUF model in it
+FOLDER                     as it is, or, where it has no safetensors, the one GGUF model in it
 FILE.gguf                  unfolded once into a folder of the cache (see weights/gguf); of a model
                            in parts any part
 NAME/MODEL[@REVISION]      a model of the Hugging Face hub (see hub)
@@ -38,7 +38,7 @@ def locate_model(
 ) -> Path:
     """The model's folder. `revision`: of a model of the hub, a branch, a tag or a commit;
     `on_progress` hears of what is downloaded; without `has_weights` a model of the hub is described
-    only, its weights are not fetched.
+    only, its safetensors are not fetched. A GGUF file, which describes itself, is fetched whole.
 
     Raises:
         InvalidRequest: a revision of what has none, or two of them.

@@ -43,7 +43,7 @@ def open_weights(
         return
     ggufs = weights_files(folder) if load_format in ("auto", "gguf") else []
     if load_format == "gguf" and not ggufs:
-        raise ModelLoadError(f"{folder} holds no GGUF file")
+        raise _no_gguf(folder)
     if ggufs:
         with closing(
             GgufWeights(
@@ -66,6 +66,16 @@ def open_weights(
             return
         packed = PackedWeights(checkpoint, config)
         yield _rounded_alike(packed, config, dtype) if config.rounds_rest else packed
+
+
+def _no_gguf(folder: Path) -> ModelLoadError:
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        return ModelLoadError(f"{folder} holds no GGUF file")
+    return ModelLoadError(
+        f"{folder} holds safetensors beside its GGUF files: give the one that is meant, as in "
+        f"{files[0]}"
+    )
 
 
 def _quantizing(

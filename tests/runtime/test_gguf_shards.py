@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from stemma.runtime.model_location import locate_model
 from stemma.runtime.weights.gguf.shard_names import model_stem, shard_name, shard_names
 from stemma.runtime.weights.gguf.shards import GgufModel
 from stemma.runtime.weights.gguf.unfold import unfold, weights_files
+from stemma.runtime.weights.opening import open_weights
 
 TOKENS = list(range(40, 60))
 
@@ -172,10 +174,38 @@ def test_a_file_of_one_part_is_whole_whatever_its_name(tmp_path: Path, count: in
         assert list(model.tensors) == ["t1"]
 
 
-def test_a_folder_with_several_models_is_none(tmp_path: Path) -> None:
+def test_a_folder_with_several_models_names_them(tmp_path: Path) -> None:
     write_part(tmp_path, 1)
-    write_part(tmp_path, 1, name="y-00001-of-00003.gguf")
-    assert locate_model(tmp_path) == tmp_path
+    write_part(tmp_path, 2)
+    write_part(tmp_path, 1, name="mmproj.gguf")
+    match = rf"several GGUF files: mmproj\.gguf, x-00001-of-00003\.gguf; .* {tmp_path}/mmproj.gguf$"
+    for name in ("config.json", "config.json.bak"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ModelLoadError, match=match):
+            locate_model(tmp_path)
+
+
+def test_a_config_beside_a_model_is_not_in_its_way(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "model")
+    (tmp_path / "both").mkdir()
+    file = write_gguf(checkpoint, tmp_path / "both" / "x.gguf")
+    folder = unfold(file)
+    assert locate_model(tmp_path / "both") == locate_model(folder) == folder
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(checkpoint / name, tmp_path / "both")
+    assert locate_model(tmp_path / "both") == folder
+
+
+def test_a_model_beside_safetensors_has_to_be_given(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "model")
+    file = write_gguf(checkpoint, checkpoint / "x.gguf")
+    assert locate_model(checkpoint) == checkpoint
+    device = torch.device("cpu")
+    with (
+        pytest.raises(ModelLoadError, match=rf"safetensors beside its GGUF files: .* {file}$"),
+        open_weights(checkpoint, "gguf", "none", torch.float32, device),
+    ):
+        raise AssertionError("opened")
 
 
 @given(st.text(min_size=1), st.integers(1, 50), st.data())

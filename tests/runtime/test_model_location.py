@@ -42,6 +42,11 @@ MODELS = {
     "org/pickled": {"config.json": b"{}", "pytorch_model-1.bin": b"pickle"},
     "org/x-gguf": {"x.Q4_K_M.gguf": b"GGUF", "README.md": b"#"},
     "org/parts": {f"q/x-{number:05}-of-00003.gguf": b"GGUF%d" % number for number in (1, 2, 3)},
+    "org/bare": {
+        "config.json": b"{}",
+        "consolidated.safetensors": b"x",
+        "q/model.safetensors": b"x",
+    },
     "org/gated": SAFE,
 }
 
@@ -164,6 +169,51 @@ def test_a_model_of_gguf_files_asks_which(hub: FakeHub) -> None:
     match = r"holds GGUF files: name one, as in org/x-gguf/x.Q4_K_M.gguf"
     with pytest.raises(ModelLoadError, match=match):
         locate_model("org/x-gguf")
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        ("org/pickled", "as PyTorch pickles only"),
+        ("org/x-gguf", "holds GGUF files: name one"),
+        ("org/bare", r"org/bare holds no safetensors"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_described(hub: FakeHub, model: str, match: str) -> None:
+    with pytest.raises(ModelLoadError, match=match):
+        locate_model(model, has_weights=False)
+
+
+def test_a_model_is_described_without_its_weights(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = locate_model("org/safe", has_weights=False)
+    assert names_in(folder) == WANTED - {"model.safetensors"}
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    assert locate_model("org/safe", has_weights=False) == folder
+    with pytest.raises(ModelLoadError, match=r"not in the hub's cache.*HF_HUB_OFFLINE is set"):
+        locate_model("org/safe")
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_weights_that_are_not_in_the_cache_are_said_so(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_offline: bool
+) -> None:
+    """In a cache that does not say what else the model has."""
+    model = tmp_path / "cache" / "models--org--safe"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(COMMIT)
+    (model / "snapshots" / COMMIT).mkdir(parents=True)
+    (model / "snapshots" / COMMIT / "config.json").write_text("{}")
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", is_offline)
+    if not is_offline:
+        hub.shutdown()
+        hub.server_close()
+    assert locate_model("org/safe", has_weights=False).name == COMMIT
+    cause = "HF_HUB_OFFLINE is set" if is_offline else "Connect"
+    match = rf"the weights of org/safe are not in the hub's cache \(.*cannot be reached: {cause}"
+    with pytest.raises(ModelLoadError, match=match):
+        locate_model("org/safe")
 
 
 def test_a_gguf_file_that_a_model_has_not_is_named(hub: FakeHub) -> None:

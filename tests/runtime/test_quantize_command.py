@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from gguf_files import write_gguf
 from mixtures import FAMILIES as MIXTURES
 from mixtures import make_mixture
 from model_scores import make_runner, scores
@@ -228,6 +229,17 @@ def test_a_copy_is_not_quantized_again(tmp_path: Path, capsys: pytest.CaptureFix
     quantize(capsys, "--out", str(tmp_path / "one"), "--bits", "8")
     assert run_command(["quantize", str(tmp_path / "one"), "--out", str(tmp_path / "two")]) == 1
     assert "is quantized already (gptq)" in capsys.readouterr().err
+
+
+def test_gguf_is_refused_by_what_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(make_checkpoint(tmp_path / "model"), tmp_path / "x.gguf")
+    for model in (f"{tmp_path}/x.gguf", str(tmp_path), "org/model/x.gguf", "org/model/x.gguf@v1"):
+        assert run_command(["quantize", model, "--out", str(tmp_path / "out")]) == 1
+        match = f"model='{model}' is not allowed: a checkpoint in safetensors, as the one that this"
+        assert match in capsys.readouterr().err
 
 
 def test_group_sizes_are_named(capsys: pytest.CaptureFixture[str]) -> None:

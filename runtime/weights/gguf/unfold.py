@@ -66,12 +66,23 @@ def weights_files(folder: Path) -> list[Path]:
 
 
 def only_model_of(folder: Path) -> Path | None:
-    """A GGUF file of a folder that holds one such model and is no checkpoint otherwise."""
-    if (folder / "config.json").exists():
-        return None
+    """A GGUF file of a folder whose weights are in GGUF, whatever describes them beside it; None
+    where there are safetensors, or no GGUF file, or where `unfold` made the folder.
+
+    Raises ModelLoadError where there are several models to choose from.
+    """
     files = sorted(folder.glob("*.gguf"))
-    models = {tuple(shard_names(file.name)) for file in files}
-    return files[0] if len(models) == 1 else None
+    is_unfolded = (folder / "config.json").exists() and weights_files(folder)
+    if not files or is_unfolded or any(folder.glob("*.safetensors")):
+        return None
+    firsts = sorted({shard_names(file.name)[0] for file in files})
+    if len(firsts) > 1:
+        shown = ", ".join(firsts[:5]) + (", ..." if len(firsts) > 5 else "")
+        raise ModelLoadError(
+            f"{folder} holds several GGUF files: {shown}; give the one that is meant, as in "
+            f"{folder / firsts[0]}"
+        )
+    return files[0]
 
 
 def _cache_root() -> Path:
