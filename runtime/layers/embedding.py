@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -10,12 +12,16 @@ from .build import ModelBuild
 EMBEDDING_NAME = "model.embed_tokens.weight"
 OUTPUT_NAME = "lm_head"
 
+logger = logging.getLogger(__name__)
+
 
 class VocabEmbedding:
     """Token ids to vectors, and vectors to logits.
 
     Where the two matrices are tied, the output projection still keeps its own packed copy (on a
-    CPU packing makes it 4 times faster at one row, see kernels/cpu/linear.py).
+    CPU packing makes it 4 times faster at one row, see kernels/cpu/linear.py). A checkpoint may
+    store a tied matrix by either name or by both; two that differ are not tied, whatever its config
+    says: that is what Hugging Face makes of a fine-tuned or merged head.
     """
 
     def __init__(self, build: ModelBuild) -> None:
@@ -27,15 +33,20 @@ class VocabEmbedding:
         self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
         self._logits_divisor = config.logits_divisor
         self._soft_cap = config.logits_soft_cap
-        prefix = config.weight_prefix
-        self._table = source.take(f"{prefix}{EMBEDDING_NAME}", shape)
-        if config.tie_word_embeddings:
-            # Some checkpoints store the shared matrix twice.
-            source.skip(f"{prefix}{OUTPUT_NAME}.weight")
+        table, output = (f"{config.weight_prefix}{name}" for name in (EMBEDDING_NAME, OUTPUT_NAME))
+        head, is_tied = f"{output}.weight", config.tie_word_embeddings
+        if is_tied and head in source and table not in source:
+            table = head
+        self._table = source.take(table, shape)
+        if is_tied and head in source and table != head:
+            # Compared before anything else is loaded, when there is room for both.
+            is_tied = torch.equal(self._table, source.take(head, shape))
+            if not is_tied:
+                logger.warning("%s and %s differ: not tied, whatever the config says", head, table)
+        if is_tied:
             weight = source.tie_weight(self._table)
         else:
-            names = [f"{prefix}{OUTPUT_NAME}"]
-            weight = source.take_weight(names, [config.vocab_size], config.hidden_size)
+            weight = source.take_weight([output], [config.vocab_size], config.hidden_size)
         self._output = build.kernels.make_output_linear(weight)
 
     def embed(self, input_ids: Tensor) -> Tensor:

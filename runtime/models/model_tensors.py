@@ -32,6 +32,9 @@ class _Names:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.linears: dict[str, tuple[int, int]] = {}
 
+    def __contains__(self, name: str) -> bool:
+        return False
+
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         self.shapes[name] = tuple(shape)
         return torch.empty(tuple(shape), dtype=dtype or torch.float32, device="meta")

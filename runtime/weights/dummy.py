@@ -26,6 +26,9 @@ class DummyWeights:
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
+    def __contains__(self, name: str) -> bool:
+        return False
+
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(tuple(shape), dtype=dtype or self.dtype, device=self.device)

@@ -41,6 +41,9 @@ class PackedWeights:
         self._source = source
         self._config = config
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._source
+
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """What is packed (a mixture's router, where the quantizer spared none) becomes floating."""
         module = name.removesuffix(".weight")

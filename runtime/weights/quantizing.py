@@ -58,6 +58,9 @@ class QuantizingWeights:
         self._dtype = dtype
         self._group_size = group_size
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._source
+
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         return self._source.take(name, shape, dtype)
 

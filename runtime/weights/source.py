@@ -23,6 +23,10 @@ ProgressCallback = Callable[[int, int], None]  # (bytes read so far, bytes in to
 class WeightSource(Protocol):
     """Tensors by checkpoint name, in the dtype and on the device the source was opened for."""
 
+    def __contains__(self, name: str) -> bool:
+        """Whether `take` would find a tensor of this name; False too where it makes any."""
+        ...
+
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, owned by the caller; dtype: instead of the source's. Raises ModelLoadError if
         missing or misshapen."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from checkpoints import make_checkpoint, randomize
 from model_scores import hf_scores, make_runner, scores
+from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
 import stemma as st
@@ -237,6 +238,29 @@ def test_what_a_case_is_for_changes_what_the_model_says(
         changed = make_runner(checkpoint, changes, kernels="reference")
         (found,) = scores(PlanDriver(changed), TOKENS, [LENGTH])
         assert (found - expected).abs().max() > 0.01, name
+
+
+@pytest.mark.parametrize("stored", ["same", "other", "alone"])
+def test_a_head_that_is_stored_counts_though_the_config_ties_it(
+    stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two matrices that differ both do; of a shared one either name will do."""
+    folder = make_checkpoint(
+        tmp_path, "qwen2", vocab_size=VOCAB_SIZE, has_tokenizer=False, tie_word_embeddings=True
+    )
+    file, name = folder / "model.safetensors", "model.embed_tokens.weight"
+    tied = hf_scores(folder, TOKENS)
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors[name] * (0.5 if stored == "other" else 1.0)
+    if stored == "alone":
+        del tensors[name]
+    save_file(tensors, file, metadata={"format": "pt"})
+    expected = hf_scores(folder, TOKENS)
+    (found,) = scores(PlanDriver(make_runner(folder, kernels="reference")), TOKENS, [LENGTH])
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+    is_tied = stored != "other"
+    assert torch.equal(expected, tied) == is_tied
+    assert ("not tied" in caplog.text) != is_tied and "not used" not in caplog.text
 
 
 @pytest.mark.skipif(

@@ -106,6 +106,10 @@ class GgufWeights:
         """Whether any tensor has fewer than 16 bits."""
         return self._file.is_quantized
 
+    def __contains__(self, name: str) -> bool:
+        origin = self._names.origin(name)
+        return origin is not None and origin.name in self._file.tensors
+
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         part = self._part(name, shape)
         target = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
