@@ -32,6 +32,7 @@ def read_decoder(
     Raises:
         ModelLoadError: a missing or malformed field, or a value that is not implemented.
     """
+    config.restrict("is_causal", True)
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", default=num_heads)

@@ -1,4 +1,5 @@
-"""Mistral: a Llama whose layers all see a window; Ministral: some of its layers do."""
+"""Mistral: a Llama whose layers all see a window. Ministral, by whichever of the two names: the
+layers that `layer_types` lists do."""
 
 from __future__ import annotations
 
@@ -21,8 +22,4 @@ def read_mistral(config: Fields, architecture: str) -> DecoderConfig:
     decoder = read_decoder(config, architecture)
     window = config.optional_integer("sliding_window")
     default = [window is not None] * decoder.num_layers
-    decoder = with_windows(decoder, config, default=default, window=window)
-    is_uniform = decoder.kind_of_layer is None and decoder.has_window(0) == default[0]
-    if architecture == "MistralForCausalLM" and not is_uniform:
-        raise config.fail("layer_types", "none: layers differ in a MinistralForCausalLM only")
-    return decoder
+    return with_windows(decoder, config, default=default, window=window)

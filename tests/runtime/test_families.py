@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -261,6 +262,19 @@ def test_a_head_that_is_stored_counts_though_the_config_ties_it(
     is_tied = stored != "other"
     assert torch.equal(expected, tied) == is_tied
     assert ("not tied" in caplog.text) != is_tied and "not used" not in caplog.text
+
+
+def test_a_mistral_that_lists_its_layers_is_a_ministral(tmp_path: Path) -> None:
+    """As Ministral 8B is published; transformers takes it for one too."""
+    folder = make_checkpoint(
+        tmp_path, "ministral", vocab_size=VOCAB_SIZE, has_tokenizer=False, head_dim=16,
+        sliding_window=WINDOW, layer_types=[FULL, SLIDING],
+    )  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (found,) = scores(PlanDriver(make_runner(folder)), TOKENS, [LENGTH])
+    torch.testing.assert_close(found, hf_scores(folder, TOKENS), atol=5e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(

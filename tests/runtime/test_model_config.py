@@ -193,7 +193,7 @@ def test_what_a_sparse_config_leaves_out_is_the_familys(tmp_path: Path) -> None:
     ("architecture", "change", "message"),
     [
         ("Mistral", {"attention_bias": True}, "'attention_bias': expected False, nothing else"),
-        ("Mistral", {"layer_types": ["full_attention"] * 2}, "'layer_types': expected none"),
+        ("Llama", {"is_causal": False}, "'is_causal': expected True, nothing else"),
         ("Ministral", {"layer_types": ["full_attention"]}, "'layer_types': expected a list of 2"),
         ("Ministral", {"layer_types": ["linear_attention"] * 2}, "'layer_types': expected names"),
         ("Qwen2", {"use_mrope": True}, "'use_mrope': expected False"),
