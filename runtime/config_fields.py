@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from ..errors import ModelLoadError
 
 MAX_INTEGER = (1 << 31) - 1  # no size of a model is larger
+_FLOAT32_RANGE = (2.0**-126, 2.0**127)  # what is computed with: of normal numbers, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,9 @@ class Fields:
             return default
         if not is_finite(value) or not value > 0:
             raise self.fail(field, "a positive number")
+        least, most = _FLOAT32_RANGE
+        if not least <= value <= most:
+            raise self.fail(field, f"a number in [{least:.2g}, {most:.2g}]")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:

@@ -8,6 +8,7 @@ What the numbers do to the frequencies: `layers/rotary.py`. Torch-free.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -16,14 +17,18 @@ from ..errors import ModelLoadError
 from .config_fields import Fields, is_finite
 
 _DEFAULT_THETA = 10000.0
-# What an object that describes a rotary embedding may hold; "finetuned" says nothing of it.
 MAX_POSITIONS = 1 << 24  # of a context, as --max-model-len allows
+# What an object that describes a rotary embedding may hold; "finetuned" says nothing of it.
 _KNOWN = frozenset(
     {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
      "partial_rotary_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
      "truncate", "attention_factor", "mscale", "mscale_all_dim", "short_factor", "long_factor",
      "finetuned"}
 )  # fmt: skip
+# Of early YaRN code; Hugging Face reads neither, and checkpoints are published that have them.
+_IGNORED = frozenset({"attn_factor", "extrapolation_factor"})
+
+logger = logging.getLogger(__name__)
 
 
 class RopeKind(Enum):
@@ -84,8 +89,9 @@ def read_rope(
     theta = fields.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
     partial_dim = _partial_dim(config, fields, head_dim, can_be_partial)
     scaling = _named_scaling(config, fields, max_positions, partial_dim or head_dim)
-    if scaling is not None and scaling.max_positions > MAX_POSITIONS:
-        raise fields.fail("factor", f"one by which positions are at most {MAX_POSITIONS:,}")
+    if scaling is not None and scaling.kind is RopeKind.YARN and theta <= 1.0:
+        source = config if fields.get("rope_theta") is None else fields
+        raise source.fail("rope_theta", "a number above 1, as YaRN needs")
     return Rope(theta, scaling, partial_dim)
 
 
@@ -113,7 +119,9 @@ def _named_scaling(
             f"{config.file}: rope scaling of type {name!r} is not supported; supported are: "
             f"{', '.join(kinds)}"
         )
-    if unknown := sorted(fields.values.keys() - _KNOWN):
+    if ignored := sorted(fields.values.keys() & _IGNORED):
+        logger.warning("%s: of the rotary embedding, %s: not used", fields.file, ", ".join(ignored))
+    if unknown := sorted(fields.values.keys() - _KNOWN - _IGNORED):
         raise fields.fail(unknown[0], "no such field: its rotary embedding is not implemented")
     if name == "default":
         return None
@@ -125,7 +133,12 @@ def _scaling(
 ) -> RopeScaling:
     if kind in (RopeKind.LINEAR, RopeKind.DYNAMIC):
         factor = _required(fields, "factor")
-        return RopeScaling(kind, factor, max_positions, int(max_positions * factor))
+        if kind is RopeKind.DYNAMIC and rotary_dim < 4:
+            name = "type" if fields.get("rope_type") is None else "rope_type"
+            raise fields.fail(
+                name, f"another where heads rotate {rotary_dim} dimensions: 4 or more"
+            )
+        return RopeScaling(kind, factor, max_positions, _stretched(fields, max_positions, factor))
     original = config.integer(
         "original_max_position_embeddings",
         fields.integer("original_max_position_embeddings", max_positions),
@@ -157,12 +170,20 @@ def _scaling(
         kind,
         factor,
         original,
-        max(max_positions, int(original * factor)),
+        max(max_positions, _stretched(fields, original, factor)),
         beta_fast=fields.number("beta_fast", 32.0),
         beta_slow=fields.number("beta_slow", 1.0),
         is_truncated=fields.flag("truncate", True),
         attention_factor=_yarn_attention_factor(fields, factor),
     )
+
+
+def _stretched(fields: Fields, num_positions: int, factor: float) -> int:
+    """So many positions times the factor."""
+    if not 1 <= num_positions * factor <= MAX_POSITIONS:
+        allowed = f"one that makes 1 to {MAX_POSITIONS:,} of {num_positions:,} positions"
+        raise fields.fail("factor", allowed)
+    return int(num_positions * factor)
 
 
 def _factors(fields: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:

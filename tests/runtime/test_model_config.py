@@ -106,6 +106,10 @@ def test_a_scaled_rope_stretches_the_context(
         ({"full_attention": {"rope_type": "default"}}, "'full_attention': expected no such field"),
         ({"type": "longrope", "short_factor": [1] * 8}, "'long_factor': expected a list of 8"),
         ({"type": "yarn", "factor": 4, "llama_4_scaling_beta": 0.1}, "'llama_4_scaling_beta'"),
+        ({"type": "yarn", "factor": 4, "rope_theta": 1}, "'rope_theta': .* above 1.* found 1"),
+        ({"type": "linear", "factor": 1e-9}, "'factor': .* 1 to 16,777,216 of 256 .* found 1e-09"),
+        ({"type": "yarn", "factor": 1e38}, r"'factor': .* 1 to 16,777,216 .* found 1e\+38"),
+        ({"type": "yarn", "factor": 4, "beta_slow": 1e-308}, "'beta_slow': expected a number in"),
         ({"type": ["yarn"]}, "is not supported"),
     ],
     ids=str,
@@ -115,6 +119,25 @@ def test_a_bad_number_of_a_rope_scaling_is_named(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         _read(tmp_path, {**LLAMA, "rope_scaling": rope})
+
+def test_dynamic_scaling_of_heads_that_rotate_two_dimensions_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0}
+    _read(tmp_path, {**LLAMA, "head_dim": 4, "rope_scaling": rope})
+    with pytest.raises(ModelLoadError, match=r"'rope_type': .* 2 dimensions: .* found 'dynamic'"):
+        _read(tmp_path, {**LLAMA, "head_dim": 2, "rope_scaling": rope})
+
+
+def test_what_transformers_ignores_of_yarn_is_ignored_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a distilled Qwen3 of DeepSeek is published."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = _read(tmp_path, {**LLAMA, "rope_scaling": yarn})
+    assert not caplog.records
+    ignored = {"attn_factor": 0.8782488562869419, "extrapolation_factor": 1.0}
+    assert _read(tmp_path, {**LLAMA, "rope_scaling": {**yarn, **ignored}}) == plain
+    assert "attn_factor, extrapolation_factor: not used" in caplog.text
+
 
 
 def test_biases_follow_the_architecture(tmp_path: Path) -> None:
@@ -257,7 +280,8 @@ def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) 
         ({"max_position_embeddings": 10**9}, r"'max_position_embeddings': expected .* 16,777,216"),
         ({"rms_norm_eps": 10**400}, "'rms_norm_eps': expected a positive number"),
         ({"rope_theta": float("inf")}, "'rope_theta': expected a positive number, found inf"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 1e9}}, "'factor': expected one by"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e9}}, "'factor': expected one that"),
+        ({"rope_theta": 1e-60}, r"'rope_theta': expected a number in \[1.2e-38, 1.7e\+38\]"),
         ({"eos_token_id": 10**30}, "'eos_token_id': expected a token id"),
     ],
 )
