@@ -59,6 +59,7 @@ class DecoderConfig:
     qkv_bias: bool
     output_bias: bool  # bias of the attention's output projection
     mlp_bias: bool
+    eos_token_ids: tuple[int, ...]  # which end an answer
     torch_dtype: str | None  # as stored, "bfloat16"; None where config.json does not say
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"  # of the feed-forward block's gates
     # The kinds of attention that layers have; layer i has attention_kinds[layer_kinds[i]]. None:

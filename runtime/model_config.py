@@ -6,7 +6,7 @@ a `ModelLoadError` that names the file, the field, what was expected and what wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from ..errors import ModelLoadError
@@ -21,8 +21,6 @@ __all__ = ["ExpertsConfig", "LatentConfig", "ModelConfig"]
 class ModelConfig(DecoderConfig):
     """A decoder-only model and its default sampling."""
 
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     default_temperature: float | None  # None: the checkpoint has no opinion
     default_top_p: float | None
     default_top_k: int | None
@@ -47,24 +45,17 @@ class ModelConfig(DecoderConfig):
 
 def _parse(config: Fields, generation: Fields) -> ModelConfig:
     decoder = read_family(config)
-    # The text half of a multimodal checkpoint has ids of its own.
-    sources = [source for source in (generation, config, config.nested("text_config")) if source]
-    bos_token_ids = _token_ids("bos_token_id", sources)
+    decoder = replace(
+        decoder, eos_token_ids=generation.token_ids("eos_token_id") or decoder.eos_token_ids
+    )
     return ModelConfig(
         **{field.name: getattr(decoder, field.name) for field in fields(decoder)},
-        eos_token_ids=_token_ids("eos_token_id", sources),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         default_temperature=_default_temperature(generation),
         default_top_p=_default_top_p(generation),
         default_top_k=_default_top_k(generation),
         default_min_p=_default_min_p(generation),
         default_repetition_penalty=_default_repetition_penalty(generation),
     )
-
-
-def _token_ids(field: str, sources: list[Fields]) -> tuple[int, ...]:
-    """Those of the first source that names any."""
-    return next((ids for source in sources if (ids := source.token_ids(field))), ())
 
 
 def _default_temperature(generation: Fields) -> float | None:

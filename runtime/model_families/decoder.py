@@ -59,6 +59,7 @@ def read_decoder(
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
+        eos_token_ids=config.token_ids("eos_token_id"),
         torch_dtype=_stored_dtype(config),
         activation=read_activation(config),
     )

@@ -12,12 +12,18 @@ from ..decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
 from .decoder import read_decoder
 from .experts import with_experts
 
-_DEFAULTS_2 = {"first_k_dense_replace": 0, "n_shared_experts": 2, "q_lora_rank": 1536}
+_DEFAULTS_2 = {
+    "first_k_dense_replace": 0,
+    "n_shared_experts": 2,
+    "q_lora_rank": 1536,
+    "eos_token_id": 2,
+}
 _DEFAULTS_3 = {
     "first_k_dense_replace": 3,
     "n_shared_experts": 1,
     "max_position_embeddings": 4096,
     "q_lora_rank": 1536,
+    "eos_token_id": 1,
 }
 
 

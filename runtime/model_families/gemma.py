@@ -21,6 +21,7 @@ _DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "tie_word_embeddings": True,
     "max_position_embeddings": 8192,
+    "eos_token_id": 1,
 }
 _DEFAULTS_2 = {
     **_DEFAULTS,
@@ -85,7 +86,8 @@ def read_gemma3_with_images(config: Fields, architecture: str) -> DecoderConfig:
     dtype = config.get("dtype") or config.get("torch_dtype")
     shared = {"dtype": dtype, "tie_word_embeddings": config.flag("tie_word_embeddings", True)}
     decoder = read_gemma3(text.with_defaults(shared), architecture)
-    return replace(decoder, weight_prefix="language_model.")
+    eos_token_ids = config.token_ids("eos_token_id") or decoder.eos_token_ids
+    return replace(decoder, weight_prefix="language_model.", eos_token_ids=eos_token_ids)
 
 
 def _gemma(config: Fields, architecture: str) -> DecoderConfig:

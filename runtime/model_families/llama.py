@@ -10,6 +10,7 @@ from .decoder import read_decoder
 
 
 def read_llama(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults({"eos_token_id": 2})
     attention_bias = config.flag("attention_bias", False)
     return replace(
         read_decoder(config, architecture),

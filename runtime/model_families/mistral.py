@@ -12,6 +12,7 @@ _DEFAULTS = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
+    "eos_token_id": 2,
 }
 
 

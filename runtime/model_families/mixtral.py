@@ -18,6 +18,7 @@ _DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
+    "eos_token_id": 2,
 }
 
 

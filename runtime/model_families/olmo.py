@@ -10,13 +10,15 @@ from .decoder import read_decoder
 from .layer_ropes import with_window_rope
 from .windows import with_windows
 
+_DEFAULTS = {"rms_norm_eps": 1e-5, "eos_token_id": 50279}
+
 
 def read_olmo2(config: Fields, architecture: str) -> DecoderConfig:
     config.restrict("clip_qkv")
     config.restrict("mlp_bias", False)
     attention_bias = config.flag("attention_bias", False)
     return replace(
-        read_decoder(config.with_defaults({"rms_norm_eps": 1e-5}), architecture),
+        read_decoder(config.with_defaults(_DEFAULTS), architecture),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
     )

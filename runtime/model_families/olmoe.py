@@ -13,6 +13,7 @@ _DEFAULTS = {
     "num_experts_per_tok": 8,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
+    "eos_token_id": 50279,
 }
 
 

@@ -9,9 +9,11 @@ from ..decoder_config import DecoderConfig
 from .decoder import read_decoder
 from .windows import with_windows
 
+_DEFAULTS = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 32000}
+
 
 def read_phi3(config: Fields, architecture: str) -> DecoderConfig:
-    config = config.with_defaults({"max_position_embeddings": 4096, "rms_norm_eps": 1e-5})
+    config = config.with_defaults(_DEFAULTS)
     for field in ("attention_bias", "mlp_bias", "lm_head_bias"):
         config.restrict(field, False)
     for field in ("full_attn_mod", "interpolate_factor"):  # what Phi-4-mini's config says is off

@@ -15,6 +15,7 @@ _DEFAULTS = {
     "max_position_embeddings": 32768,
     "rope_theta": 2e6,
     "tie_word_embeddings": True,
+    "eos_token_id": 128001,
 }
 
 

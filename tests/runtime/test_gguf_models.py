@@ -244,6 +244,17 @@ def test_a_tied_output_projection_stays_packed(tmp_path: Path) -> None:
         assert source.tie_weight(table) is table
 
 
+def test_a_file_that_names_no_end_has_none(tmp_path: Path) -> None:
+    """The family's default is Hugging Face's, not GGUF's."""
+    folder = make_checkpoint(tmp_path / "checkpoint", "Llama")
+    config_file = folder / "tokenizer_config.json"
+    tokenizer = json.loads(config_file.read_text())
+    del tokenizer["eos_token"]
+    config_file.write_text(json.dumps(tokenizer))
+    path = write_gguf(folder, tmp_path / "model.gguf", Kind.F32)
+    assert ModelConfig.from_folder(unfold(path)).eos_token_ids == ()
+
+
 def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "Llama")
     path = write_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0)

@@ -24,7 +24,6 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "eos_token_id": 2,
-    "bos_token_id": 1,
     "torch_dtype": "bfloat16",
 }
 
@@ -34,7 +33,7 @@ def test_a_plain_llama_is_read(tmp_path: Path) -> None:
     assert (config.hidden_size, config.num_layers, config.num_heads) == (64, 2, 4)
     assert (config.num_kv_heads, config.head_dim, config.context_length) == (2, 16, 256)
     assert (config.rope_theta, config.rms_norm_eps) == (10000.0, 1e-5)
-    assert config.eos_token_ids == (2,) and config.bos_token_id == 1
+    assert config.eos_token_ids == (2,)
     assert config.torch_dtype == "bfloat16" and not config.tie_word_embeddings
     assert not (config.qkv_bias or config.output_bias or config.mlp_bias)
     assert config.default_temperature is config.default_top_p is config.default_top_k is None
@@ -106,11 +105,11 @@ def test_a_scaled_rope_stretches_the_context(
         ({"full_attention": {"rope_type": "default"}}, "'full_attention': expected no such field"),
         ({"type": "longrope", "short_factor": [1] * 8}, "'long_factor': expected a list of 8"),
         ({"type": "yarn", "factor": 4, "llama_4_scaling_beta": 0.1}, "'llama_4_scaling_beta'"),
+        ({"type": ["yarn"]}, "is not supported"),
         ({"type": "yarn", "factor": 4, "rope_theta": 1}, "'rope_theta': .* above 1.* found 1"),
         ({"type": "linear", "factor": 1e-9}, "'factor': .* 1 to 16,777,216 of 256 .* found 1e-09"),
         ({"type": "yarn", "factor": 1e38}, r"'factor': .* 1 to 16,777,216 .* found 1e\+38"),
         ({"type": "yarn", "factor": 4, "beta_slow": 1e-308}, "'beta_slow': expected a number in"),
-        ({"type": ["yarn"]}, "is not supported"),
     ],
     ids=str,
 )
@@ -119,6 +118,7 @@ def test_a_bad_number_of_a_rope_scaling_is_named(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         _read(tmp_path, {**LLAMA, "rope_scaling": rope})
+
 
 def test_dynamic_scaling_of_heads_that_rotate_two_dimensions_is_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0}
@@ -137,7 +137,6 @@ def test_what_transformers_ignores_of_yarn_is_ignored_with_a_warning(
     ignored = {"attn_factor": 0.8782488562869419, "extrapolation_factor": 1.0}
     assert _read(tmp_path, {**LLAMA, "rope_scaling": {**yarn, **ignored}}) == plain
     assert "attn_factor, extrapolation_factor: not used" in caplog.text
-
 
 
 def test_biases_follow_the_architecture(tmp_path: Path) -> None:
@@ -244,7 +243,7 @@ def test_what_a_family_has_and_is_not_implemented_is_refused_by_name(
 def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) -> None:
     generation = {"eos_token_id": [7, 8], "temperature": 0.6, "top_p": 0.9, "top_k": 20}
     config = _read(tmp_path, LLAMA, generation)
-    assert config.eos_token_ids == (7, 8) and config.bos_token_id == 1
+    assert config.eos_token_ids == (7, 8)
     defaults = (config.default_temperature, config.default_top_p, config.default_top_k)
     assert defaults == (0.6, 0.9, 20)
     generation = {"min_p": 0, "repetition_penalty": 1.05}
@@ -252,6 +251,15 @@ def test_generation_config_wins_for_token_ids_and_sets_sampling(tmp_path: Path) 
     assert (config.default_min_p, config.default_repetition_penalty) == (0.0, 1.05)
     greedy = _read(tmp_path, LLAMA, {"do_sample": False, "temperature": 0.6, "top_k": 0})
     assert greedy.default_temperature == 0.0 and greedy.default_top_k is None
+
+
+def test_an_end_that_is_not_named_is_the_familys(tmp_path: Path) -> None:
+    unnamed = {name: LLAMA[name] for name in LLAMA if name != "eos_token_id"}
+    assert _read(tmp_path, unnamed).eos_token_ids == (2,)
+    gemma = {**unnamed, "architectures": ["GemmaForCausalLM"]}
+    assert _read(tmp_path, gemma).eos_token_ids == (1,)
+    assert _read(tmp_path, {**gemma, "eos_token_id": None}).eos_token_ids == ()
+    assert _read(tmp_path, gemma, {"eos_token_id": 7}).eos_token_ids == (7,)
 
 
 @pytest.mark.parametrize(

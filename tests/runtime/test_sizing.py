@@ -33,7 +33,6 @@ CONFIG = ModelConfig(
     output_bias=False,
     mlp_bias=False,
     eos_token_ids=(),
-    bos_token_id=None,
     torch_dtype=None,
     default_temperature=None,
     default_top_p=None,

@@ -80,9 +80,8 @@ def _unknown(architecture: str) -> str:
 
 
 def _token_ids(model: Hyperparameters) -> Config:
-    names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id"}
-    values = {name: model.fields.get(f"tokenizer.ggml.{key}") for name, key in names.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    """null where the file names none: the family's default is no part of GGUF."""
+    return {"eos_token_id": model.fields.get("tokenizer.ggml.eos_token_id")}
 
 
 def _llama(model: Hyperparameters, config: Config) -> Config:
