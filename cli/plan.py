@@ -178,8 +178,8 @@ def _costs(args: argparse.Namespace, folder: Path) -> tuple[CostModel, int]:
             "device",
             args.device,
             f"one with more memory: of {costs.device.memory_bytes:,} bytes weights take "
-            f"{fit.weight_bytes:,} and adapters {costs.model.adapter_bytes:,}, which leaves KV for "
-            f"{fit.kv_tokens:,} tokens",
+            f"{fit.weight_bytes:,}, rotary tables {costs.model.rotary_bytes:,} and adapters "
+            f"{costs.model.adapter_bytes:,}, which leaves KV for {fit.kv_tokens:,} tokens",
         )
     return costs, min(fit.kv_tokens, max(args.clients) * 4 * request_tokens)
 

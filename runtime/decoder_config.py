@@ -91,6 +91,19 @@ class DecoderConfig:
         return isinstance(options, AttentionOptions) and options.window is not None
 
     @property
+    def layer_ropes(self) -> tuple[tuple[float | None, RopeScaling | None], ...]:
+        """[num_layers] (theta, scaling) of each layer's rotary embedding; theta None: nothing
+        turns, whatever the position."""
+        return tuple(self._rope_of(index) for index in range(self.num_layers))
+
+    def _rope_of(self, layer_index: int) -> tuple[float | None, RopeScaling | None]:
+        if layer_index in self.layers_without_rope:
+            return None, None
+        if self.window_rope_theta is not None and self.has_window(layer_index):
+            return self.window_rope_theta, None
+        return self.rope_theta, self.rope_scaling
+
+    @property
     def rotary_dim(self) -> int:
         """How much of a head is rotated."""
         return self.head_dim if self.partial_rotary_dim is None else self.partial_rotary_dim

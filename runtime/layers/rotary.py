@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from ...kernels.registry import Kernels
-from ..model_config import ModelConfig
 from ..rope_scaling import RopeKind, RopeScaling
 from .build import ModelBuild
+
+# That a table is computed for at a time: some megabytes of float32, however long it is.
+_BLOCK_POSITIONS = 1 << 13
 
 Rotary = tuple[Tensor, Tensor]
 """A step's cos and sin, as `RotaryTable.at` looks them up."""
@@ -38,12 +40,19 @@ class RotaryTable:
         """theta None: nothing turns, whatever the position."""
         self._gather = kernels.gather_rows
         inverse_frequency = inverse_frequencies(rotary_dim, theta, scaling, max_positions)
-        angle = torch.arange(max_positions).float()[:, None] * inverse_frequency
         factor = 1.0 if scaling is None else scaling.attention_factor
-        cos, sin = angle.cos() * factor, angle.sin() * factor
-        # [max_positions, 1, rotary_dim]
-        self._cos = torch.cat((cos, cos), -1)[:, None].to(device, dtype)
-        self._sin = torch.cat((-sin, sin), -1)[:, None].to(device, dtype)
+        shape = (max_positions, 1, rotary_dim)
+        self._cos, self._sin = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        for first in range(0, max_positions, _BLOCK_POSITIONS):
+            at = slice(first, min(first + _BLOCK_POSITIONS, max_positions))
+            angle = torch.arange(at.start, at.stop).float()[:, None] * inverse_frequency
+            cos, sin = angle.cos() * factor, angle.sin() * factor
+            self._cos[at, 0] = torch.cat((cos, cos), -1)
+            self._sin[at, 0] = torch.cat((-sin, sin), -1)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cos.nbytes + self._sin.nbytes
 
     def at(self, positions: Tensor) -> Rotary:
         """positions [T] int64 -> cos, sin, each [T, 1, rotary_dim]; sin's first half is negated."""
@@ -55,10 +64,10 @@ class LayerRotary:
 
     def __init__(self, build: ModelBuild) -> None:
         config = build.config
-        kinds = [_kind(config, index) for index in range(config.num_layers)]
-        distinct = list(dict.fromkeys(kinds))
-        self._table_of_layer = [distinct.index(kind) for kind in kinds]
-        self._tables = [
+        ropes = config.layer_ropes
+        distinct = list(dict.fromkeys(ropes))
+        self._table_of_layer = [distinct.index(rope) for rope in ropes]
+        self.tables = [
             RotaryTable(
                 config.rotary_dim,
                 build.max_model_len,
@@ -73,17 +82,8 @@ class LayerRotary:
 
     def at(self, positions: Tensor) -> list[Rotary]:
         """positions [T] int64 -> [num_layers]"""
-        found = [table.at(positions) for table in self._tables]
+        found = [table.at(positions) for table in self.tables]
         return [found[table] for table in self._table_of_layer]
-
-
-def _kind(config: ModelConfig, layer_index: int) -> tuple[float | None, RopeScaling | None]:
-    """(theta, scaling), see `RotaryTable`."""
-    if layer_index in config.layers_without_rope:
-        return None, None
-    if config.window_rope_theta is not None and config.has_window(layer_index):
-        return config.window_rope_theta, None
-    return config.rope_theta, config.rope_scaling
 
 
 def inverse_frequencies(

@@ -62,9 +62,18 @@ class ServedModel:
             return 0
         return self.adapters.num_total(self.shape) * DTYPE_BYTES[self.format.dtype]
 
+    @property
+    def rotary_bytes(self) -> int:
+        """Of the cosines and sines of all positions of the context, a table for each kind of rotary
+        embedding that layers have."""
+        num_tables = 2 * len(set(self.config.layer_ropes))
+        num_positions = self.config.context_length
+        itemsize = DTYPE_BYTES[self.format.dtype]
+        return num_tables * num_positions * self.config.rotary_dim * itemsize
+
     def fit(self, memory_bytes: int, *, is_gpu: bool) -> Fit:
-        """With the default share of what the weights and adapters leave for KV."""
+        """With the default share of what the weights, rotary tables and adapters leave for KV."""
         share = DEFAULT_GPU_MEM_FRACTION if is_gpu else DEFAULT_CPU_MEM_FRACTION
-        left = memory_bytes - self.weight_bytes - self.adapter_bytes
+        left = memory_bytes - self.weight_bytes - self.rotary_bytes - self.adapter_bytes
         kv_bytes = max(0, int(left * share))
         return Fit(self.weight_bytes, kv_bytes, kv_bytes // self.kv_bytes_per_token)

@@ -19,10 +19,13 @@ from stemma.__main__ import main
 from stemma.cli.model_report import examine_model
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.attention_options import AttentionOptions
+from stemma.kernels.registry import select_kernels
 from stemma.kernels.routing_options import RoutingOptions
 from stemma.runtime.config import EMBEDDED_MODEL
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.execute.probe import cost_model
+from stemma.runtime.layers.build import ModelBuild
+from stemma.runtime.layers.rotary import LayerRotary
 from stemma.runtime.model_config import ExpertsConfig, ModelConfig
 from stemma.runtime.planning.adapters import AdapterRoom
 from stemma.runtime.planning.closed_loop import ClosedLoop, Load, ModelledDevice
@@ -34,6 +37,7 @@ from stemma.runtime.planning.served_model import ServedModel
 from stemma.runtime.planning.stored_format import stored_quantization
 from stemma.runtime.planning.stored_weights import stored_weights
 from stemma.runtime.served_formats import stored_method
+from stemma.runtime.weights.dummy import DummyWeights
 from stemma.runtime.weights.opening import open_weights
 
 TINY = ModelConfig.from_folder(EMBEDDED_MODEL)
@@ -118,6 +122,27 @@ def test_layers_with_a_window_cost_no_more_beyond_it() -> None:
     assert half.model.kv_bytes_per_token == full.model.kv_bytes_per_token
 
 
+def test_rotary_tables_take_what_they_take() -> None:
+    """One for layers with a window, which have a base of their own, and one for the others."""
+    kinds = (AttentionOptions(window=64), AttentionOptions())
+    windows = replace(
+        TINY, attention_kinds=kinds, kind_of_layer=(0,) * (TINY.num_layers - 1) + (1,),
+        window_rope_theta=1e3, max_position_embeddings=512,
+    )  # fmt: skip
+    for config in (TINY, windows):
+        build = ModelBuild(
+            config, DummyWeights(torch.float32), select_kernels(torch.float32), torch.float32,
+            torch.device("cpu"), config.context_length,
+        )  # fmt: skip
+        model = ServedModel.of(config, "float32")
+        tables = LayerRotary(build).tables
+        assert model.rotary_bytes == sum(table.num_bytes for table in tables)
+        left = 100 * model.kv_bytes_per_token
+        taken = model.weight_bytes + model.rotary_bytes
+        assert model.fit(taken, is_gpu=True).kv_bytes == 0
+        assert model.fit(taken + left, is_gpu=True).kv_tokens == 90
+
+
 @pytest.mark.parametrize("family", ["embedded", "DeepseekV2", "Qwen2Moe"])
 def test_adapters_take_what_their_tables_take(family: str, tmp_path: Path) -> None:
     """Experts and what latent attention absorbs have none, shared experts have."""
@@ -156,7 +181,8 @@ def test_rows_with_adapters_read_as_many_as_there_are() -> None:
         assert other.overhead_s - one.overhead_s == pytest.approx(32 * 4 * 5e-6)
     assert reading_s[1] == pytest.approx(8 * reading_s[0]) == pytest.approx(reading_s[2])
     assert reading_s[1] == pytest.approx(adapted.model.adapter_bytes / (4.8e12 * 0.8))
-    memory_bytes = plain.model.weight_bytes + 2 * adapted.model.adapter_bytes
+    fixed_bytes = plain.model.weight_bytes + plain.model.rotary_bytes
+    memory_bytes = fixed_bytes + 2 * adapted.model.adapter_bytes
     left = [costs.model.fit(memory_bytes, is_gpu=True).kv_bytes for costs in (plain, adapted)]
     assert left[0] == pytest.approx(2 * left[1], rel=1e-6)
 

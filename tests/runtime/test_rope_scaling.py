@@ -10,11 +10,13 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from step_plans import Feed, PlanDriver
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.layers.rotary import RotaryTable, inverse_frequencies
 from stemma.runtime.model_config import ModelConfig
+from stemma.runtime.rope_scaling import RopeKind, RopeScaling
 
 ORIGINAL, LENGTH, HEAD_DIM = 32, 100, 16
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -79,6 +81,35 @@ def test_the_table_is_that_of_transformers(checkpoint: Path) -> None:
     plain = inverse_frequencies(HEAD_DIM, config.rope_theta, None, LENGTH)
     scaled = inverse_frequencies(HEAD_DIM, config.rope_theta, config.rope_scaling, LENGTH)
     assert not torch.allclose(plain, scaled), "the case scales nothing"
+
+
+def test_a_long_table_is_computed_in_blocks_to_the_same_numbers() -> None:
+    """What is computed in float32 is small against the table, and rounded once."""
+    scaling = RopeScaling(RopeKind.LINEAR, 4.0, 32, 32, attention_factor=0.8)
+    length = 20_001
+
+    class Largest(TorchDispatchMode):
+        num_floats = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.dtype is torch.float32:
+                self.num_floats = max(self.num_floats, result.numel())
+            return result
+
+    with Largest() as largest:
+        table = RotaryTable(
+            6, length, 1e4, scaling, kernels=select_kernels(torch.bfloat16),
+            dtype=torch.bfloat16, device=torch.device("cpu"),
+        )  # fmt: skip
+    assert largest.num_floats < length * 6 / 2
+    angle = torch.arange(length).float()[:, None] * inverse_frequencies(6, 1e4, scaling, length)
+    cos, sin = (angle.cos() * 0.8).bfloat16(), (angle.sin() * 0.8).bfloat16()
+    own_cos, own_sin = table.at(torch.arange(length))
+    assert torch.equal(own_cos[:, 0], torch.cat((cos, cos), -1))
+    assert torch.equal(own_sin[:, 0], torch.cat((-sin, sin), -1))
 
 
 @pytest.mark.parametrize("layout", ["transformers 4", "transformers 5"])
