@@ -131,7 +131,7 @@ class RouteExperts(Protocol):
         logits [T, E] float32 or float64, of a router. An expert's score is the softmax or the
         sigmoid of its logit; its rank is the score plus selection_bias [E], same dtype, which does
         not count for its weight (Wang et al. 2024, "Auxiliary-loss-free load balancing"). Of equal
-        ranks the lower id wins. A row of NaN gets valid experts with weights of NaN.
+        ranks the lower id wins. NaN ranks highest: what is chosen is valid, its weight is NaN.
         """
         ...
 

@@ -69,7 +69,8 @@ def _route(
     PADDED_SIZE: tl.constexpr,
     PADDED_CHOSEN: tl.constexpr,
 ):
-    """One token. NaN never compares equal, so a maximum of NaN has no place: then the id is 0."""
+    """One token. A rank that is not a number is the largest, as the reference sorts: so the weights
+    show it."""
     token = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, PADDED_GROUPS)
     places = tl.arange(0, PADDED_SIZE)
@@ -84,6 +85,7 @@ def _route(
     ranks = scores
     if HAS_BIAS:
         ranks += tl.load(selection_bias + ids, mask=is_expert, other=0.0)
+    ranks = tl.where(ranks == ranks, ranks, float("inf"))
     ranks = tl.where(is_expert, ranks, float("-inf"))
     if NUM_CHOSEN_GROUPS < NUM_GROUPS:
         group_ranks = tl.max(ranks, 1)

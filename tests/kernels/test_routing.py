@@ -69,6 +69,22 @@ def test_experts_are_the_best_of_the_best_groups(
     torch.testing.assert_close(weights[0], chosen * options.weight_factor)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_a_logit_that_is_not_a_number_is_chosen_first(scoring: str) -> None:
+    for num_groups in (1, 3):
+        options = RoutingOptions(
+            2, scoring, True, 1.0, num_groups, 1, "best_two"  # type: ignore[arg-type]
+        )  # fmt: skip
+        logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
+        logits[0, 4] = NAN
+        expected_ids, expected = reference(logits, None, options)
+        expert_ids, weights = on_a_gpu(logits, None, options)
+        assert expert_ids.tolist() == expected_ids.tolist()
+        assert weights[0].isnan().all() and expected[0].isnan().all()
+        torch.testing.assert_close(weights[1], expected[1])
+
+
 @pytest.mark.parametrize("route", [reference, on_a_gpu])
 def test_of_equal_ranks_the_lower_id_wins(route: object) -> None:
     assert callable(route)
