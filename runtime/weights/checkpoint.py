@@ -25,6 +25,9 @@ INDEX_FILE = "model.safetensors.index.json"
 _DECODER = "model."
 _EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head."
+# A decoder that is a part of more, as transformers' modules are called and as checkpoints have it.
+_PART_OF_MORE = "model.language_model."
+_STORED_PART = "language_model."
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 # Of what GPTQ and AWQ, and compressed-tensors, have in place of a weight.
@@ -37,7 +40,8 @@ class CheckpointWeights:
     """A `WeightSource` over the safetensors files of a folder.
 
     Tensors go by the names that models ask for. A checkpoint of a bare decoder (Qwen3-Embedding)
-    has them without "model.".
+    has them without "model."; one of Gemma 3 with its vision tower may have the names of
+    transformers' modules.
 
     Owns the open files until `close`; tensors handed out are copies and outlive it.
     """
@@ -222,9 +226,17 @@ class CheckpointWeights:
 
 def _names_asked_for(stored: Mapping[str, Path]) -> dict[str, str]:
     """Of all tensors the stored names, by those that models ask for."""
+    if f"{_PART_OF_MORE}{_EMBEDDING}" in stored:
+        return {_name_of_part(name): name for name in stored}
     if _EMBEDDING not in stored:
         return {name: name for name in stored}
     return {name if name.startswith(_OUTPUT) else f"{_DECODER}{name}": name for name in stored}
+
+
+def _name_of_part(name: str) -> str:
+    if name.startswith(_PART_OF_MORE):
+        return f"{_STORED_PART}{_DECODER}{name.removeprefix(_PART_OF_MORE)}"
+    return f"{_STORED_PART}{name}" if name.startswith(_OUTPUT) else name.removeprefix(_DECODER)
 
 
 def _files_of(folder: Path) -> list[Path]:

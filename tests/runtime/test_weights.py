@@ -162,6 +162,21 @@ def test_the_tensors_of_a_bare_decoder_are_found(
             source.take("model.layers.0.x.weight", (3, 2))
 
 
+def test_the_tensors_of_a_part_are_found_by_the_names_of_transformers_modules(
+    tmp_path: Path,
+) -> None:
+    asked_for = {
+        "model.language_model.embed_tokens.weight": "language_model.model.embed_tokens.weight",
+        "model.language_model.layers.0.x.weight": "language_model.model.layers.0.x.weight",
+        "model.vision_tower.y.weight": "vision_tower.y.weight",
+        "lm_head.weight": "language_model.lm_head.weight",
+    }
+    save_file({name: TENSORS["a"].clone() for name in asked_for}, tmp_path / "model.safetensors")
+    with closing(CheckpointWeights(tmp_path, torch.float32)) as source:
+        for name in asked_for.values():
+            assert name in source and torch.equal(source.take(name, (2, 3)), TENSORS["a"])
+
+
 def test_no_room_is_made_for_what_the_checkpoint_does_not_have(folder: Path) -> None:
     with closing(CheckpointWeights(folder, torch.float32)) as source:
         huge = (1 << 31, 1 << 31)
