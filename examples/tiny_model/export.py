@@ -2,6 +2,8 @@
 
     python export.py --checkpoint run/checkpoint.pt --out ../../runtime/assets/stemma-tiny
 
+Of several checkpoints of one run, the mean (Wortsman et al., "Model soups", 2022).
+
 The files are written beside their places and renamed, so a reader never sees half a model.
 """
 
@@ -10,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,13 +28,16 @@ CHAT_TEMPLATE = (
 )
 
 
-def export(checkpoint: Path, out: Path) -> None:
-    """Write the averaged weights of `checkpoint` and the tokenizer beside it to `out`."""
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
+def export(checkpoints: Sequence[Path], out: Path) -> None:
+    """Write the mean of the `checkpoints`' moving averages, and the tokenizer beside the first."""
+    saved = [torch.load(path, map_location="cpu", weights_only=False) for path in checkpoints]
+    averages = [each["average"] for each in saved]
     config = Config()
     model = Llama(config)
-    model.load_state_dict(saved["average"])
-    tokenizer = checkpoint.parent / "tokenizer.json"
+    model.load_state_dict(
+        {name: torch.stack([each[name] for each in averages]).mean(0) for name in averages[0]}
+    )
+    tokenizer = checkpoints[0].parent / "tokenizer.json"
     ids = Encoder.load(tokenizer).markers
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as name:
@@ -99,7 +105,10 @@ def _json_files(config: Config, ids: dict[str, int]) -> dict[str, dict[str, obje
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=Path("run/checkpoint.pt"))
+    default = [Path("run/checkpoint.pt")]
+    parser.add_argument(
+        "--checkpoint", type=Path, nargs="+", default=default, help="one, or several to average"
+    )
     parser.add_argument("--out", type=Path, default=Path("stemma-tiny"))
     args = parser.parse_args()
     export(args.checkpoint, args.out)
