@@ -84,7 +84,7 @@ def _explained(fetch: Callable[[], str], repo: str, model: str, revision: str | 
             "HF_TOKEN"
         ) from None
     except errors.LocalEntryNotFoundError as error:
-        raise _out_of_reach(shown, "is", error) from None
+        raise _out_of_reach(f"{shown} is no folder here,", error) from None
     except errors.EntryNotFoundError:
         raise ModelLoadError(f"{shown} is not among the files of that model on the hub") from None
     except errors.HFValidationError as error:
@@ -95,9 +95,9 @@ def _explained(fetch: Callable[[], str], repo: str, model: str, revision: str | 
         ) from error
 
 
-def _out_of_reach(what: str, verb: str, error: BaseException) -> ModelLoadError:
+def _out_of_reach(what: str, error: BaseException) -> ModelLoadError:
     return ModelLoadError(
-        f"{what} {verb} not in the hub's cache ({_cache()}) and the hub cannot be reached: "
+        f"{what} not in the hub's cache ({_cache()}) and the hub cannot be reached: "
         f"{_reason(error)}; give a folder, or run once online"
     )
 
@@ -131,7 +131,7 @@ def _require_weights(repo: str, revision: str | None, folder: Path, has_weights:
         if not has_weights:
             return
         shown = repo if revision is None else f"{repo}@{revision}"
-        raise _out_of_reach(f"the weights of {shown}", "are", error) from None
+        raise _out_of_reach(f"the weights of {shown} are", error) from None
     names = [sibling.rfilename for sibling in siblings or ()]
     if not has_weights and any(map(_is_wanted, names)):
         return

@@ -5,6 +5,7 @@ FILE.gguf                  unfolded once into a folder of the cache (see weights
                            in parts any part
 NAME/MODEL[@REVISION]      a model of the Hugging Face hub (see hub)
 NAME/MODEL/FILE.gguf       a GGUF file of it
+stemma-tiny                the embedded model, where no folder here is called so
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from ..errors import InvalidRequest, ModelLoadError
 from .byte_progress import ByteProgress
-from .config import EngineConfig
+from .config import EMBEDDED_MODEL, EngineConfig
 from .hub import fetch_file, fetch_snapshot
 from .pickled import PICKLED_SUFFIXES, why_not_pickled
 from .weights.gguf.shard_names import shard_names
@@ -45,6 +46,8 @@ def locate_model(
         ModelLoadError: what cannot be found, fetched or loaded, with the reason.
     """
     text = str(model)
+    if text == EMBEDDED_MODEL.name and not os.path.exists(text):
+        text = str(EMBEDDED_MODEL)
     if os.path.exists(os.path.expanduser(text)):  # False, no error, where a name is too long
         path = Path(text).expanduser()
         if revision is not None:

@@ -72,6 +72,13 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert locate_model(str(tmp_path)) == tmp_path
 
 
+def test_the_embedded_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locate_model("stemma-tiny") == EMBEDDED_MODEL
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stemma-tiny").mkdir()
+    assert locate_model("stemma-tiny") == Path("stemma-tiny")
+
+
 def test_a_hub_id_fetches_weights_and_texts_and_nothing_else(hub: FakeHub) -> None:
     seen: list[tuple[int, int]] = []
     folder = locate_model("org/safe", on_progress=lambda *at: seen.append(at))
@@ -122,7 +129,9 @@ def test_offline_nothing_is_asked_and_the_cache_serves(
     num_fetched = len(hub.fetched)
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     assert locate_model("org/safe") == folder and len(hub.fetched) == num_fetched
-    match = r"org/pickled is not in the hub's cache \(.*cache\).*HF_HUB_OFFLINE is set"
+    match = (
+        r"org/pickled is no folder here, not in the hub's cache \(.*cache\).*HF_HUB_OFFLINE is set"
+    )
     with pytest.raises(ModelLoadError, match=match):
         locate_model("org/pickled")
 
