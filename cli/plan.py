@@ -14,7 +14,13 @@ from typing import Any
 from ..bench.report import print_table
 from ..errors import InvalidRequest
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, kv_cache_dtypes_of_gpu
-from ..runtime.config import DEFAULT_MAX_LORA_RANK, DTYPES, EMBEDDED_MODEL, QUANTIZATIONS
+from ..runtime.config import (
+    DEFAULT_MAX_LORA_RANK,
+    DTYPES,
+    EMBEDDED_MODEL,
+    QUANTIZATIONS,
+    EngineConfig,
+)
 from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.model_config import ModelConfig
 from ..runtime.planning.adapters import AdapterRoom
@@ -40,13 +46,13 @@ from ..runtime.served_formats import (
 from ..runtime.threads import configure_threads, default_num_threads
 from .connect import Commands, add_model_argument, described_model
 
-_POSITIVE = (
-    "prompt_tokens",
-    "output_tokens",
+# That an engine has too, with the same limits.
+_ENGINE_FLAGS = (
     "chunked_prefill_size",
     "max_running_requests",
     "max_loras_per_batch",
     "max_lora_rank",
+    "num_threads",
 )
 
 
@@ -153,7 +159,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in _POSITIVE:
+    EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
+    for name in ("prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
     if not 0 <= args.shared_tokens < args.prompt_tokens:

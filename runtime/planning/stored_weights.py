@@ -9,13 +9,14 @@ from pathlib import Path
 
 from ...errors import ModelLoadError
 from ..pickled import PICKLED_SUFFIXES, why_not_pickled
+from ..weights.checkpoint_files import checkpoint_files
 from ..weights.gguf.unfold import weights_files
 from ..weights.safetensors_header import open_header
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Of all files of a folder."""
+    """Of the files of a folder that loading it reads."""
 
     num_files: int
     num_tensors: int
@@ -28,7 +29,9 @@ def stored_weights(folder: Path) -> StoredWeights | None:
 
     Raises ModelLoadError for a file that is broken or cut, and where all weights are pickled.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    if weights_files(folder):  # which loading takes first
+        return None
+    files = checkpoint_files(folder)
     if not files:
         _require_no_pickles(folder)
         return None
@@ -43,8 +46,6 @@ def stored_weights(folder: Path) -> StoredWeights | None:
 
 
 def _require_no_pickles(folder: Path) -> None:
-    if weights_files(folder):
-        return
     pickled = [file.name for file in folder.iterdir() if file.suffix in PICKLED_SUFFIXES]
     if pickled:
         raise ModelLoadError(why_not_pickled(str(folder), pickled))

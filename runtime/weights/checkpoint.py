@@ -6,7 +6,6 @@ straight into its final place, so the peak is the model in its target dtype plus
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +16,10 @@ from torch import Tensor
 from ...errors import ModelLoadError
 from ...kernels.ops import Weight
 from ..pickled import PICKLED_SUFFIXES, why_not_pickled
+from .checkpoint_files import INDEX_FILE, SINGLE_FILE, read_index
 from .safetensors_file import SafetensorsFile
 from .source import ProgressCallback, empty_stack
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _DECODER = "model."
 _EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head."
@@ -210,14 +208,13 @@ class CheckpointWeights:
             self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
 
     def _locate_tensors(self) -> Mapping[str, Path]:
-        """The file of each tensor as it is named there. A single file counts before an index, as
-        for transformers: the index may be left over from shards."""
+        """The file of each tensor as it is named there."""
         single = self.folder / SINGLE_FILE
         if single.exists():
             return dict.fromkeys(self._open(single).names(), single)
-        index = self.folder / INDEX_FILE
-        if index.exists():
-            return {name: self.folder / file for name, file in _read_index(index).items()}
+        weight_map = read_index(self.folder)
+        if weight_map is not None:
+            return {name: self.folder / file for name, file in weight_map.items()}
         pickled = [file.name for file in _files_of(self.folder) if file.suffix in PICKLED_SUFFIXES]
         if pickled:
             raise ModelLoadError(why_not_pickled(str(self.folder), pickled))
@@ -241,18 +238,3 @@ def _name_of_part(name: str) -> str:
 
 def _files_of(folder: Path) -> list[Path]:
     return [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
-
-
-def _read_index(index: Path) -> Mapping[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelLoadError(f"{index} is not a valid index: {error!r}") from None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelLoadError(f"{index}: field 'weight_map': expected a non-empty object")
-    for file in {str(value) for value in weight_map.values()}:
-        if Path(file).name != file:
-            raise ModelLoadError(f"{index}: {file!r} is not a plain file name")
-        if not (index.parent / file).exists():
-            raise ModelLoadError(f"{index.parent / file} is missing, but {index.name} names it")
-    return weight_map

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from .checkpoint import INDEX_FILE, SINGLE_FILE
+from .checkpoint_files import INDEX_FILE, SINGLE_FILE
 from .safetensors_file import torch_dtype
 from .safetensors_header import DTYPES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mixtures import change_config, make_mixture
+from safetensors.torch import save_file
 
 from stemma.__main__ import main
 from stemma.cli.model_report import examine_model
@@ -35,7 +37,7 @@ from stemma.runtime.planning.prediction import NamedStep, predict_load, predict_
 from stemma.runtime.planning.roofline import CostModel
 from stemma.runtime.planning.served_model import ServedModel
 from stemma.runtime.planning.stored_format import stored_quantization
-from stemma.runtime.planning.stored_weights import stored_weights
+from stemma.runtime.planning.stored_weights import StoredWeights, stored_weights
 from stemma.runtime.served_formats import stored_method
 from stemma.runtime.weights.dummy import DummyWeights
 from stemma.runtime.weights.opening import open_weights
@@ -252,6 +254,25 @@ def test_a_checkpoint_that_was_cut_is_named(tmp_path: Path) -> None:
         stored_weights(tmp_path)
 
 
+def test_files_that_are_not_loaded_are_not_counted(tmp_path: Path) -> None:
+    """Copies of the weights in another layout, an adapter, and parts that the index does not
+    name."""
+    shutil.copy(EMBEDDED_MODEL / "model.safetensors", tmp_path)
+    expected = stored_weights(tmp_path)
+    for name in ("consolidated", "adapter_model", "model-00001-of-00002"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"whatever")
+    assert stored_weights(tmp_path) == expected is not None
+    names = ("model-a.safetensors", "model-b.safetensors")
+    for name in names:
+        save_file({name: torch.zeros(3)}, tmp_path / name)
+    index = {"weight_map": {name: name for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert stored_weights(tmp_path) == StoredWeights(2, 2, 24, ("F32",))
+    (tmp_path / "model-b.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"is missing, but model\.safetensors\.index\.json"):
+        stored_weights(tmp_path)
+
+
 def test_the_commands_print_data(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--clients", "1", "4", "--prompt-tokens", "64", "--output-tokens", "8", "--json"]
     assert main(["plan", "--device", "h200", *flags]) == 0
@@ -270,6 +291,12 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--device", "rtx3090", "--kv-cache-dtype", "fp8"], "auto or int8 with dtype=bfloat16 on rtx"),
     (["--device", "h200", "--dtype", "float32"], "rates are known for these"),
     (["--prompt-tokens", "2000", "--output-tokens", "49"], "at most 2,048 with output_tokens"),
+    (["--max-running-requests", "100000000"], "an integer in [1, 65536]"),
+    (["--chunked-prefill-size", "0"], "an integer in [1, 1048576]"),
+    (["--max-lora-rank", "100000"], "an integer in [1, 4096]"),
+    (["--max-loras-per-batch", "5000"], "an integer in [1, 1024]"),
+    (["--num-threads", "0"], "an integer in [1, 1024]"),
+    (["--num-threads", "-3"], "an integer in [1, 1024]"),
 ]
 
 
