@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ..errors import InvalidRequest
+
 START_TIMEOUT_S = 1800.0  # a large checkpoint takes a while to load, and longer to quantize
 FETCH_TIMEOUT_S = 86_400.0  # a model that has to be downloaded first
 STOP_TIMEOUT_S = 5.0
@@ -43,12 +45,13 @@ class EngineProcess:
     ) -> None:
         """As `Engine`; `has_log`: what it prints is kept for its last words, else it goes to this
         process's standard error."""
+        flags = _flags({"model": model, **options})  # which may raise
         self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
         self.endpoint = f"ipc://{self._folder}/engine.ipc"
         command = [sys.executable, "-P", "-m", "stemma.runtime"]
         for endpoint in (self.endpoint, *listen):
             command += ["--endpoint", endpoint]
-        command += ["--watch-stdin", *_flags({"model": model, **options})]
+        command += ["--watch-stdin", *flags]
         log = self._folder / "engine.log" if has_log else None
         with contextlib.ExitStack() as stack:
             output = _STDERR if log is None else stack.enter_context(log.open("wb"))
@@ -99,13 +102,23 @@ def _flags(options: dict[str, object]) -> list[str]:
         flag = "--" + name.replace("_", "-")
         if value is True:
             flags.append(flag)
-        elif isinstance(value, Mapping):
-            flags += [flag, *(f"{key}={item}" for key, item in value.items())] if value else []
-        elif isinstance(value, list | tuple):
-            flags += [flag, *map(str, value)] if value else []
+        elif isinstance(value, Mapping | list | tuple):
+            items = value.items() if isinstance(value, Mapping) else value
+            flags += [flag, *(_words(name, item) for item in items)] if value else []
         elif value is not None and value is not False:
             flags += [flag, str(value)]
     return flags
+
+
+def _words(option: str, item: object) -> str:
+    """One of an option's values; a pair as "name=value". Raises InvalidRequest for a name that
+    would end before its end."""
+    if not isinstance(item, tuple):
+        return str(item)
+    name, value = item
+    if "=" in str(name):
+        raise InvalidRequest.of(option, name, "names without '='")
+    return f"{name}={value}"
 
 
 def _death(process: subprocess.Popen[bytes], log: Path | None) -> str | None:
