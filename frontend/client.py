@@ -11,6 +11,7 @@ a millisecond, because each wake costs the author's thread the interpreter lock 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import orjson
@@ -180,21 +182,38 @@ class Connection:
         if self._sleep:
             self._wake()
 
-    def call(self, method: str, timeout_s: float = CALL_TIMEOUT_S, **args: object) -> Any:
-        """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its answer."""
-        pending = _Call()
+    def call(self, method: str, timeout_s: float | None = CALL_TIMEOUT_S, **args: object) -> Any:
+        """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its answer; without a
+        limit where `timeout_s` is None, but not for a runtime that is given up."""
+        pending = self._begin_call(method, args)
+        try:
+            return pending.result(timeout_s)
+        except TimeoutError:
+            raise pending.overdue(timeout_s) from None
+        finally:
+            self._calls.pop(pending.id, None)
+
+    async def acall(
+        self, method: str, timeout_s: float | None = CALL_TIMEOUT_S, **args: object
+    ) -> Any:
+        """`call` that holds no thread while it waits."""
+        pending = self._begin_call(method, args)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(pending), timeout_s)
+        except TimeoutError:
+            raise pending.overdue(timeout_s) from None
+        finally:
+            self._calls.pop(pending.id, None)
+
+    def _begin_call(self, method: str, args: dict[str, object]) -> _Call:
         with self._lock:
             self._require_open()
-            call_id = next(self._ids)
-            header: dict[str, Any] = {"id": call_id, "method": method, "args": args}
+            pending = _Call(next(self._ids), method)
+            header: dict[str, Any] = {"id": pending.id, "method": method, "args": args}
             wire.encode("call", n=0, ack=0, **header)  # raises here what could not be sent
-            self._calls[call_id] = pending
+            self._calls[pending.id] = pending
             self._queue("call", **header)
-        try:
-            return pending.wait(method, timeout_s)
-        finally:
-            with self._lock:
-                self._calls.pop(call_id, None)
+        return pending
 
     def close(self) -> None:
         """Stop the I/O thread and the socket; programs still open are cancelled by the runtime."""
@@ -358,9 +377,10 @@ class Connection:
                 if kind == wire.DONE:
                     self._programs.pop(program, None)
         elif message.op == "reply":
-            call = self._calls.get(header["id"])
+            with self._lock:  # else `_fail` may have it too
+                call = self._calls.pop(header["id"], None)
             if call is not None:
-                call.set(header)
+                call.take(header)
 
     def _run_posted(self) -> None:
         while self._posted:
@@ -378,7 +398,7 @@ class Connection:
         for sink in programs:
             sink.handle_disconnect(self._error)
         for call in calls:
-            call.fail(self._error)
+            call.set_exception(EngineError(str(self._error)))
 
     # --- small things ---------------------------------------------------------------------------
 
@@ -414,30 +434,26 @@ _REFUSALS: dict[str, type[StemmaError]] = {
 }
 
 
-class _Call:
-    """One `call` waiting for its reply."""
+class _Call(Future[Any]):
+    """One `call` waiting for its reply; nobody cancels it, for the runtime would not know."""
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._reply: dict[str, Any] = {}
-        self._error: EngineError | None = None
+    def __init__(self, call_id: int, method: str) -> None:
+        super().__init__()
+        self.id = call_id
+        self.method = method
+        self.set_running_or_notify_cancel()
 
-    def set(self, reply: dict[str, Any]) -> None:
-        self._reply = reply
-        self._done.set()
+    def overdue(self, timeout_s: float | None) -> EngineError:
+        """That it has not come in time."""
+        return EngineError(f"{self.method}: no reply within {timeout_s:g} s")
 
-    def fail(self, error: EngineError) -> None:
-        self._error = error
-        self._done.set()
-
-    def wait(self, method: str, timeout_s: float) -> Any:
-        if not self._done.wait(timeout_s):
-            raise EngineError(f"{method}: no reply within {timeout_s:g} s")
-        if self._error is not None:
-            raise EngineError(str(self._error))
-        if not self._reply.get("ok"):
-            refusal = _REFUSALS.get(str(self._reply.get("kind")))
-            if refusal is not None:
-                raise refusal(str(self._reply.get("error")))
-            raise EngineError(f"{method}: {self._reply.get('error')}")
-        return self._reply.get("result")
+    def take(self, reply: dict[str, Any]) -> None:
+        """Its reply has come."""
+        if reply.get("ok"):
+            self.set_result(reply.get("result"))
+            return
+        refusal = _REFUSALS.get(str(reply.get("kind")))
+        if refusal is not None:
+            self.set_exception(refusal(str(reply.get("error"))))
+        else:
+            self.set_exception(EngineError(f"{self.method}: {reply.get('error')}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 import zmq
 
 import stemma as st
-from stemma.errors import EngineError, ProgramError
+from stemma.errors import EngineError, ModelNotFound, ProgramError
 from stemma.frontend import client as client_module
 from stemma.frontend import interning, wire
 from stemma.frontend import outbox as outbox_module
@@ -226,6 +227,40 @@ def test_a_call_without_a_reply_is_given_up(runtime: Runtime) -> None:
     with Backend(runtime.connect()) as backend:
         with pytest.raises(EngineError, match=r"info: no reply within 0\.1 s"):
             backend.connection.call("info", timeout_s=0.1)
+
+
+def test_calls_that_are_awaited_hold_no_thread(runtime: Runtime) -> None:
+    """And end in the answer, the refusal, the limit, or with the caller, who is heard no more."""
+    connection = runtime.connect()
+    asked: list[int] = []
+
+    def answer() -> None:
+        while len(asked) < 43:
+            asked.append(runtime.hear("call").header["id"])
+        for call_id in asked[:40]:
+            runtime.link.put("reply", id=call_id, ok=True, result=call_id)
+        runtime.link.put("reply", id=asked[40], ok=False, error="no", kind="ModelNotFound")
+        runtime.link.put("reply", id=asked[41], ok=True, result="nobody asks any more")
+        runtime.send_link()
+
+    async def ask() -> list[Any]:
+        num_threads = threading.active_count()
+        calls = [asyncio.ensure_future(connection.acall("info", None)) for _ in range(42)]
+        late = asyncio.ensure_future(connection.acall("info", 0.2))
+        await asyncio.sleep(0)
+        assert threading.active_count() == num_threads
+        calls[41].cancel()
+        return await asyncio.gather(*calls, late, return_exceptions=True)
+
+    runtime_thread = threading.Thread(target=answer)
+    runtime_thread.start()
+    *answers, refused, cancelled, late = asyncio.run(ask())
+    runtime_thread.join()
+    assert answers == asked[:40]
+    assert isinstance(refused, ModelNotFound) and isinstance(cancelled, asyncio.CancelledError)
+    assert str(late) == "info: no reply within 0.2 s"
+    assert connection.error is None and not connection._calls
+    connection.close()
 
 
 def test_a_program_that_is_left_early_is_cancelled(runtime: Runtime) -> None:

@@ -6,7 +6,6 @@ output, and all are carried out when it has ended. docs/leases.md describes the 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -69,8 +68,7 @@ class HintEnvelope(BaseModel):
         for action in actions:
             action["payload"].setdefault("target", {"response_id": response_id})
         try:
-            outcomes = await asyncio.to_thread(
-                connection.call,
+            outcomes = await connection.acall(
                 "kv_hints",
                 actions=actions,
                 namespace=caller.namespace,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -32,8 +31,7 @@ def router(service: Service) -> APIRouter:
         """Counters, gauges and histograms for Prometheus."""
         families = [*_server_families(service)]
         try:
-            call = service.engine.connection.call
-            info = await asyncio.to_thread(call, "metrics", _TIMEOUT_S)
+            info = await service.engine.connection.acall("metrics", _TIMEOUT_S)
         except EngineError:
             families.append(_engine_up(0.0))
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Query
@@ -19,7 +18,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     async def ask(method: str, **args: Any) -> Any:
-        return await asyncio.to_thread(service.engine.connection.call, method, **args)
+        return await service.engine.connection.acall(method, **args)
 
     @routes.get("/flush_cache")
     @routes.post("/flush_cache")

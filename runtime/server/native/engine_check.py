@@ -49,7 +49,7 @@ class EngineCheck:
 
     async def _require_step(self, connection: Connection) -> None:
         """Raises EngineError."""
-        vitals = await asyncio.to_thread(connection.call, "vitals", TIMEOUT_S)
+        vitals = await connection.acall("vitals", TIMEOUT_S)
         age_s = vitals["since_step_s"]
         is_proven = age_s is not None and age_s < RECENT_S
         if not is_proven and self._service.intake.is_open:  # while draining it takes no programs
