@@ -51,9 +51,11 @@ class Backend:
         return int(self.connection.call("flush_cache"))
 
     def load_lora_adapter(self, name: str, path: str | Path) -> None:
-        """Serve the adapter in a folder of the runtime's under this name. Raises InvalidRequest,
-        and ModelLoadError for what is no adapter of its model."""
-        self.connection.call("load_lora_adapter", lora_name=name, lora_path=str(path))
+        """Serve the adapter in a folder of the runtime's under this name; waits until it is read,
+        behind others that are. Raises InvalidRequest, and ModelLoadError for what is no adapter of
+        its model."""
+        args = {"lora_name": name, "lora_path": str(path)}
+        self.connection.call("load_lora_adapter", None, **args)
 
     def unload_lora_adapter(self, name: str) -> None:
         """Serve it no more; what uses it ends well. Raises ModelNotFound."""

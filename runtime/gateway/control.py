@@ -125,10 +125,10 @@ class Control:
     def _unload_lora_adapter(self, lora_name: str) -> dict[str, Any]:
         """Its name is gone when this is answered; `num_requests` still use it, and end well."""
         adapter = self._registry.unload(str(lora_name))
-        return {**adapter.describe(), **self._lora_users(adapter.revision)}
+        return {**adapter.describe(), **self._lora_users(adapter.load_id)}
 
-    def _lora_users(self, revision: str) -> dict[str, Any]:
-        return {"num_requests": self._engine.scheduler.num_adapter_users(str(revision))}
+    def _lora_users(self, load_id: str) -> dict[str, Any]:
+        return {"num_requests": self._engine.scheduler.num_adapter_users(str(load_id))}
 
     def _info(self) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -74,6 +75,7 @@ class Adapter:
     weights: object  # what `PrepareWeights` made
     num_bytes: int = 0  # of its tensors in the file
     loaded_s: int = field(default_factory=lambda: int(time.time()))
+    load_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # no other load's
 
     def describe(self) -> dict[str, Any]:
         """As plain data."""
@@ -84,6 +86,7 @@ class Adapter:
             "revision": self.revision,
             "num_bytes": self.num_bytes,
             "loaded_s": self.loaded_s,
+            "load_id": self.load_id,
         }
 
     def namespace(self, own: str) -> str:

@@ -60,9 +60,12 @@ class AdapterLoader:
     def load(self, name: str, path: str, on_loaded: OnLoaded) -> None:
         """Have an adapter read and made known; `on_loaded` hears of it from `collect`.
 
-        Raises InvalidRequest for a name that cannot be had, EngineError where too many wait.
+        A name that is taken may be that of the same adapter, which its files tell: who asks again,
+        because the first answer was lost, has it. Raises InvalidRequest for a name that cannot be
+        had, EngineError where too many wait.
         """
-        self._registry.require_free(name)
+        if not self._registry.has(name):
+            self._registry.require_free(name)
         if self._num_waiting >= MAX_WAITING:
             raise EngineError(f"{self._num_waiting} adapters wait to be loaded; try again later")
         if self._thread is None:
@@ -82,25 +85,35 @@ class AdapterLoader:
             outcome = job.outcome
             if isinstance(outcome, Adapter):
                 try:
-                    self._registry.add(outcome)
-                except InvalidRequest as error:  # its name was taken meanwhile
+                    outcome = self._registry.add(outcome)
+                except InvalidRequest as error:  # its name is another adapter's
                     outcome = error
             job.on_loaded(outcome)
 
     def close(self) -> None:
         """End the thread; adapters that are still on their way never come."""
-        self._jobs.put(None)
+        os.close(self._wake_r)
+        if self._thread is None:
+            os.close(self._wake_w)
+        else:  # which may write to it yet
+            self._jobs.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job.outcome = self._registry.read(job.name, self._folder(job.path))
-            except Exception as error:  # whatever is in the files: it is told
-                log.info("adapter %r was not loaded: %s", job.name, error)
-                job.outcome = error
-            self._done.append(job)
-            with contextlib.suppress(BlockingIOError):  # full of what has woken it already
-                os.write(self._wake_w, b"\0")
+        for job in iter(self._jobs.get, None):
+            self._read(job)
+            del job  # what it has read is not this thread's to keep while it waits for the next
+        os.close(self._wake_w)
+
+    def _read(self, job: _Job) -> None:
+        try:
+            job.outcome = self._registry.read(job.name, self._folder(job.path))
+        except Exception as error:  # whatever is in the files: it is told
+            log.info("adapter %r was not loaded: %s", job.name, error)
+            job.outcome = error
+        self._done.append(job)
+        # Full of what has woken the loop already, or closed by it.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._wake_w, b"\0")
 
     def _folder(self, path: str) -> Path:
         if "\0" in path:

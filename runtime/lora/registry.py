@@ -43,19 +43,21 @@ class AdapterRegistry:
         and where there is no room, ModelLoadError for what is no adapter of this model; nothing
         changes then."""
         self.require_free(name)
-        adapter = self.read(name, folder)
-        self.add(adapter)
-        return adapter
+        return self.add(self.read(name, folder))
+
+    def has(self, name: str) -> bool:
+        """Whether an adapter has this name."""
+        return name in self._adapters
 
     def require_free(self, name: str) -> None:
         """Raises InvalidRequest where no adapter can be added under this name."""
         own = (self._model_name, "default")
-        is_plain = name.isprintable() and name == name.strip()
+        is_plain = name.isprintable() and name == name.strip() and "=" not in name
         fits = 0 < len(name) <= MAX_ADAPTER_NAME_CHARS
         if not (fits and is_plain) or name in own or name.startswith(f"{own[0]}:"):
             allowed = (
-                f"1 to {MAX_ADAPTER_NAME_CHARS} printable characters without spaces around them, "
-                f"and not {own[0]!r}, {own[0] + ':'!r} with more behind it, or 'default'"
+                f"1 to {MAX_ADAPTER_NAME_CHARS} printable characters without '=' and spaces around "
+                f"them, and not {own[0]!r}, {own[0] + ':'!r} with more behind it, or 'default'"
             )
             raise InvalidRequest.of("lora_name", name[:MAX_NAME_CHARS], allowed)
         if name in self._adapters:
@@ -71,10 +73,15 @@ class AdapterRegistry:
         """An adapter that is not known yet; any thread's to call. Raises ModelLoadError."""
         return read_adapter(name, folder, self._modules, self.max_rank, self._prepare)
 
-    def add(self, adapter: Adapter) -> None:
-        """Make an adapter known. Raises as `require_free`."""
+    def add(self, adapter: Adapter) -> Adapter:
+        """Make an adapter known, unless it is already by this name; the one that is known then.
+        Raises as `require_free`."""
+        known = self._adapters.get(adapter.name)
+        if known is not None and known.revision == adapter.revision:
+            return known
         self.require_free(adapter.name)
         self._adapters[adapter.name] = adapter
+        return adapter
 
     def unload(self, name: str) -> Adapter:
         """Forget a name. Raises ModelNotFound."""

@@ -129,10 +129,10 @@ class Scheduler:
         newest = self._in_flight.newest
         return () if newest is None else newest.requests
 
-    def num_adapter_users(self, revision: str) -> int:
-        """Requests that wait or run with the adapter of this revision."""
+    def num_adapter_users(self, load_id: str) -> int:
+        """Requests that wait or run with the adapter as it was loaded then, under that name."""
         adapters = [request.adapter for request in self._open]
-        return sum(a is not None and a.revision == revision for a in adapters)
+        return sum(a is not None and a.load_id == load_id for a in adapters)
 
     def is_behind_prefix(self, request: Request) -> bool:
         """Whether a request that waits shares more with a prompt that is being computed than is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -86,7 +85,7 @@ class Service:
             return Served(model, lora_path or None)
         if not self.has_lora:
             raise not_found(name, model, ())
-        adapter = name.removeprefix(f"{model}:")
+        adapter = name.removeprefix(f"{model}:") or name  # "model:" names none that there is
         if lora_path and lora_path != adapter:
             allowed = f"left out, or the adapter that model={name[:MAX_NAME_CHARS]!r} names"
             raise InvalidRequest.of("lora_path", lora_path[:MAX_NAME_CHARS], allowed)
@@ -97,8 +96,7 @@ class Service:
         serves none. Raises EngineError."""
         if not self.has_lora:
             return []
-        connection = self.engine.connection
-        found: list[dict[str, Any]] = await asyncio.to_thread(connection.call, "lora_adapters")
+        found: list[dict[str, Any]] = await self.engine.connection.acall("lora_adapters")
         return found
 
     async def require_model(self, name: str | None) -> None:

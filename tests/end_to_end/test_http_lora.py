@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,9 @@ def test_programs_name_adapters_for_a_run_or_a_call(
 def test_an_adapter_that_nobody_knows_is_a_model_that_does_not_exist(
     http: httpx.Client, engine: st.Engine
 ) -> None:
-    for fields in ({"model": "third"}, {"model": f"{MODEL}:third"}, {"lora_path": "third"}):
+    third = ({"model": "third"}, {"model": f"{MODEL}:third"}, {"lora_path": "third"})
+    empty = ({"model": f"{MODEL}:"}, {"lora_path": f"{MODEL}:"})
+    for fields in (*third, *empty):
         for stream in (False, True):
             body = {"prompt": "a", "max_tokens": 1, "stream": stream, **fields}
             reply = http.post("/v1/completions", json=body)
@@ -170,6 +173,8 @@ def test_an_adapter_that_nobody_knows_is_a_model_that_does_not_exist(
             assert "'first', 'second'" in error["message"]
     assert http.post("/tokenize", json={"model": "third", "text": "a"}).status_code == 404
     assert http.get("/v1/models/third").status_code == 404
+    reply = http.post("/tokenize", json={"model": f"{MODEL}:", "text": "a"})
+    assert reply.status_code == 404 and f"'{MODEL}:' does not exist" in reply.text
     with pytest.raises(st.ProgramError, match="'third' does not exist"):
         one_gen.run(None, backend=engine, lora_path="third")["text"]
     both = {"model": "first", "lora_path": "second", "prompt": "a"}
@@ -245,14 +250,38 @@ def test_adapters_come_and_go_while_others_stream(
     post(http, "/unload_lora_adapter", lora_name="other")
 
 
+def test_others_are_answered_while_adapters_wait_to_be_loaded(
+    http: httpx.Client, engine: st.Engine, root: Path
+) -> None:
+    """More of them than the server has threads, behind one that takes two seconds to be refused."""
+    make_adapter(root / "endless", EMBEDDED_MODEL, exclude_modules=r"([a-z0-9_.]+)+!")
+
+    def load(name: str) -> int:
+        body = {"lora_name": name, "lora_path": "endless" if name == "0" else "nowhere"}
+        return http.post("/load_lora_adapter", json=body).status_code
+
+    with ThreadPoolExecutor(50) as pool:
+        first = pool.submit(load, "0")
+        others = [pool.submit(load, str(index)) for index in range(1, 50)]
+        for path in ("/v1/models", "/health", "/server_info", "/metrics"):
+            assert http.get(path).status_code == 200
+        assert completed(http)
+        assert not first.done() and not any(each.done() for each in others)
+        assert {each.result() for each in (first, *others)} == {400}
+
+
 def test_unloading_waits_for_those_who_use_it(http: httpx.Client, folders: dict[str, Path]) -> None:
+    """Under that name: who has the same adapter by another one is not waited for."""
+    post(http, "/load_lora_adapter", lora_name="alias", lora_path=str(folders["third"]))
     post(http, "/load_lora_adapter", lora_name="new", lora_path=str(folders["third"]))
     answers: list[str] = []
-    fields = {"model": "new", "max_tokens": 60}
+    fields = {"model": "new", "max_tokens": 300}
     thread = threading.Thread(target=lambda: answers.append(completed(http, **fields)))
     thread.start()
     while not http.get("/server_info").json()["num_running"]:
         assert thread.is_alive()
+    assert post(http, "/unload_lora_adapter", lora_name="alias")["num_requests"] == 0
+    assert not answers
     reply = post(http, "/unload_lora_adapter", lora_name="new")
     thread.join()
     assert reply["num_requests"] == 0

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -383,9 +384,9 @@ def test_requests_are_computed_while_an_adapter_is_read(
         return prepare(modules)
 
     monkeypatch.setattr(registry, "_prepare", slow)
-    names = ("one", "two", "one")
+    asked = (("one", four[0]), ("two", four[0]), ("one", four[1]), ("one", four[0]))
     with ThreadPoolExecutor() as pool:
-        loads = [pool.submit(backend.load_lora_adapter, name, four[0]) for name in names]
+        loads = [pool.submit(backend.load_lora_adapter, *each) for each in asked]
         assert is_reading.wait(10)
         assert short.run(backend=backend)["text"]
         assert registry.adapters == () and not any(each.done() for each in loads)
@@ -394,7 +395,8 @@ def test_requests_are_computed_while_an_adapter_is_read(
         may_end.set()
         errors = [each.exception() for each in loads]
     assert sorted(adapter.name for adapter in registry.adapters) == ["one", "two"]
-    assert [str(error).count("not taken") for error in errors if error is not None] == [1]
+    refused = [str(error).count("not taken") for error in errors if error is not None]
+    assert set(refused) == {1} and 1 <= len(refused) <= 2  # whichever "one" is asked for first
     assert short.run("two", backend=backend)["text"]
 
 
@@ -409,6 +411,82 @@ def test_what_fails_beside_the_loop_is_told(
         backend.load_lora_adapter("bad", tmp_path)
     with pytest.raises(InvalidRequest, match="lora_name"):
         backend.load_lora_adapter("two\nlines", tmp_path)
+
+
+def test_who_asks_again_for_the_same_adapter_has_it(
+    served: tuple[LoadedModel, Backend], four: list[Path]
+) -> None:
+    """As one does who has not heard the first answer; another adapter does not take the name."""
+    registry, backend = served[0].adapters, served[1]
+    assert registry is not None
+    backend.load_lora_adapter("own", four[0])
+    first = registry.find("own")
+    backend.load_lora_adapter("own", four[0])
+    assert registry.find("own") is first
+    with pytest.raises(InvalidRequest, match="a name that is not taken"):
+        backend.load_lora_adapter("own", four[1])
+    assert registry.find("own") is first
+
+
+def test_loading_an_adapter_is_waited_for_as_long_as_it_takes(
+    served: tuple[LoadedModel, Backend], four: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, backend = served[0].adapters, served[1]
+    assert registry is not None
+    prepare = registry._prepare
+
+    def slow(modules: Sequence[AdapterModule]) -> object:
+        time.sleep(0.3)
+        return prepare(modules)
+
+    monkeypatch.setattr(registry, "_prepare", slow)
+    monkeypatch.setattr(Connection.call, "__defaults__", (0.05,))
+    backend.load_lora_adapter("own", four[0])
+    assert registry.find("own").name == "own"
+
+
+def test_an_adapter_that_is_forgotten_leaves_memory(
+    llama: Path, four: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that has read it does not hold it while it waits for the next."""
+    registry = load(llama, enable_lora=True).adapters
+    assert registry is not None
+    monkeypatch.setattr(registry, "_prepare", lambda modules: set())  # may be weakly held
+    adapters, told = loader.AdapterLoader(registry), threading.Event()
+    adapters.load("own", str(four[0]), lambda outcome: told.set())
+    while not told.is_set():
+        time.sleep(0.01)
+        adapters.collect()
+    weights = weakref.ref(registry.find("own").weights)
+    registry.unload("own")
+    deadline_s = time.monotonic() + 5
+    while weights() is not None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert weights() is None
+    adapters.close()
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_a_loader_that_is_closed_leaves_no_descriptors(llama: Path, has_thread: bool) -> None:
+    """Neither one that reads at the time: what it has read then is nobody's."""
+    registry = load(llama, enable_lora=True).adapters
+    assert registry is not None
+    adapters = loader.AdapterLoader(registry)
+    ends = [os.readlink(f"/proc/self/fd/{adapters.fileno()}")]
+    if has_thread:
+        adapters.load("own", "/nowhere", lambda outcome: None)
+    adapters.close()
+    if adapters._thread is not None:
+        adapters._thread.join(10)
+    links = [link for each in os.listdir("/proc/self/fd") if (link := _target(each))]
+    assert not set(ends) & set(links)
+
+
+def _target(descriptor: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return None
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -441,7 +519,7 @@ def test_names_that_are_taken_or_too_many_are_refused(four: list[Path]) -> None:
     modules: dict[str, ModuleShape] = {}
     registry = AdapterRegistry("base", modules, max_rank=8, prepare=list, max_adapters=0)
     ambiguous, unclear = ("base", "base:own", "default"), (" x", "x ", "a\nb", "a\0b", "\ud800")
-    for name in (*ambiguous, *unclear, "", " ", "x" * 129):
+    for name in (*ambiguous, *unclear, "", " ", "x" * 129, "a=b"):
         with pytest.raises(InvalidRequest, match=r"lora_name=.* 1 to 128 printable characters"):
             registry.load(name, four[0])
     with pytest.raises(InvalidRequest, match="max_loaded_loras"):

@@ -196,15 +196,15 @@ def test_an_adapter_that_goes_serves_those_that_wait_and_run_with_it(
         engine.submit(request)
     step(loaded, 3)
     assert engine.scheduler.num_waiting == 3 and len(engine.scheduler.running) == 2
-    revision = registry.unload("a0").revision
+    load_id = registry.unload("a0").load_id
     with pytest.raises(ModelNotFound):
         registry.find("a0")
-    assert engine.scheduler.num_adapter_users(revision) == 5
+    assert engine.scheduler.num_adapter_users(load_id) == 5
     registry.load("a0", folders["a3"])
     new = request_of(loaded, "a0", TEXT[:40])
     engine.submit(new)
     step(loaded)
-    assert engine.scheduler.num_adapter_users(revision) == 0
+    assert engine.scheduler.num_adapter_users(load_id) == 0
     assert {tuple(r.output_ids) for r in old} == {tuple(alone("a0", 40))}
     assert list(new.output_ids) == alone("a3", 40)
 

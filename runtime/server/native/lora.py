@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -27,19 +26,14 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = json_routes()
 
-    async def ask(method: str, **args: Any) -> dict[str, Any]:
-        call = partial(service.engine.connection.call, method, **args)
-        answer: dict[str, Any] = await asyncio.to_thread(call)
-        return answer
-
     @routes.post("/load_lora_adapter")
     @routes.post("/v1/load_lora_adapter")
     async def load_lora_adapter(body: LoadRequest) -> dict[str, Any]:
-        """Serve an adapter from a folder of the server's, once it was checked."""
+        """Serve an adapter from a folder of the server's, once it was checked, however long that
+        takes. Who asks again for the same one has it."""
+        args = {"lora_name": body.lora_name, "lora_path": body.lora_path}
         try:
-            adapter = await ask(
-                "load_lora_adapter", lora_name=body.lora_name, lora_path=body.lora_path
-            )
+            adapter = await service.engine.connection.acall("load_lora_adapter", None, **args)
         except ModelLoadError as error:  # of the caller's choice, unlike the model
             raise Refusal(400, str(error), field="lora_path") from error
         return {"success": True, "adapter": adapter, "loaded_adapters": await _names(service)}
@@ -49,11 +43,12 @@ def router(service: Service) -> APIRouter:
     async def unload_lora_adapter(body: UnloadRequest) -> dict[str, Any]:
         """Serve it no more. Its name is gone at once; the answer comes when no request uses it any
         more, or after a minute."""
+        ask = service.engine.connection.acall
         adapter = await ask("unload_lora_adapter", lora_name=body.lora_name)
         num_requests, started_s = adapter["num_requests"], time.monotonic()
         while num_requests and time.monotonic() - started_s < _MAX_WAIT_S:
             await asyncio.sleep(_POLL_S)
-            num_requests = (await ask("lora_users", revision=adapter["revision"]))["num_requests"]
+            num_requests = (await ask("lora_users", load_id=adapter["load_id"]))["num_requests"]
         return {
             "success": True,
             "loaded_adapters": await _names(service),
