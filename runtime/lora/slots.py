@@ -8,7 +8,7 @@ two steps.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from .adapter import Adapter
@@ -33,13 +33,19 @@ class AdapterSlots:
         self.num_loads = 0
         self.num_evictions = 0
 
-    def has_room(self, adapter: Adapter) -> bool:
-        """Whether `acquire` would find a slot."""
-        return (
-            adapter.revision in self._slots
-            or bool(self._free)
-            or len(self._num_users) < len(self._slots)
-        )
+    @property
+    def on_device(self) -> Collection[str]:
+        """The revisions of the adapters that have a slot."""
+        return self._slots.keys()
+
+    @property
+    def has_free(self) -> bool:
+        """Whether there is a slot for an adapter that has none."""
+        return bool(self._free) or len(self._num_users) < len(self._slots)
+
+    def has_room(self, revision: str) -> bool:
+        """Whether `acquire` would find a slot for the adapter of this revision."""
+        return revision in self._slots or self.has_free
 
     def acquire(self, adapter: Adapter) -> int:
         """The adapter's slot for one more running request, filled where it was not on the

@@ -5,6 +5,8 @@
 A request that the working set has no room for (`gate.py`) is parked: it keeps its key, those of
 programs that have begun before those of new ones, and once one of the parked is refused in a round
 the others are not offered in that round. So whatever waits behind a closed gate costs nothing.
+Nor does what waits for its adapter's slot (`adapter_door.py`): each adapter's requests have a heap
+of their own, and a round looks only into those that it may take from.
 
 When a call is admitted, its program's others come next: children of a fork start together on the
 prefix that they share, which is computed once and read once for all of them (tree attention).
@@ -20,10 +22,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from ..request import Request
+from .adapter_door import AdapterDoor, Group, group_of
 from .policy import Key, Policy, Surroundings
 from .program_record import ProgramRecord
 
@@ -48,16 +51,27 @@ class Line:
     arrival, at most one becomes due for each that leaves, and nobody overtakes them.
     """
 
-    def __init__(self, policy: Policy, around: Surroundings, max_overtakes: int | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        around: Surroundings,
+        max_overtakes: int | None,
+        door: AdapterDoor,
+    ) -> None:
         """`max_overtakes` None: no aging."""
         self._around = around
         self._max_overtakes = max_overtakes
+        self._door = door
         self._policy = policy
         self._arrivals: OrderedDict[Request, _Arrival] = OrderedDict()
         self._unranked: deque[Request] = deque()  # and some that have left
         self._to_refresh: deque[Request] = deque()  # the ranked, and some that have left
         self._items: dict[Request, _Item] = {}  # of the ranked: its valid entry in a heap
-        self._heap: list[_Item] = []
+        self._heaps: dict[Group, list[_Item]] = {}
+        # In a round: of each heap that it may take from an entry that is not behind its first.
+        self._heads: list[tuple[_Item, Group]] = []
+        self._num_stale = 0  # entries of heaps that are no longer valid, at most
+        self._num_of: dict[Group, int] = {}  # that are here and not parked
         self._parked: set[Request] = set()
         self._parked_heap: list[_Item] = []
         self._num_arrived = 0
@@ -86,14 +100,18 @@ class Line:
         self._num_arrived += 1
         self._last_due_at = due_at
         self._unranked.append(request)
+        self._count(request, 1)
         if request.program is not None and self._policy.has_gangs:
             self._siblings.setdefault(request.program, {})[request] = None
 
     def remove(self, request: Request) -> None:
         """A request is admitted or has ended."""
         del self._arrivals[request]
-        self._items.pop(request, None)
-        self._parked.discard(request)
+        self._num_stale += self._items.pop(request, None) is not None
+        if request in self._parked:
+            self._parked.remove(request)
+        else:
+            self._count(request, -1)
         self._num_left += 1
         if request.program in self._siblings:
             self._leave_siblings(request)
@@ -103,16 +121,18 @@ class Line:
         if request not in self._parked:
             key = self._items[request][0]
             self._parked.add(request)
+            self._count(request, -1)
             self._set_key(request, self._key(request, key))
 
     def is_parked(self, request: Request) -> bool:
         """Whether it waits for the working set."""
         return request in self._parked
 
-    @property
-    def has_open(self) -> bool:
-        """Whether it offers anything while the parked are not offered."""
-        return len(self._parked) < len(self._arrivals) or self.is_due(next(iter(self._arrivals)))
+    def has_open(self, *, also_parked: bool) -> bool:
+        """Whether a round that begins now would offer anything."""
+        if (also_parked and self._parked) or any(True for _ in self._door.among(self._num_of)):
+            return True
+        return self.is_due(next(iter(self._arrivals)))
 
     def is_due(self, request: Request) -> bool:
         """Whether aging lets nobody overtake this request any more."""
@@ -135,8 +155,11 @@ class Line:
         self._rank(requests)
         self._to_refresh.extend(requests)
         self._num_checks = num_refreshed
-        if len(self._heap) + len(self._parked_heap) > 2 * len(self._items) + 64:
+        if self._num_stale > len(self._items) + 64:
             self._compact()
+        open_heaps = ((self._heaps[group], group) for group in self._door.among(self._heaps))
+        self._heads = [(heap[0], group) for heap, group in open_heaps if heap]
+        heapify(self._heads)
 
     def best(self, *, also_parked: bool = True) -> tuple[Key, Request] | None:
         """The next request to offer in this round, with its key: due, then with the smallest key
@@ -170,15 +193,40 @@ class Line:
                 heappush(self._heap_of(request), item)
         self._offered.clear()
         self._gang.clear()
+        self._heads.clear()
 
     def _pop(self, also_parked: bool) -> _Item | None:
-        """The smallest valid entry; a parked one only where it is smaller than the others."""
-        item, parked = self._top(self._heap), None
+        """The smallest valid entry of those that the round may take; a parked one only where it is
+        smaller than the others."""
+        item, parked = self._top_of_heaps(), None
         if also_parked:
-            parked = self._top(self._parked_heap)
+            parked = self._top_of_parked()
         if parked is not None and (item is None or parked[0][1:] < item[0]):
             return heappop(self._parked_heap)
-        return None if item is None else heappop(self._heap)
+        return None if item is None else heappop(self._heap_of(item[2]))
+
+    def _top_of_heaps(self) -> _Item | None:
+        while self._heads:
+            head, group = self._heads[0]
+            item = self._top(self._heaps[group]) if self._door.lets_in(group) else None
+            if item is head:
+                return item
+            if item is None:
+                heappop(self._heads)
+            else:
+                heapreplace(self._heads, (item, group))
+        return None
+
+    def _top_of_parked(self) -> _Item | None:
+        """Those that lack a slot leave: they wait for that first, and are not asked for again."""
+        while item := self._top(self._parked_heap):
+            request = item[2]
+            if self._door.lets_in(group_of(request)):
+                return item
+            self._parked.remove(request)
+            self._count(request, 1)
+            self._set_key(request, item[0][1:])
+        return None
 
     def _leave_siblings(self, request: Request) -> None:
         """Those that stay are offered next, if a round is going on that offered the request."""
@@ -192,9 +240,10 @@ class Line:
             self._gang.extend(siblings)
 
     def _is_open(self, request: Request) -> bool:
-        """Whether it is here, ranked, not parked and not yet offered in this round."""
+        """Whether it is here, ranked, not parked, not yet offered in this round, and has a slot."""
         is_new = request in self._items and request not in self._offered
-        return is_new and request not in self._parked
+        has_slot = self._door.lets_in(group_of(request))
+        return is_new and has_slot and request not in self._parked
 
     def _top(self, heap: list[_Item]) -> _Item | None:
         while heap and (
@@ -233,17 +282,37 @@ class Line:
 
     def _set_key(self, request: Request, key: Key) -> None:
         item = (key, self._arrivals[request].number, request)
+        self._num_stale += request in self._items
         self._items[request] = item
-        heappush(self._heap_of(request), item)
+        heap = self._heap_of(request)
+        heappush(heap, item)
+        if heap[0] is item and heap is not self._parked_heap:
+            heappush(self._heads, (item, group_of(request)))
 
     def _heap_of(self, request: Request) -> list[_Item]:
-        return self._parked_heap if request in self._parked else self._heap
+        if request in self._parked:
+            return self._parked_heap
+        group = group_of(request)
+        heap = self._heaps.get(group)
+        if heap is None:
+            heap = self._heaps[group] = []
+        return heap
 
     def _compact(self) -> None:
-        """Most entries are no longer valid."""
-        self._heap.clear()
+        """Most entries may be no longer valid, and some heaps empty."""
+        self._num_stale = 0
+        self._heaps.clear()
         self._parked_heap.clear()
         for request, item in self._items.items():
             self._heap_of(request).append(item)
-        heapify(self._heap)
-        heapify(self._parked_heap)
+        for heap in (*self._heaps.values(), self._parked_heap):
+            heapify(heap)
+
+    def _count(self, request: Request, change: int) -> None:
+        """One more or less of its group is here and not parked."""
+        group = group_of(request)
+        num = self._num_of.get(group, 0) + change
+        if num:
+            self._num_of[group] = num
+        else:
+            del self._num_of[group]

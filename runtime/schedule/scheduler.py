@@ -92,7 +92,7 @@ class Scheduler:
         self.output_share = OutputShare()
         around = Surroundings(kv_cache.tree, self.output_share)
         self.shares = TenantShares(tenant_weights)
-        self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares)
+        self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares, adapters)
         self.working_set = WorkingSet(kv_cache, self.costs)
         self.deadlines = Deadlines(self.costs, self.output_share)
         self._open: set[Request] = set()  # that were added and have not finished
@@ -110,7 +110,6 @@ class Scheduler:
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
         self.adapters = adapters
-        self._is_slot_awaited = False  # in this round: by a request that nobody may overtake
 
     @property
     def num_waiting(self) -> int:
@@ -367,14 +366,14 @@ class Scheduler:
         One that shares with a prompt whose chunk was cut waits for it, unless it is due.
         """
         num_held_back = 0
-        self._is_slot_awaited = False
         with closing(self.waiting.candidates()) as candidates:
             while budget > 0 and self._free_rows and num_held_back < MAX_HELD_BACK:
                 request = next(candidates, None)
                 if request is None:
                     return
+                if not self.waiting.has_slot(request):
+                    continue
                 must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
-                must_wait |= not self._has_slot_for(request)
                 if must_wait or self.limits.max_chunk(request, budget) <= 0:
                     num_held_back += 1
                     continue
@@ -390,18 +389,6 @@ class Scheduler:
                 yield request, num_tokens
                 budget -= num_tokens
         self._has_unasked = num_held_back >= MAX_HELD_BACK
-
-    def _has_slot_for(self, request: Request) -> bool:
-        """Whether the request's adapter is on the device, or may come there. Where one that nobody
-        may overtake waits for a slot, no other is taken until running requests have freed one."""
-        if request.adapter is None:
-            return True
-        assert self.adapters is not None, "an adapter where none are served"
-        if not self._is_slot_awaited and self.adapters.has_room(request.adapter):
-            return True
-        is_first = self.waiting.is_due(request) or self.waiting.is_preempted(request)
-        self._is_slot_awaited |= is_first
-        return False
 
     def _park(self, request: Request) -> None:
         self.stats.num_gated += 1

@@ -11,7 +11,9 @@ from collections import OrderedDict
 from collections.abc import Generator, Hashable, Iterator
 from heapq import heappop, heappush
 
+from ..lora.slots import AdapterSlots
 from ..request import Request
+from .adapter_door import AdapterDoor, group_of
 from .fairness import TenantShares, tenant_of
 from .line import Line
 from .policy import Key, Policy, Surroundings
@@ -35,8 +37,9 @@ class WaitingQueue:
         around: Surroundings,
         max_overtakes: int | None = MAX_OVERTAKES,
         shares: TenantShares | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
-        """`max_overtakes` None: no aging."""
+        """`max_overtakes` None: no aging. `adapters`: needed where requests have any."""
         self._around = around
         self._max_overtakes = max_overtakes
         self._policy = policy
@@ -44,6 +47,7 @@ class WaitingQueue:
         self._preempted: OrderedDict[Request, None] = OrderedDict()  # the last one last
         self._lines: dict[Hashable, Line] = {}
         self._is_gate_closed = False  # in this round
+        self._door = AdapterDoor(adapters)
 
     def __len__(self) -> int:
         return len(self._preempted) + sum(map(len, self._lines.values()))
@@ -79,7 +83,7 @@ class WaitingQueue:
         """A request has arrived."""
         tenant = self._tenant(request)
         if tenant not in self._lines:
-            self._lines[tenant] = Line(self._policy, self._around, self._max_overtakes)
+            self._lines[tenant] = Line(self._policy, self._around, self._max_overtakes, self._door)
         self._lines[tenant].add(request)
 
     def put_back(self, request: Request) -> None:
@@ -116,13 +120,24 @@ class WaitingQueue:
         self._lines[self._tenant(request)].park(request)
         self._is_gate_closed = True
 
+    def has_slot(self, request: Request) -> bool:
+        """Whether an offered request's adapter is on the device, or may come there. Where one that
+        nobody may overtake has to wait for a slot, no other is offered any in this round."""
+        if self._door.lets_in(group_of(request)):
+            return True
+        if self.is_due(request) or self.is_preempted(request):
+            self._door.hold()
+        return False
+
     def candidates(self) -> Generator[Request, None, None]:
         """One round: requests to admit, best first.
 
         The caller removes what it admits before it asks for the next; the others keep their places.
-        A due request that is passed over ends the round of its tenant.
+        A due request that is passed over ends the round of its tenant. Of the others those that
+        would wait for their adapters' slots are not offered.
         """
         self._is_gate_closed = False
+        self._door.begin_round()
         yield from tuple(reversed(self._preempted))
         opened: list[Line] = []
         try:
@@ -145,7 +160,7 @@ class WaitingQueue:
             if rest and (not heads or rest[-1][0] < heads[0][0]):
                 for _ in range(min(len(rest), MAX_LINES)):
                     _, number, tenant = rest.pop()
-                    if self._is_gate_closed and not lines[tenant].has_open:
+                    if not lines[tenant].has_open(also_parked=not self._is_gate_closed):
                         continue
                     lines[tenant].begin_round(num_refreshed)
                     opened.append(lines[tenant])

@@ -272,10 +272,30 @@ def test_a_slot_in_use_is_never_filled_anew() -> None:
     slots = AdapterSlots(2, lambda slot, adapter: None)
     a, b, c = (Adapter(name, Path(name), name, 1, None) for name in "abc")
     at_a, at_b = slots.acquire(a), slots.acquire(b)
-    assert not slots.has_room(c) and slots.has_room(a)
+    assert not slots.has_room("c") and slots.has_room("a")
     slots.release(b)
-    assert slots.has_room(c) and slots.acquire(c) == at_b
+    assert slots.has_room("c") and slots.acquire(c) == at_b
     assert slots.acquire(a) == at_a
+
+
+def test_who_waits_for_a_slot_holds_up_nobody_who_needs_none(llama: Path, four: list[Path]) -> None:
+    """However many there are, and whoever has the adapter on the device."""
+    loaded = load(llama, *four, max_loras_per_batch=1, max_running_requests=8)
+    long = request_of(loaded, "a0", max_tokens=60)
+    loaded.engine.submit(long)
+    loaded.engine.step()
+    for index in range(60):
+        loaded.engine.submit(request_of(loaded, f"a{1 + index % 3}", PROMPT[index % 7 :]))
+    others = [request_of(loaded, name, PROMPT[3:], max_tokens=2) for name in (None, "a0")]
+    for request in others:
+        loaded.engine.submit(request)
+    for _ in range(6):
+        loaded.engine.step()
+        loaded.engine.scheduler.check()
+    assert all(request.is_finished for request in others) and not long.is_finished
+    assert loaded.engine.scheduler.num_waiting == 60
+    run(loaded)
+    assert not loaded.engine.scheduler.num_waiting
 
 
 def test_who_waits_for_a_slot_is_not_passed_by_forever(llama: Path, four: list[Path]) -> None:

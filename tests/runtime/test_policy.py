@@ -204,7 +204,7 @@ def test_what_has_left_the_queue_is_forgotten() -> None:
         line.admit()
     (kept_line,) = line.queue._lines.values()
     sizes = (
-        kept_line._heap,
+        *kept_line._heaps.values(),
         kept_line._to_refresh,
         kept_line._unranked,
         kept_line._items,
