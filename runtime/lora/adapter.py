@@ -26,11 +26,15 @@ import numpy as np
 from ...errors import ModelLoadError
 from ..weights.safetensors_header import Place, open_header
 from .adapter_config import CONFIG_FILE, AdapterConfig, Strength, read_config
+from .module_names import names_in_adapter
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED_FILE = "adapter_model.bin"
 # With the name that the adapter had where it was trained, in some files.
-_TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<kind>[AB])(\.\w+)?\.weight")
+_PREFIX = "base_model.model."
+_TENSOR_NAME = re.compile(
+    rf"{re.escape(_PREFIX)}(?P<module>.+)\.lora_(?P<kind>[AB])(\.\w+)?\.weight"
+)
 _DTYPES = ("BF16", "F16", "F32", "F64")
 _CHUNK_BYTES = 1 << 20
 
@@ -116,7 +120,9 @@ def read_adapter(
     _require_safetensors(file)
     descriptor, places = open_header(file)
     try:
-        pairs = _checked_pairs(file, places, config.strengths(list(modules)), modules)
+        names = names_in_adapter((name.removeprefix(_PREFIX) for name in places), modules)
+        named = {name: modules[module] for name, module in names.items()}
+        pairs = _checked_pairs(file, places, config.strengths(list(named)), named)
         first, num_bytes = _extent(file, descriptor, places)
         state = blake2b(text, digest_size=16)
         state.update(repr(sorted(places.items())).encode())
@@ -131,8 +137,8 @@ def read_adapter(
 
     weights = prepare(
         [
-            AdapterModule(module, tensor(names["A"]), tensor(names["B"]), strength.scale)
-            for module, (names, strength) in pairs.items()
+            AdapterModule(names[name], tensor(pair["A"]), tensor(pair["B"]), strength.scale)
+            for name, (pair, strength) in pairs.items()
         ]
     )
     return Adapter(name, folder, state.hexdigest(), config.max_rank, weights, num_bytes)
@@ -144,7 +150,7 @@ def _checked_pairs(
     strengths: Mapping[str, Strength],
     modules: Mapping[str, ModuleShape],
 ) -> dict[str, tuple[dict[str, str], Strength]]:
-    """For each module the names of its tensors, by "A" and "B"."""
+    """For each module, by the adapter's name of it, the names of its tensors, by "A" and "B"."""
     pairs: dict[str, dict[str, str]] = {}
     for tensor, place in places.items():
         if place.dtype not in _DTYPES:

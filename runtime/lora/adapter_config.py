@@ -46,8 +46,8 @@ class Strength(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What an adapter does to which modules. Module names are the base model's own, such as
-    "model.layers.0.self_attn.q_proj"."""
+    """What an adapter does to which modules. Module names are those that the model had where the
+    adapter was trained (`module_names`), such as "model.layers.0.self_attn.q_proj"."""
 
     fields: Fields  # all that the file says
     rank: int

@@ -19,7 +19,7 @@ import pytest
 import torch
 import zmq
 from adapters import ALL_LINEAR, make_adapter, merged
-from checkpoints import make_checkpoint
+from checkpoints import make_byte_tokenizer, make_checkpoint
 from fakes import FakeListener
 from mixtures import FAMILIES, make_mixture
 from quantized_checkpoints import write_act_ordered
@@ -197,22 +197,93 @@ def test_adapters_are_added_to_quantized_weights(llama: Path, tmp_path: Path, ke
     assert (q_own - q_base).abs().max() > 10 * error
 
 
-def test_an_adapter_that_peft_has_saved_computes_what_peft_does(
-    llama: Path, tmp_path: Path
-) -> None:
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
-    config = peft.LoraConfig(
-        r=4, lora_alpha=16, use_rslora=True, target_modules="all-linear", init_lora_weights=False
-    )
+def assert_as_peft(model: Any, base: Path, folder: Path, **fields: Any) -> None:
+    """What PEFT makes of a model computes here, of the checkpoint, what it does there."""
+    import peft
+
     torch.manual_seed(3)
-    wrapped = peft.get_peft_model(model, config)
-    wrapped.save_pretrained(tmp_path / "saved")
+    config = peft.LoraConfig(r=4, lora_alpha=16, init_lora_weights=False, **fields)
+    wrapped = peft.get_peft_model(model, config).eval()
+    wrapped.save_pretrained(folder, save_embedding_layers=False)
     with torch.no_grad():
         logprobs = wrapped(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     expected = logprobs[torch.arange(len(PROMPT) - 1), list(PROMPT[1:])]
-    found = scores_of(load(llama, tmp_path / "saved"), "saved")
-    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-4)
+    found = torch.tensor(scores_of(load(base, folder), folder.name))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (found - torch.tensor(scores_of(load(base), None))).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": "all-linear", "use_rslora": True},
+        {
+            "target_modules": ["q_proj", "v_proj", "model.layers.0.mlp.down_proj"],
+            "exclude_modules": ["layers.0.self_attn.v_proj"],
+            "rank_pattern": {"^model.layers.1.self_attn.q_proj": 2},
+            "alpha_pattern": {"v_proj": 3},
+        },
+    ],
+)
+def test_an_adapter_that_peft_has_saved_computes_what_peft_does(
+    llama: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    assert_as_peft(model, llama, tmp_path / "saved", **fields)
+
+
+@pytest.fixture(scope="module")
+def gemma_with_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("lora") / "images"
+    text = {
+        "vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8,
+        "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16,
+        "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, dtype="float32"
+    )
+    torch.manual_seed(1)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    make_byte_tokenizer(folder)
+    return folder
+
+
+def test_an_adapter_of_a_decoder_within_a_model_has_the_names_of_transformers(
+    gemma_with_images: Path, tmp_path: Path
+) -> None:
+    """Its patterns too: `model.language_model`, and the checkpoint says `language_model.model`."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.Gemma3ForConditionalGeneration.from_pretrained(gemma_with_images)
+    own = "model.language_model.layers"
+    fields = {
+        "target_modules": r"model\.language_model.*\.(q|v|up)_proj",
+        "exclude_modules": [f"{own}.0.self_attn.v_proj"],
+        "rank_pattern": {f"^{own}.1.self_attn.q_proj": 2},
+        "alpha_pattern": {f"{own}.0.mlp.up_proj": 3},
+    }
+    assert_as_peft(model, gemma_with_images, tmp_path / "saved", **fields)
+
+
+def test_an_adapter_of_a_decoder_within_a_model_may_have_the_checkpoints_names(
+    gemma_with_images: Path, tmp_path: Path
+) -> None:
+    targets = [
+        f"language_model.model.layers.{layer}.self_attn.{part}_proj"
+        for layer in range(2)
+        for part in "qo"
+    ]
+    adapter = make_adapter(tmp_path / "own", gemma_with_images, targets)
+    found = torch.tensor(scores_of(load(gemma_with_images, adapter), "own"))
+    expected = scores_of(load(merged(tmp_path / "merged", gemma_with_images, adapter)), None)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "auto"}, {"kernels": "cpu"}, {"device": "cuda"}])
