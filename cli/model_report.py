@@ -41,7 +41,7 @@ def examine_model(
             "files": stored.num_files,
             "tensors": stored.num_tensors,
             "bytes": stored.num_bytes,
-            "dtypes": list(stored.dtypes),
+            "formats": list(stored.formats),
         },
         "kv_bytes_per_1k_tokens": {
             name: 1000 * ServedModel.of(config, dtype, "none", name).kv_bytes_per_token
@@ -83,9 +83,10 @@ def print_model(report: dict[str, Any]) -> None:
     )
     stored = report["stored"]
     if stored is not None:
+        files = "1 file" if stored["files"] == 1 else f"{stored['files']} files"
         print(
-            f"stored   {stored['bytes'] / 1e9:.3f} GB, {stored['tensors']} tensors in "
-            f"{stored['files']} files, {', '.join(stored['dtypes'])}"
+            f"stored   {_size(stored['bytes'])}, {stored['tensors']} tensors in {files}, "
+            f"{', '.join(stored['formats'])}"
         )
     kv = [f"{n / 1e6:.1f} MB ({name})" for name, n in report["kv_bytes_per_1k_tokens"].items()]
     print(f"KV       {', '.join(kv)} for 1,000 tokens")
@@ -96,11 +97,15 @@ def print_model(report: dict[str, Any]) -> None:
         [
             {
                 "quantization": fit["quantization"],
-                "weights, GB": round(fit["weight_bytes"] / 1e9, 3),
-                "tokens of KV": fit["kv_tokens"],
-                f"requests of {report['request_tokens']:,} tokens": fit["requests"],
+                "weights": _size(fit["weight_bytes"]),
+                "tokens of KV": f"{fit['kv_tokens']:,}",
+                f"requests of {report['request_tokens']:,} tokens": f"{fit['requests']:,}",
                 "fits": "yes" if fit["requests"] else "no",
             }
             for fit in report["fits"]
         ],
     )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

@@ -263,6 +263,9 @@ def _print(report: dict[str, Any]) -> None:
     )
     if report["adapter_bytes"]:
         print(f"room for adapters: {report['adapter_bytes'] / 1e9:.2f} GB")
-    print(f"on {report['device']}, KV of {report['kv_tokens']:,} tokens")
+    print(
+        f"on {report['device']}; loads have KV of {report['kv_tokens']:,} tokens: of four requests "
+        "a client, or what fits"
+    )
     print_table("steps", report["steps"])
     print_table("loads", report["loads"])

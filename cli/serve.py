@@ -88,8 +88,10 @@ def _announce(args: argparse.Namespace, engine: EngineSupervisor, port: int, end
     info = engine.connection.info
     url = _url(args.host, port)
     keys = ", server_key=..., client_key=..." if args.server_key else ""
+    adapters = [f"  adapters  {', '.join(name for name, _ in args.lora_paths)}"]
     lines = (
         f"{info['model']} ({info['dtype']}, context {info['max_model_len']})",
+        *(adapters if args.lora_paths else ()),
         f"  page      {url}/",
         f"  OpenAI    base_url {url}/v1",
         f"  curl      curl {url}/v1/chat/completions -H 'content-type: application/json' \\",

@@ -310,7 +310,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="NAME=FOLDER",
-        help="LoRA adapters (Hugging Face PEFT) that are there from the start",
+        help="LoRA adapters (Hugging Face PEFT) that are there from the start; "
+        "FOLDER alone has its path for a name",
     )
     add(
         "--lora-root",

@@ -114,7 +114,7 @@ def read_adapter(
     if config.max_rank > max_rank:
         raise ModelLoadError(
             f"{folder / CONFIG_FILE}: rank {config.max_rank}; this engine has room for ranks up to "
-            f"{max_rank} (max_lora_rank)"
+            f"{max_rank}; start it with max_lora_rank={config.max_rank}"
         )
     file = folder / WEIGHTS_FILE
     _require_safetensors(file)
@@ -162,13 +162,8 @@ def _checked_pairs(
         if kind in pairs.setdefault(module, {}):
             raise ModelLoadError(f"{file}: {tensor!r}: {module} has two of lora_{kind}")
         pairs[module][kind] = tensor
-    for module in modules:
-        if (module in pairs) != (module in strengths):
-            found = "has tensors" if module in pairs else "has no tensors"
-            raise ModelLoadError(
-                f"{file}: {module} {found}, but target_modules of {CONFIG_FILE} says otherwise"
-            )
-    for module, names in pairs.items():
+    for module in sorted(pairs.keys() & strengths.keys()):
+        names = pairs[module]
         rank, shape = strengths[module].rank, modules[module]
         for kind, expected in (("A", (rank, shape[0])), ("B", (shape[1], rank))):
             if kind not in names:
@@ -178,6 +173,13 @@ def _checked_pairs(
                     f"{file}: tensor {names[kind]!r}: expected shape {[*expected]}, "
                     f"found {[*places[names[kind]].shape]}"
                 )
+    for module in modules:
+        if (module in pairs) != (module in strengths):
+            found = "has tensors" if module in pairs else "has no tensors"
+            raise ModelLoadError(
+                f"{file}: {module} {found}, but target_modules of {CONFIG_FILE} says otherwise; "
+                "was it made for another model?"
+            )
     return {module: (names, strengths[module]) for module, names in pairs.items()}
 
 

@@ -161,6 +161,8 @@ class AdapterConfig:
 def read_config(folder: Path) -> bytes:
     """What is in the folder's adapter_config.json. Raises ModelLoadError."""
     file = folder / CONFIG_FILE
+    if not folder.exists():
+        raise ModelLoadError(f"there is no folder {folder.absolute()}")
     if file.exists() and not file.is_file():  # read to no end, or waited for
         raise ModelLoadError(f"{file} is not a file")
     try:

@@ -1,15 +1,17 @@
-"""What a checkpoint's safetensors files hold, by their headers alone. Torch-free."""
+"""What the files of a checkpoint hold, by their headers alone. Torch-free."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ModelLoadError
 from ..pickled import PICKLED_SUFFIXES, why_not_pickled
 from ..weights.checkpoint_files import checkpoint_files
+from ..weights.gguf.reader import GgufFile
 from ..weights.gguf.unfold import weights_files
 from ..weights.safetensors_header import open_header
 
@@ -21,28 +23,36 @@ class StoredWeights:
     num_files: int
     num_tensors: int
     num_bytes: int
-    dtypes: tuple[str, ...]  # as the format names them, the most frequent first
+    formats: tuple[str, ...]  # as the files name them, the most frequent first
 
 
 def stored_weights(folder: Path) -> StoredWeights | None:
-    """None where there is no safetensors file: a description alone, or a GGUF file.
+    """None where only a description of the model is there.
 
-    Raises ModelLoadError for a file that is broken or cut, and where all weights are pickled.
+    Raises ModelLoadError for a file that is broken, cut or missing, and where all weights are
+    pickled.
     """
-    if weights_files(folder):  # which loading takes first
-        return None
-    files = checkpoint_files(folder)
+    ggufs = weights_files(folder)  # which loading takes first
+    files = ggufs or checkpoint_files(folder)
     if not files:
         _require_no_pickles(folder)
         return None
-    num_bytes, dtypes = 0, Counter[str]()
-    for file in files:
-        descriptor, places = open_header(file)
-        os.close(descriptor)
-        num_bytes += sum(place.num_bytes for place in places.values())
-        dtypes.update(place.dtype for place in places.values())
-    names = tuple(name for name, _ in dtypes.most_common())
-    return StoredWeights(len(files), dtypes.total(), num_bytes, names)
+    tensors = [each for file in files for each in (_in_gguf(file) if ggufs else _in_file(file))]
+    formats = Counter(name for name, _ in tensors)
+    names = tuple(name for name, _ in formats.most_common())
+    return StoredWeights(len(files), len(tensors), sum(size for _, size in tensors), names)
+
+
+def _in_file(file: Path) -> list[tuple[str, int]]:
+    """Of each tensor its format and its bytes."""
+    descriptor, places = open_header(file)
+    os.close(descriptor)
+    return [(place.dtype, place.num_bytes) for place in places.values()]
+
+
+def _in_gguf(file: Path) -> list[tuple[str, int]]:
+    with closing(GgufFile(file)) as gguf:
+        return [(place.format.name, place.num_bytes) for place in gguf.tensors.values()]
 
 
 def _require_no_pickles(folder: Path) -> None:

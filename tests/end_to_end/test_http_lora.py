@@ -216,6 +216,9 @@ def test_models_lists_the_adapters(http: httpx.Client, folders: dict[str, Path])
     told = [(each["id"], each["root"], each["parent"]) for each in adapters]
     assert told == [(name, str(folders[name]), MODEL) for name in ("first", "second")]
     assert http.get("/v1/models/second").json() == adapters[1]
+    completed(http, lora_path="first")
+    namespaces = {node["namespace"] for node in http.get("/tree").json()["nodes"]}
+    assert f"#lora:{adapters[0]['revision']}" in namespaces
 
 
 def test_adapters_come_and_go_while_others_stream(

@@ -225,7 +225,7 @@ def test_parameters_are_counted_before_a_model_is_loaded(checkpoint: Path) -> No
     """All of them: biases, norms and what experts have beside their matrices."""
     model = ServedModel.of(ModelConfig.from_folder(checkpoint), "float32")
     stored = stored_weights(checkpoint)
-    assert stored is not None and stored.dtypes == ("F32",)
+    assert stored is not None and stored.formats == ("F32",)
     assert 4 * model.shape.num_parameters == stored.num_bytes
 
 

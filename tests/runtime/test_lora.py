@@ -685,7 +685,7 @@ def with_field(folder: Path, field: str, value: object) -> Path:
         ({"rank_pattern": {str(i): 1 for i in range(5000)}}, "'rank_pattern': .*4096 entries"),
         ({"target_modules": ["q_proj"] * 5000}, "'target_modules': expected a list of up to 4096"),
         ({"revision": "x" * (1 << 20)}, "has more than 1048576 bytes"),
-        ({"r": 512}, "rank 512; this engine has room for ranks up to 16"),
+        ({"r": 512}, "rank 512; .* up to 16; start it with max_lora_rank=512"),
     ],
 )
 def test_what_an_adapter_asks_for_in_vain_is_named(
@@ -699,6 +699,21 @@ def test_what_an_adapter_asks_for_in_vain_is_named(
 @pytest.fixture(scope="module")
 def qv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("qv"), hidden_size=32, head_dim=16)
+
+
+def test_an_adapter_of_another_model_and_a_folder_that_is_not_there_are_said_to_be_so(
+    tmp_path: Path, qv: Path
+) -> None:
+    wider = make_checkpoint(tmp_path / "wider", hidden_size=48, head_dim=16, num_layers=1)
+    of_wider = make_adapter(tmp_path / "adapter", wider, ("q_proj", "v_proj"))
+    with pytest.raises(ModelLoadError, match=r"expected shape .*32., found .*48."):
+        read(of_wider)
+    shallow = make_checkpoint(tmp_path / "a", hidden_size=32, head_dim=16, num_layers=1)
+    of_shallow = make_adapter(tmp_path / "shallow", shallow, ("q_proj", "v_proj"))
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.\S* has no tensors.* another model\?"):
+        read(of_shallow)
+    with pytest.raises(ModelLoadError, match=f"there is no folder {tmp_path}/none"):
+        read(tmp_path / "none")
 
 
 def test_targets_by_regex_layers_and_exclusion(tmp_path: Path, qv: Path) -> None:

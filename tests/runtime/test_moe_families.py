@@ -109,7 +109,7 @@ def test_parameters_are_counted_before_a_model_is_loaded(checkpoint: Checkpoint)
     """All of them: biases, norms and what experts have beside their matrices."""
     model = ServedModel.of(ModelConfig.from_folder(checkpoint.folder), "float32")
     stored = stored_weights(checkpoint.folder)
-    assert stored is not None and stored.dtypes == ("F32",)
+    assert stored is not None and stored.formats == ("F32",)
     assert 4 * model.shape.num_parameters == stored.num_bytes
 
 

@@ -55,7 +55,7 @@ LIMITS = {"kv_tokens": 100_000, "token_budget": 2048, "max_running_requests": 64
 def test_parameters_are_those_of_the_checkpoint() -> None:
     model = ServedModel.of(TINY, "bfloat16")
     stored = stored_weights(EMBEDDED_MODEL)
-    assert stored is not None and stored.dtypes == ("BF16",)
+    assert stored is not None and stored.formats == ("BF16",)
     assert model.shape.num_parameters == stored.num_bytes // 2
     assert model.shape.num_active_parameters == model.shape.num_parameters
     eight = ServedModel.of(EIGHT_B, "bfloat16")
@@ -262,6 +262,7 @@ def test_files_that_are_not_loaded_are_not_counted(tmp_path: Path) -> None:
     for name in ("consolidated", "adapter_model", "model-00001-of-00002"):
         (tmp_path / f"{name}.safetensors").write_bytes(b"whatever")
     assert stored_weights(tmp_path) == expected is not None
+    (tmp_path / "model.safetensors").unlink()  # which would count before the index
     names = ("model-a.safetensors", "model-b.safetensors")
     for name in names:
         save_file({name: torch.zeros(3)}, tmp_path / name)
@@ -345,6 +346,9 @@ def test_a_gguf_file_is_quantized_if_one_of_its_tensors_is(
     writer.write_tensors_to_file()
     writer.close()
     assert stored_method(tmp_path) == expected
+    stored = stored_weights(tmp_path)
+    assert stored is not None and (stored.num_files, stored.formats) == (1, ("F32", kind))
+    assert stored.num_bytes == 4 * 32 + packed.nbytes
 
 
 def test_the_doctor_says_what_a_model_needs() -> None:
