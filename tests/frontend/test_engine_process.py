@@ -29,5 +29,7 @@ def test_options_become_flags(options: dict[str, object], expected: list[str]) -
 
 @pytest.mark.parametrize("paths", [{"a=b": "folder"}, [("a=b", "folder")]], ids=str)
 def test_a_name_that_would_be_cut_is_refused(paths: object) -> None:
-    with pytest.raises(InvalidRequest, match="lora_paths='a=b' is not allowed: names without '='"):
+    with pytest.raises(
+        InvalidRequest, match="lora_paths='a=b' is not allowed; allowed: names without '='"
+    ):
         _flags({"lora_paths": paths})

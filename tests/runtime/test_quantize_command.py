@@ -238,7 +238,7 @@ def test_gguf_is_refused_by_what_was_typed(
     write_gguf(make_checkpoint(tmp_path / "model"), tmp_path / "x.gguf")
     for model in (f"{tmp_path}/x.gguf", str(tmp_path), "org/model/x.gguf", "org/model/x.gguf@v1"):
         assert run_command(["quantize", model, "--out", str(tmp_path / "out")]) == 1
-        match = f"model='{model}' is not allowed: a checkpoint in safetensors, as the one that this"
+        match = f"model='{model}' is not allowed; allowed: a checkpoint in safetensors, as the one"
         assert match in capsys.readouterr().err
 
 
