@@ -7,32 +7,18 @@ adapter gets the same numbers in both.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from ..ops import Activation, Linear, Lora
+from ..ops import Activation, Lora
 from .calls import kernel
-from .linear_kinds import GATED
-
-
-class PackedGated(Protocol):
-    """A gated layer of `linear` or `quantized_linear`."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in_features] -> [T, size]."""
-        ...
-
-    def halves(self) -> Linear:
-        """Gates and ups, [T, in_features] -> [T, 2 * size] float32."""
-        ...
+from .packed_linear import GATED, PackedLinear
 
 
 class GatedLinearWithLora:
     """See `ops.GatedLinearWithLora`."""
 
-    def __init__(self, gated: PackedGated, activation: Activation, lora: Lora) -> None:
+    def __init__(self, gated: PackedLinear, activation: Activation, lora: Lora) -> None:
         self._gated, self._halves, self._lora = gated, gated.halves(), lora
         self._kind = GATED[activation]
         self._act_and_mul = kernel("stemma_act_and_mul")

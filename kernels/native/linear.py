@@ -5,7 +5,6 @@ Where in_features is odd, which no real model has, plain torch runs instead.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 
 import torch
@@ -20,10 +19,10 @@ from .arena import packed_weights
 from .bindings import library
 from .calls import kernel
 from .gated_lora import GatedLinearWithLora as PackedWithLora
-from .linear_kinds import FLOAT_OUTPUT, GATED, HALVES, PANEL, PLAIN
+from .packed_linear import FLOAT_OUTPUT, GATED, PANEL, PLAIN, PackedLinear
 
 
-class _PackedLinear(ctypes.Structure):
+class _Record(ctypes.Structure):
     _fields_ = (
         ("panels", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
@@ -73,15 +72,13 @@ def make_gated_linear_with_lora(
     weight: Weight, bias: Tensor | None, activation: Activation, lora: Lora
 ) -> GatedLinearWithLora:
     gated = make_gated_linear(weight, bias, activation)
-    if isinstance(gated, _Packed | quantized_linear.PackedQuantized):
+    if isinstance(gated, PackedLinear):
         return PackedWithLora(gated, activation, lora)
     by_torch = gated_linear_with_lora_of(make_linear, reference.act_and_mul)
     return by_torch(weight, bias, activation, lora)
 
 
-class _Packed:
-    """Owns the packed weight; the C++ gets the address of a record of pointers into it."""
-
+class _Packed(PackedLinear):
     def __init__(
         self, weight: Tensor, bias: Tensor | None, kind: int, num_outputs: int, dtype: torch.dtype
     ) -> None:
@@ -94,7 +91,7 @@ class _Packed:
             self._bias[:num_rows] = bias
         rows = weight.contiguous()  # a copy must live as long as the call
         library().stemma_pack(rows.data_ptr(), num_rows, num_inputs, self._panels.data_ptr())
-        self._record = _PackedLinear(
+        record = _Record(
             self._panels.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             num_inputs,
@@ -102,19 +99,8 @@ class _Packed:
             num_panels,
             kind,
         )
-        self._address = ctypes.addressof(self._record)
-        self._num_outputs = num_outputs
-        self._dtype = dtype
+        super().__init__(record, num_outputs, dtype)
         self._run = kernel("stemma_linear")
-
-    def halves(self) -> Linear:
-        """The sums of a gated layer as they are, [T, 2 * size] float32, gates first."""
-        other = copy.copy(self)
-        other._record = type(self._record).from_buffer_copy(self._record)
-        other._record.kind = HALVES
-        other._address = ctypes.addressof(other._record)
-        other._num_outputs, other._dtype = 2 * self._num_outputs, torch.float32
-        return other
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()

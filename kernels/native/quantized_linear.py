@@ -7,7 +7,6 @@ calls run instead.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 
 import torch
@@ -20,7 +19,7 @@ from ..reference.quantized import rounds_activations
 from .arena import packed_weights
 from .bindings import library
 from .calls import kernel
-from .linear_kinds import FLOAT_OUTPUT, GATED, HALVES, PANEL, PLAIN
+from .packed_linear import FLOAT_OUTPUT, GATED, PANEL, PLAIN, PackedLinear
 
 _BLOCKS = (128, 64, 32, 16)  # inputs whose products are summed as integers
 _MAX_INPUTS = 1 << 16  # of one such sum, which stays within int32
@@ -29,7 +28,7 @@ _ALIGNMENT = 64
 _torch_calls = PackedLinears(torch.bfloat16)
 
 
-class _QuantizedLinear(ctypes.Structure):
+class _Record(ctypes.Structure):
     _fields_ = (
         ("panels", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
@@ -79,9 +78,7 @@ def _fits(weight: QuantizedWeight) -> bool:
     )
 
 
-class PackedQuantized:
-    """Owns the packed weight; the C++ gets the address of a record of pointers into it."""
-
+class PackedQuantized(PackedLinear):
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, kind: int) -> None:
         num_rows, num_inputs = weight.out_features, weight.in_features
         is_gated = kind in GATED.values()
@@ -103,7 +100,7 @@ class PackedQuantized:
         self._input_order = None if order is None else order.contiguous()
         row_bytes = num_planes * num_inputs + _BLOCK_OF_INPUTS_BYTES * num_blocks
         row_bytes = -(-row_bytes // _ALIGNMENT) * _ALIGNMENT
-        self._record = _QuantizedLinear(
+        record = _Record(
             self._panels.data_ptr(),
             _address(self._bias),
             self._column_scales.data_ptr(),
@@ -120,23 +117,14 @@ class PackedQuantized:
             has_scales,
             offsets is not None,
         )
-        self._address = ctypes.addressof(self._record)
+        dtype = torch.float32 if kind == FLOAT_OUTPUT else torch.bfloat16
+        super().__init__(record, num_outputs, dtype)
         values = weight.values.contiguous()
         library().stemma_pack_quantized(
             self._address, values.data_ptr(), _address(scales), _address(offsets)
         )
-        self._num_outputs, self._row_bytes = num_outputs, row_bytes
-        self._dtype = torch.float32 if kind == FLOAT_OUTPUT else torch.bfloat16
+        self._row_bytes = row_bytes
         self._run = kernel("stemma_quantized_linear")
-
-    def halves(self) -> Linear:
-        """The sums of a gated layer as they are, [T, 2 * size] float32, gates first."""
-        other = copy.copy(self)
-        other._record = type(self._record).from_buffer_copy(self._record)
-        other._record.kind = HALVES
-        other._address = ctypes.addressof(other._record)
-        other._num_outputs, other._dtype = 2 * self._num_outputs, torch.float32
-        return other
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from mixtures import change_config, make_mixture
-from step_plans import Feed, PlanDriver
+from model_scores import scores
+from step_plans import PlanDriver
 
 from stemma.errors import ModelLoadError
 from stemma.kernels.quantized_weight import QuantizedWeight, experts_of
@@ -73,7 +74,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 BFLOAT16_CASES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-TARGETS = [*PROMPT[1:], 0]
+TOKENS = [*PROMPT, 0]
+TARGETS = TOKENS[1:]
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ def test_logprobs_equal_transformers_in_any_chunking(
     """The prompt whole, in chunks, token by token over the paged KV, and all of these together."""
     driver = PlanDriver(_runner(checkpoint.folder, dtype=dtype, kernels=kernels))
     expected = checkpoint.logprobs[range(len(PROMPT)), TARGETS]
-    for chunks in ([len(PROMPT)], [1], [len(PROMPT), 7, 1, 16]):
-        for logprobs in _scores(driver, chunks):
+    for chunks in ([len(TOKENS)], [1], [len(TOKENS), 7, 1, 16]):
+        for logprobs in scores(driver, TOKENS, chunks):
             torch.testing.assert_close(logprobs, expected, atol=5e-5, rtol=0)
 
 
@@ -121,9 +123,9 @@ def test_bfloat16_errs_no_more_than_transformers_does(name: str, tmp_path: Path)
     model = make_mixture(tmp_path, family, dtype=torch.bfloat16, **options)
     theirs, truth = _logprobs(model), _logprobs(model.float())
     at = (range(len(PROMPT)), TARGETS)
-    (exact,) = _scores(PlanDriver(_runner(tmp_path, dtype="float32")), [len(PROMPT)])
+    (exact,) = scores(PlanDriver(_runner(tmp_path, dtype="float32")), TOKENS, [len(TOKENS)])
     torch.testing.assert_close(exact, truth[at], atol=5e-5, rtol=0)
-    (ours,) = _scores(PlanDriver(_runner(tmp_path, dtype="bfloat16")), [7])
+    (ours,) = scores(PlanDriver(_runner(tmp_path, dtype="bfloat16")), TOKENS, [7])
     their_error = (theirs - truth)[at].abs().median()
     assert (ours - truth[at]).abs().median() <= 2 * their_error
 
@@ -147,15 +149,15 @@ def test_quantized_experts_say_what_the_reference_says_of_them(
     """Rounded one by one while they are loaded; the router chooses as it did."""
     make_mixture(tmp_path, "DeepseekV3", moe_intermediate_size=32)
     plain, *found = [
-        _scores(PlanDriver(_runner(tmp_path, dtype="float32", **options)), [7, len(PROMPT)])
+        scores(PlanDriver(_runner(tmp_path, dtype="float32", **options)), TOKENS, [7, len(TOKENS)])
         for options in (
             {},
             {"kernels": "reference", "quantization": quantization},
             {"quantization": quantization},
         )
     ]
-    for scores in (found[0][1], *found[1]):
-        torch.testing.assert_close(scores, found[0][0], atol=1e-4, rtol=0)
+    for logprobs in (found[0][1], *found[1]):
+        torch.testing.assert_close(logprobs, found[0][0], atol=1e-4, rtol=0)
     assert (found[0][0] - plain[0]).abs().max() > 1e-3, "nothing was rounded"
 
 
@@ -265,19 +267,3 @@ def _logprobs(model: torch.nn.Module) -> torch.Tensor:
 def _runner(folder: Path, **options: Any) -> ModelRunner:
     settings = {"num_pages": 60, "max_running_requests": 8, "page_size": 4, **options}
     return ModelRunner(folder, ModelConfig.from_folder(folder), max_model_len=100, **settings)
-
-
-def _scores(driver: PlanDriver, chunks: list[int]) -> list[torch.Tensor]:
-    """Log-probabilities of TARGETS, for PROMPT in chunks of each size, all in the same steps."""
-    sequences = [driver.sequence() for _ in chunks]
-    scores: list[list[float]] = [[] for _ in chunks]
-    while active := [i for i, s in enumerate(sequences) if s.length < len(PROMPT)]:
-        feeds = []
-        for i in active:
-            ids = slice(sequences[i].length, sequences[i].length + chunks[i])
-            feeds.append(Feed(sequences[i], PROMPT[ids], targets=TARGETS[ids]))
-        for i, result in zip(active, driver.step(feeds), strict=True):
-            scores[i].extend(result.target_logprobs)
-    for sequence in sequences:
-        driver.release(sequence)
-    return [torch.tensor(each).double() for each in scores]
