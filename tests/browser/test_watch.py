@@ -222,6 +222,7 @@ def test_an_engine_that_is_gone_is_said_to_be_gone(open_page: Callable[..., Any]
         lambda route: route.fulfill(body=down, headers={"content-type": "text/event-stream"}),
     )
     page.goto(f"{visit.url}/#/chat")
+    page.wait_for_selector(LIVE, state="detached")  # or the view, with its stream, just stays
     page.goto(f"{visit.url}/#/watch")
     outage = page.locator(".outage")
     outage.wait_for()
