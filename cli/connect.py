@@ -6,13 +6,15 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InvalidRequest
 from ..frontend.backend import Backend, Engine, Runtime
 from ..runtime.byte_progress import byte_progress
-from ..runtime.config import EngineConfig, add_engine_flags, engine_config
+from ..runtime.config import EMBEDDED_MODEL, EngineConfig, add_engine_flags, engine_config
 from ..runtime.model_location import locate_model, located
 
 DEFAULT_PORT = 8000
@@ -72,13 +74,23 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def described_model(args: argparse.Namespace) -> Path:
-    """The folder of `args.model` for commands that only ask about it: of a hub id, without its
-    weights (but a GGUF file is fetched whole). Raises InvalidRequest or ModelLoadError."""
-    with byte_progress(sys.stderr, f"fetching {args.model}") as on_progress:
-        return locate_model(
-            args.model, revision=args.revision, on_progress=on_progress, has_weights=False
-        )
+@contextmanager
+def described_model(args: argparse.Namespace) -> Iterator[Path]:
+    """The folder of `args.model` (None: of the embedded model) for commands that only ask about
+    it, as long as the block lasts: the weights of a hub id are not fetched. Raises InvalidRequest
+    or ModelLoadError."""
+    if args.model is None:
+        yield EMBEDDED_MODEL
+        return
+    with tempfile.TemporaryDirectory(prefix="stemma-") as scratch:
+        with byte_progress(sys.stderr, f"fetching {args.model}") as on_progress:
+            folder = locate_model(
+                args.model,
+                revision=args.revision,
+                on_progress=on_progress,
+                describe_in=Path(scratch),
+            )
+        yield folder
 
 
 def add_model_argument(parser: argparse.ArgumentParser, text: str) -> None:

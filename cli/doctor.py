@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     add_model_argument(
         parser,
         "folder, hub id or .gguf file: say what the model needs and what fits, without loading it "
-        "(of a hub id only its description is fetched, a .gguf file whole)",
+        "(of a hub id, with or without a .gguf file, only its description is fetched)",
     )
     parser.add_argument("--json", action="store_true", help="print it as data")
     parser.add_argument(
@@ -67,13 +67,14 @@ def _run_model(args: argparse.Namespace) -> int:
     from ..runtime.execute.model_runner import resolve_dtype
     from .model_report import examine_model, print_model
 
-    report = examine_model(
-        args.model,
-        described_model(args),
-        dtype_name(resolve_dtype("auto", args.device)),
-        _memory_bytes(args.device),
-        is_gpu=args.device != "cpu",
-    )
+    with described_model(args) as folder:
+        report = examine_model(
+            args.model,
+            folder,
+            dtype_name(resolve_dtype("auto", args.device)),
+            _memory_bytes(args.device),
+            is_gpu=args.device != "cpu",
+        )
     if args.json:
         print(json.dumps(report))
     else:

@@ -17,7 +17,6 @@ from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, kv_cache_dtypes_of_gpu
 from ..runtime.config import (
     DEFAULT_MAX_LORA_RANK,
     DTYPES,
-    EMBEDDED_MODEL,
     QUANTIZATIONS,
     EngineConfig,
 )
@@ -131,8 +130,8 @@ def _add_number(parser: argparse.ArgumentParser, flag: str, default: int, text: 
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     _check(args)
-    folder = EMBEDDED_MODEL if args.model is None else described_model(args)
-    costs, kv_tokens = _costs(args, folder)
+    with described_model(args) as folder:
+        costs, kv_tokens = _costs(args, folder)
     context = args.prompt_tokens + args.output_tokens // 2
     steps = usual_steps(args.clients, args.prompt_tokens, context)
     report = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatch
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from ..errors import ModelLoadError
 from .byte_progress import ByteProgress
@@ -21,6 +22,9 @@ _DESCRIBING = ("*.json", "*.jinja")
 _WANTED = ("*.safetensors", *_DESCRIBING)
 # Other forms of the same weights, as some repositories have them beside.
 _NOT_WANTED = ("*/*.safetensors", "consolidated*.safetensors", "onnx/*", "openvino/*", "original/*")
+_BLOCK_BYTES = 1 << 21  # fetched at once of a file that is read in part
+
+_T = TypeVar("_T")
 
 
 def fetch_snapshot(
@@ -64,13 +68,40 @@ def fetch_file(
     return Path(_explained(fetch, repo, f"{repo}/{name}", revision))
 
 
-def _explained(fetch: Callable[[], str], repo: str, model: str, revision: str | None) -> str:
+def read_file(
+    repo: str, name: str, read: Callable[[BinaryIO, int], _T], revision: str | None = None
+) -> _T:
+    """What `read` makes of the file's stream and its size in bytes. Of a file that is not in the
+    cache only what `read` takes from the stream is fetched, a block at a time, and nothing is kept.
+
+    Raises ModelLoadError as `fetch_snapshot` does, and what `read` raises.
+    """
+    from huggingface_hub import HfFileSystem, constants, hf_hub_download
+
+    def fetch() -> _T:
+        about = hf_hub_download(repo, name, revision=revision, dry_run=True)
+        cached = Path(about.local_path)
+        if cached.exists():
+            with cached.open("rb") as stream:
+                return read(stream, cached.stat().st_size)
+        # One of its own: those that the library keeps remember listings for good.
+        hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
+        path = f"{repo}@{about.commit_hash}/{name}"
+        with hub.open(path, block_size=_BLOCK_BYTES, cache_type="readahead") as remote:
+            return read(BufferedReader(remote, _BLOCK_BYTES), int(remote.size))
+
+    return _explained(fetch, repo, f"{repo}/{name}", revision)
+
+
+def _explained(fetch: Callable[[], _T], repo: str, model: str, revision: str | None) -> _T:
     """What `fetch` returns; `model` is what was asked for, all of `repo` or a file of it."""
     from huggingface_hub import errors
 
     shown = model if revision is None else f"{model}@{revision}"
     try:
         return fetch()
+    except ModelLoadError:
+        raise
     except errors.GatedRepoError:
         raise ModelLoadError(
             f"{shown} is gated: accept its terms at https://huggingface.co/{repo}, then set "

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..errors import InvalidRequest, ModelLoadError
 from .byte_progress import ByteProgress
 from .config import EMBEDDED_MODEL, EngineConfig
-from .hub import fetch_file, fetch_snapshot
+from .hub import fetch_file, fetch_snapshot, read_file
 from .pickled import PICKLED_SUFFIXES, why_not_pickled
+from .weights.gguf.header_copy import copy_header
 from .weights.gguf.shard_names import shard_names
 from .weights.gguf.unfold import only_model_of, unfold
 
@@ -35,11 +38,12 @@ def locate_model(
     *,
     revision: str | None = None,
     on_progress: ByteProgress | None = None,
-    has_weights: bool = True,
+    describe_in: Path | None = None,
 ) -> Path:
     """The model's folder. `revision`: of a model of the hub, a branch, a tag or a commit;
-    `on_progress` hears of what is downloaded; without `has_weights` a model of the hub is described
-    only, its safetensors are not fetched. A GGUF file, which describes itself, is fetched whole.
+    `on_progress` hears of what is downloaded. With `describe_in`, a folder of the caller's, a model
+    of the hub is only described, and its weights are not fetched: of a GGUF file there is a copy of
+    its header in that folder, and the model's folder is there, too.
 
     Raises:
         InvalidRequest: a revision of what has none, or two of them.
@@ -64,11 +68,13 @@ def locate_model(
         raise InvalidRequest.of("revision", revision, f"{asked!r}, as in {text}, or none")
     file = match.groupdict().get("file")
     if file is None:
-        return fetch_snapshot(match["repo"], asked or revision, on_progress, has_weights)
-    files = [
-        fetch_file(match["repo"], name, asked or revision, on_progress)
-        for name in shard_names(file)
-    ]
+        return fetch_snapshot(
+            match["repo"], asked or revision, on_progress, has_weights=describe_in is None
+        )
+    names = shard_names(file)
+    if describe_in is not None:
+        return _described(match["repo"], names, asked or revision, describe_in)
+    files = [fetch_file(match["repo"], name, asked or revision, on_progress) for name in names]
     return unfold(files[0])
 
 
@@ -79,6 +85,14 @@ def located(config: EngineConfig, on_progress: ByteProgress | None = None) -> En
     if folder == config.model:
         return config
     return replace(config, model=folder, revision=None, served_model_name=config.model_name)
+
+
+def _described(repo: str, names: Sequence[str], revision: str | None, root: Path) -> Path:
+    """The folder of GGUF files of the hub by their headers alone."""
+    copies = [root / Path(name).name for name in names]
+    for name, copy in zip(names, copies, strict=True):
+        read_file(repo, name, partial(copy_header, name=f"{repo}/{name}", copy=copy), revision)
+    return unfold(copies[0], root)
 
 
 def _is_path(text: str) -> bool:

@@ -7,7 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import huggingface_hub.constants as hub_constants
+import pytest
 
 COMMIT = "c0ffee" + "0" * 34
 OLDER_COMMIT = "decade" + "0" * 34
@@ -23,6 +27,7 @@ class FakeHub(ThreadingHTTPServer):
         self.models = models
         self.gated = gated
         self.fetched: list[str] = []  # files whose contents were sent, as "commit/name"
+        self.num_bytes_sent = 0  # of files
         self.tokens: set[str | None] = set()
 
     @property
@@ -65,17 +70,24 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in files]
             return self._send_json({"id": repo, "sha": commit, "siblings": siblings})
         if action == "tree":
+            folder = "".join(f"{part}/" for part in parts[6:])
             return self._send_json(
                 [{"type": "file", "path": name, "size": len(files[name]), "oid": name}
-                 for name in files]
+                 for name in files if name.startswith(folder)]
             )  # fmt: skip
         name = "/".join(parts[4:])
         if name not in files:
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        about = {"X-Repo-Commit": commit, "ETag": f'"{abs(hash(files[name]))}"'}
+        status, body = 200, files[name]
+        if asked := self.headers.get("Range"):
+            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+            status, body = 206, body[first : last + 1]
+            about["Content-Range"] = f"bytes {first}-{first + len(body) - 1}/{len(files[name])}"
         if has_body:
             self.server.fetched.append(f"{commit}/{name}")
-        about = {"X-Repo-Commit": commit, "ETag": f'"{abs(hash(files[name]))}"'}
-        self._send(200, files[name], about, has_body)
+            self.server.num_bytes_sent += len(body)
+        self._send(status, body, about, has_body)
 
     def _send_json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -106,3 +118,13 @@ def fake_hub(
         hub.shutdown()
         hub.server_close()
         thread.join()
+
+
+def ask_only(hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client in this process asks this hub, with a cache in `folder` and no token."""
+    monkeypatch.setattr(hub_constants, "ENDPOINT", hub.url)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(hub_constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)

@@ -295,8 +295,8 @@ def test_metadata_that_makes_no_sense_is_named(
 
     folder = make_checkpoint(tmp_path / "checkpoint", "Llama")
     path = write_gguf(folder, tmp_path / "model.gguf")
-    read = reader._Header._entries
-    monkeypatch.setattr(reader._Header, "_entries", lambda self, n: {**read(self, n), **fields})
+    read = reader.GgufHeader._entries
+    monkeypatch.setattr(reader.GgufHeader, "_entries", lambda self, n: {**read(self, n), **fields})
     with pytest.raises(ModelLoadError, match=message) as caught:
         unfold(path)
     assert str(path) in str(caught.value)

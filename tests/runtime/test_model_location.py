@@ -11,7 +11,7 @@ from pathlib import Path
 
 import huggingface_hub.constants as hub_constants
 import pytest
-from fake_hub import COMMIT, OLDER_COMMIT, FakeHub, fake_hub
+from fake_hub import COMMIT, OLDER_COMMIT, FakeHub, ask_only, fake_hub
 
 from stemma.cli.connect import engine_options
 from stemma.errors import InvalidRequest, ModelLoadError
@@ -54,12 +54,7 @@ MODELS = {
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     with fake_hub(MODELS, gated=frozenset({"org/gated"})) as hub:
-        monkeypatch.setattr(hub_constants, "ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(hub_constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+        ask_only(hub, tmp_path, monkeypatch)
         yield hub
 
 
@@ -186,20 +181,25 @@ def test_a_model_of_gguf_files_asks_which(hub: FakeHub) -> None:
         ("org/pickled", "as PyTorch pickles only"),
         ("org/x-gguf", "holds GGUF files: name one"),
         ("org/bare", r"org/bare holds no safetensors"),
+        ("org/x-gguf/x.Q4_K_M.gguf", r"^org/x-gguf/x\.Q4_K_M\.gguf: version: expected 4 bytes"),
+        ("org/x-gguf/y.gguf", r"org/x-gguf/y\.gguf is not among the files"),
+        ("org/x-gguf/x.Q4_K_M.gguf@v9", "org/x-gguf has no revision 'v9' on the hub"),
     ],
 )
-def test_what_could_not_be_loaded_is_not_described(hub: FakeHub, model: str, match: str) -> None:
+def test_what_could_not_be_loaded_is_not_described(
+    hub: FakeHub, tmp_path: Path, model: str, match: str
+) -> None:
     with pytest.raises(ModelLoadError, match=match):
-        locate_model(model, has_weights=False)
+        locate_model(model, describe_in=tmp_path)
 
 
 def test_a_model_is_described_without_its_weights(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = locate_model("org/safe", has_weights=False)
+    folder = locate_model("org/safe", describe_in=tmp_path)
     assert names_in(folder) == WANTED - {"model.safetensors"}
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
-    assert locate_model("org/safe", has_weights=False) == folder
+    assert locate_model("org/safe", describe_in=tmp_path) == folder
     with pytest.raises(ModelLoadError, match=r"not in the hub's cache.*HF_HUB_OFFLINE is set"):
         locate_model("org/safe")
 
@@ -218,7 +218,7 @@ def test_weights_that_are_not_in_the_cache_are_said_so(
     if not is_offline:
         hub.shutdown()
         hub.server_close()
-    assert locate_model("org/safe", has_weights=False).name == COMMIT
+    assert locate_model("org/safe", describe_in=tmp_path).name == COMMIT
     cause = "HF_HUB_OFFLINE is set" if is_offline else "Connect"
     match = rf"the weights of org/safe are not in the hub's cache \(.*cannot be reached: {cause}"
     with pytest.raises(ModelLoadError, match=match):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,9 +83,9 @@ class GgufFile:
         self._stream = stream = os.fdopen(open_plain_file(self.path), "rb")
         try:
             self.num_bytes = os.fstat(stream.fileno()).st_size
-            header = _Header(stream, self.path, self.num_bytes)
-            self.metadata: Mapping[str, Any] = header.metadata
-            self.tensors: Mapping[str, TensorPlace] = header.tensors
+            header = GgufHeader(stream, self.path, self.num_bytes)
+            self.metadata = header.metadata
+            self.tensors = header.tensors
             self.header_digest = header.digest
         except OSError as error:
             stream.close()
@@ -119,10 +119,22 @@ class GgufFile:
         self._stream.close()
 
 
-class _Header:
-    """Everything before the data; of use only while it is read."""
+class Readable(Protocol):
+    """All that is asked of a stream."""
 
-    def __init__(self, stream: BinaryIO, path: Path, num_bytes: int) -> None:
+    def read(self, count: int, /) -> bytes:
+        """The next `count` bytes, fewer only at the end."""
+
+
+class GgufHeader:
+    """Everything before the data, read from the start of a file of `num_bytes`; `path` is what
+    errors call it. Raises ModelLoadError as `GgufFile` does."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorPlace]
+    digest: str  # of all that was read
+
+    def __init__(self, stream: Readable, path: str | Path, num_bytes: int) -> None:
         self._stream = stream
         self._path = path
         self._position = 0

@@ -34,15 +34,16 @@ _NAME = "model"
 _LAYOUT = 2  # of what is written; counted up by hand with every change of that
 
 
-def unfold(file: Path) -> Path:
-    """The folder of a GGUF file or of any part of one, made on first use.
+def unfold(file: Path, root: Path | None = None) -> Path:
+    """The folder of a GGUF file or of any part of one, made on first use, in `root` or else in the
+    cache.
 
     Raises:
         ModelLoadError: a malformed file, or a model or tokenizer that is not supported; or the
             folder cannot be written.
     """
     with closing(GgufModel(file)) as opened:
-        folder = _cache_root() / _folder_name(opened)
+        folder = (root or _cache_root()) / _folder_name(opened)
         try:
             if not (folder / "config.json").exists():
                 _write(opened, folder)
