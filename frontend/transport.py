@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import EngineError, ProtocolError
 from . import wire
+from .greeting import mechanism_of
 from .keys import ClientKeys
 from .link import Link
 
@@ -24,7 +25,7 @@ LINGER_MS = 500
 RECONNECT_AFTER_S = 0.1
 PEER_HEARTBEAT_MS = 2_000  # ZeroMQ's own, answered by its I/O thread however busy the peer is
 PEER_TIMEOUT_MS = 10_000
-MAX_FAILED_HANDSHAKES = 3  # with keys, before the first welcome: the runtime just hangs up
+NUM_HANG_UPS = 3  # on the handshake, before the first welcome, until it is asked why
 
 _WATCHED = (
     zmq.EVENT_DISCONNECTED
@@ -65,7 +66,7 @@ class Transport:
         self._tenant = tenant
         self._session: str | None = None
         self._is_up = False  # welcomed on this socket
-        self._num_failed_handshakes = 0
+        self._num_hang_ups = 0
         self._reopen_at: float | None = None
         self._last_sent_s = self._last_heard_s = self._lost_s = time.monotonic()
         self._dealer: zmq.Socket[bytes]
@@ -183,22 +184,33 @@ class Transport:
         while self._monitor is not None and self._monitor.poll(0):
             event = int(parse_monitor_message(self._monitor.recv_multipart())["event"])
             is_lost = is_lost or event == zmq.EVENT_DISCONNECTED
-            if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-                self._refuse(event)
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise EngineError(
+                    f"the runtime at {self._endpoint} refused client_key: it does not know this key"
+                )
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                raise self._mismatch()
             if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self.welcome is None:
-                self._num_failed_handshakes += 1
-                if self._keys is not None and self._num_failed_handshakes >= MAX_FAILED_HANDSHAKES:
-                    self._refuse(event)
+                self._num_hang_ups += 1
+                if self._num_hang_ups % NUM_HANG_UPS == 0:
+                    self._explain_hang_ups()
         return is_lost
 
-    def _refuse(self, event: int) -> None:
-        at = self._endpoint
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise EngineError(f"the runtime at {at} refused client_key: it does not know this key")
-        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            raise EngineError(f"{at} hung up on the handshake: server_key is not its key")
+    def _explain_hang_ups(self) -> None:
+        """Raises EngineError, unless it may be that nobody is behind the address yet."""
+        mechanism = mechanism_of(self._endpoint)
+        if mechanism is not None and (mechanism == "NULL") != (self._keys is None):
+            raise self._mismatch()
+        if self._keys is not None:
+            raise EngineError(
+                f"{self._endpoint} hung up on the handshake: server_key is not its key"
+            )
+
+    def _mismatch(self) -> EngineError:
         own = "none" if self._keys is None else "keys"
-        raise EngineError(f"{at} does not shake hands: one side has keys (CURVE), this has {own}")
+        return EngineError(
+            f"{self._endpoint} does not shake hands: one side has keys (CURVE), this has {own}"
+        )
 
     def _check_peer(self, now: float) -> None:
         reason = self._is_alive()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from strangers import Served
 import stemma
 from stemma.bench.runners.ports import free_port
 from stemma.errors import EngineError, InvalidRequest
+from stemma.frontend.greeting import mechanism_of
 from stemma.frontend.keys import client_keys, read_public, read_secret, write_pair
 from stemma.runtime.gateway.listener import Listener, ServerKeys
 
@@ -77,6 +81,78 @@ def test_a_wrong_key_is_a_clear_error_after_a_short_while(
     }
     with pytest.raises(EngineError, match=message):
         stemma.Runtime(served.tcp_endpoint, timeout_s=20.0, **options)
+
+
+@pytest.mark.parametrize(("mechanism", "has_keys"), [("CURVE", False), ("NULL", True)])
+def test_a_runtime_that_hangs_up_before_it_has_said_why_is_asked(
+    keys: Path, mechanism: str, has_keys: bool
+) -> None:
+    """As a busy one does: it reads all of the greeting before the rest of its own is sent."""
+    options: dict[str, Any] = {}
+    if has_keys:
+        options = {"server_key": keys / "server.key", "client_key": keys / "alice.key_secret"}
+    with _hanging_up(mechanism) as port:
+        own = "keys" if has_keys else "none"
+        match = f"one side has keys .CURVE., this has {own}"
+        with pytest.raises(EngineError, match=match):
+            stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=20.0, **options)
+
+
+def test_who_has_no_keys_waits_for_a_runtime_behind_a_port_that_only_hangs_up() -> None:
+    """As a forwarded port does until somebody listens behind it."""
+    with _hanging_up(None) as port:
+        match = f"no runtime answered at tcp://127.0.0.1:{port} within 1 s"
+        with pytest.raises(EngineError, match=match):
+            stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=1.0)
+
+
+def test_a_greeting_names_the_mechanism(served: Served) -> None:
+    assert mechanism_of(served.tcp_endpoint) == "CURVE"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        assert mechanism_of(f"tcp://127.0.0.1:{port}") == "NULL"
+    for other in (f"tcp://127.0.0.1:{port}", served.endpoint, "tcp://a:1;b:2", "tcp://127.0.0.1:*"):
+        assert mechanism_of(other) is None
+
+
+@contextmanager
+def _hanging_up(mechanism: str | None) -> Iterator[int]:
+    """The port of a peer that hangs up when it has read a whole greeting; to one that is not sent
+    whole it says what follows. None: it hangs up at once."""
+    name = (mechanism or "").encode().ljust(20, b"\0")
+
+    def answer(peer: socket.socket) -> None:
+        if mechanism is None:
+            return
+        peer.settimeout(0.1)
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03")
+        told = b""
+        with suppress(TimeoutError):
+            while len(told) < 64 and (data := peer.recv(64)):
+                told += data
+        if len(told) < 64:
+            peer.sendall(b"\0" + name + bytes(32))
+
+    def serve() -> None:
+        while True:
+            peer, _ = listening.accept()
+            with peer:
+                if is_over.is_set():
+                    return
+                with suppress(OSError):
+                    answer(peer)
+
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            is_over.set()
+            socket.create_connection(listening.getsockname()).close()
+            thread.join()
 
 
 def test_a_client_may_be_added_while_the_server_runs(served: Served, keys: Path) -> None:
