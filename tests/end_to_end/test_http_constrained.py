@@ -85,9 +85,10 @@ def test_a_constrained_stream_is_the_whole_answer(client: openai.OpenAI) -> None
     }  # fmt: skip
     whole = client.chat.completions.create(**fields).choices[0].message.content
     chunks = list(client.chat.completions.create(**fields, stream=True))
-    assert whole == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    pieces = [piece for chunk in chunks if (piece := chunk.choices[0].delta.content)]
+    assert whole == "".join(pieces)
     assert whole is not None and set(json.loads(whole)) == {"name", "age"}
-    assert len(chunks) > 4, "it came in pieces"
+    assert len(pieces) > 1, "it came in pieces"  # of a busy machine several tokens come at a time
 
 
 def test_json_objects_and_text_are_formats_too(served: Any) -> None:

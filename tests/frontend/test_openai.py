@@ -178,7 +178,7 @@ def test_logprobs_have_one_form(
 def test_a_stream_hands_over_pieces_as_they_come(
     server: StandIn, connect: Callable[..., st.OpenAI]
 ) -> None:
-    server.answer, server.chunk_delay_s = lambda body: "one two three", 0.02
+    server.answer, server.chunk_delay_s = lambda body: "one two three", 0.1
     state = ask.stream(backend=connect())
     assert list(state.text_iter("a")) == ["one", " two", " three"]
     meta = state.get_meta_info("a")
@@ -190,7 +190,7 @@ def test_a_stream_hands_over_pieces_as_they_come(
 def test_stops_past_the_fourth_are_found_here_and_end_the_call(
     is_streamed: bool, server: StandIn, connect: Callable[..., st.OpenAI]
 ) -> None:
-    server.answer = lambda body: "one two END " + "three " * 200
+    server.answer = lambda body: "one two END " + "three " * 2000
     server.chunk_delay_s = 0.005
     stop = ["A!", "B!", "C!", "D!", " END", "F!"]
     started = time.monotonic()
@@ -201,7 +201,7 @@ def test_stops_past_the_fourth_are_found_here_and_end_the_call(
     assert server.bodies[0]["stop"] == stop[:4]
     meta = state.get_meta_info("a")
     assert (meta["finish_reason"], meta["matched_stop"]) == ("stop", " END")
-    assert time.monotonic() - started < 0.9  # all of it takes 1 s
+    assert time.monotonic() - started < 5.0  # all of it takes 10 s
     wait_for(lambda: server.num_closed_early == 1)
 
 

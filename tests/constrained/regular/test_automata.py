@@ -172,10 +172,10 @@ HUGE = ["(a{1000}){100}", "a{100000}", "(a|b)*a(a|b){20}", "((a?){1000}){1000}",
 def test_huge_automata_are_refused_quickly(pattern: str) -> None:
     grammar = Grammar.of(parse_regex(pattern, anchored=True))
     for make in (_built, by_python):
-        started = time.monotonic()
+        started = time.process_time()  # whatever else the machine does
         with pytest.raises(TooManyStates, match="more than"):
             make(grammar, 1000)
-        assert time.monotonic() - started < 2.0
+        assert time.process_time() - started < 2.0
 
 
 def _built(grammar: Grammar, max_states: int) -> Dfa:
