@@ -199,7 +199,9 @@ class Transport:
     def _explain_hang_ups(self) -> None:
         """Raises EngineError, unless it may be that nobody is behind the address yet."""
         mechanism = mechanism_of(self._endpoint)
-        if mechanism is not None and (mechanism == "NULL") != (self._keys is None):
+        if mechanism is None:
+            return
+        if (mechanism == "NULL") != (self._keys is None):
             raise self._mismatch()
         if self._keys is not None:
             raise EngineError(

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -52,9 +51,7 @@ def program(s: stemma.ProgramState) -> None:
 def test_a_client_with_its_key_runs_programs_as_over_ipc(served: Served, keys: Path) -> None:
     with stemma.Runtime(served.endpoint) as local:
         expected = program.run(backend=local).text()
-    options: dict[str, Any] = {"server_key": keys / "server.key"}
-    options["client_key"] = keys / "alice.key_secret"
-    with stemma.Runtime(served.tcp_endpoint, **options) as backend:
+    with stemma.Runtime(served.tcp_endpoint, **_alice(keys)) as backend:
         assert program.run(backend=backend).text() == expected
     bare = {
         "server_key": read_public("server_key", keys / "server.key").decode(),
@@ -83,27 +80,33 @@ def test_a_wrong_key_is_a_clear_error_after_a_short_while(
         stemma.Runtime(served.tcp_endpoint, timeout_s=20.0, **options)
 
 
-@pytest.mark.parametrize(("mechanism", "has_keys"), [("CURVE", False), ("NULL", True)])
+@pytest.mark.parametrize(
+    ("mechanism", "has_keys", "message"),
+    [
+        ("CURVE", False, "one side has keys .CURVE., this has none"),
+        ("NULL", True, "one side has keys .CURVE., this has keys"),
+        ("CURVE", True, "server_key is not its key"),
+    ],
+)
 def test_a_runtime_that_hangs_up_before_it_has_said_why_is_asked(
-    keys: Path, mechanism: str, has_keys: bool
+    keys: Path, mechanism: str, has_keys: bool, message: str
 ) -> None:
     """As a busy one does: it reads all of the greeting before the rest of its own is sent."""
-    options: dict[str, Any] = {}
-    if has_keys:
-        options = {"server_key": keys / "server.key", "client_key": keys / "alice.key_secret"}
-    with _hanging_up(mechanism) as port:
-        own = "keys" if has_keys else "none"
-        match = f"one side has keys .CURVE., this has {own}"
-        with pytest.raises(EngineError, match=match):
-            stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=20.0, **options)
+    options = _alice(keys) if has_keys else {}
+    with _hanging_up(mechanism) as port, pytest.raises(EngineError, match=message):
+        stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=20.0, **options)
 
 
-def test_who_has_no_keys_waits_for_a_runtime_behind_a_port_that_only_hangs_up() -> None:
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_a_runtime_behind_a_port_that_only_hangs_up_is_waited_for(
+    keys: Path, has_keys: bool
+) -> None:
     """As a forwarded port does until somebody listens behind it."""
+    options = _alice(keys) if has_keys else {}
     with _hanging_up(None) as port:
         match = f"no runtime answered at tcp://127.0.0.1:{port} within 1 s"
         with pytest.raises(EngineError, match=match):
-            stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=1.0)
+            stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=1.0, **options)
 
 
 def test_a_greeting_names_the_mechanism(served: Served) -> None:
@@ -114,6 +117,10 @@ def test_a_greeting_names_the_mechanism(served: Served) -> None:
         assert mechanism_of(f"tcp://127.0.0.1:{port}") == "NULL"
     for other in (f"tcp://127.0.0.1:{port}", served.endpoint, "tcp://a:1;b:2", "tcp://127.0.0.1:*"):
         assert mechanism_of(other) is None
+
+
+def _alice(keys: Path) -> dict[str, Path]:
+    return {"server_key": keys / "server.key", "client_key": keys / "alice.key_secret"}
 
 
 @contextmanager
@@ -157,7 +164,7 @@ def _hanging_up(mechanism: str | None) -> Iterator[int]:
 
 def test_a_client_may_be_added_while_the_server_runs(served: Served, keys: Path) -> None:
     write_pair(keys, keys / "clients", "bob")
-    options = {"server_key": keys / "server.key", "client_key": keys / "bob.key_secret"}
+    options = {**_alice(keys), "client_key": keys / "bob.key_secret"}
     with stemma.Runtime(served.tcp_endpoint, **options) as backend:
         assert program.run(backend=backend)["x"]
 
