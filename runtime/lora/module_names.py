@@ -1,33 +1,25 @@
 """What an adapter calls the modules of a model: as transformers did where it was trained.
 
-A checkpoint whose decoder is a part of more keeps the names that it was first stored with, while
-transformers has moved the modules since (4.52) and PEFT names those. Older adapters have the
-checkpoint's names.
+That is not always what the checkpoint calls them (`weights/stored_names.py`); older adapters have
+the checkpoint's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-# Beginnings of names, in checkpoints and in transformers.
-_MOVED = (("language_model.model.", "model.language_model."),)
+from ..weights.stored_names import MOVED_DECODER, PART_DECODER
 
 
 def names_in_adapter(tensors: Iterable[str], modules: Iterable[str]) -> dict[str, str]:
     """By an adapter's names, in their order, the model's names of its modules. `tensors`: names of
     the adapter's, behind what PEFT puts before all of them."""
-    moved = _moved(tuple(tensors))
-    return {_named(module, moved): module for module in modules}
+    if not any(tensor.startswith(MOVED_DECODER) for tensor in tensors):
+        return {module: module for module in modules}
+    return {_moved(module): module for module in modules}
 
 
-def _moved(tensors: Collection[str]) -> tuple[str, str] | None:
-    for stored, trained in _MOVED:
-        if any(tensor.startswith(trained) for tensor in tensors):
-            return stored, trained
-    return None
-
-
-def _named(module: str, moved: tuple[str, str] | None) -> str:
-    if moved is None or not module.startswith(moved[0]):
+def _moved(module: str) -> str:
+    if not module.startswith(PART_DECODER):
         return module
-    return moved[1] + module.removeprefix(moved[0])
+    return f"{MOVED_DECODER}{module.removeprefix(PART_DECODER)}"

@@ -19,13 +19,8 @@ from ..pickled import PICKLED_SUFFIXES, why_not_pickled
 from .checkpoint_files import INDEX_FILE, SINGLE_FILE, read_index
 from .safetensors_file import SafetensorsFile
 from .source import ProgressCallback, empty_stack
+from .stored_names import OUTPUT, names_asked_for
 
-_DECODER = "model."
-_EMBEDDING = "embed_tokens.weight"
-_OUTPUT = "lm_head."
-# A decoder that is a part of more, as transformers' modules are called and as checkpoints have it.
-_PART_OF_MORE = "model.language_model."
-_STORED_PART = "language_model."
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 # Of what GPTQ and AWQ, and compressed-tensors, have in place of a weight.
@@ -62,7 +57,7 @@ class CheckpointWeights:
         self._has_stored_weights = has_stored_weights
         self._files: dict[Path, SafetensorsFile] = {}
         located = self._locate_tensors()
-        self._stored_names = _names_asked_for(located)
+        self._stored_names = names_asked_for(located)
         self._file_of = {name: located[own] for name, own in self._stored_names.items()}
         self._not_taken = set(self._file_of)
         self._bytes_total = sum(file.stat().st_size for file in set(self._file_of.values()))
@@ -189,7 +184,7 @@ class CheckpointWeights:
                     f", but {packed!r} is there: packed weights, of which config.json says nothing "
                     "(quantization_config)"
                 )
-        if _OUTPUT in name:
+        if OUTPUT in name:
             return (
                 ": it has no output projection, and its config.json does not tie one to the "
                 "embedding (tie_word_embeddings), so it gives no tokens"
@@ -219,21 +214,6 @@ class CheckpointWeights:
         if pickled:
             raise ModelLoadError(why_not_pickled(str(self.folder), pickled))
         raise ModelLoadError(f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
-
-
-def _names_asked_for(stored: Mapping[str, Path]) -> dict[str, str]:
-    """Of all tensors the stored names, by those that models ask for."""
-    if f"{_PART_OF_MORE}{_EMBEDDING}" in stored:
-        return {_name_of_part(name): name for name in stored}
-    if _EMBEDDING not in stored:
-        return {name: name for name in stored}
-    return {name if name.startswith(_OUTPUT) else f"{_DECODER}{name}": name for name in stored}
-
-
-def _name_of_part(name: str) -> str:
-    if name.startswith(_PART_OF_MORE):
-        return f"{_STORED_PART}{_DECODER}{name.removeprefix(_PART_OF_MORE)}"
-    return f"{_STORED_PART}{name}" if name.startswith(_OUTPUT) else name.removeprefix(_DECODER)
 
 
 def _files_of(folder: Path) -> list[Path]:
