@@ -167,7 +167,7 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
     watched = watching(house)
     num_asked, is_gone = 0, threading.Event()
 
-    def call(method: str, timeout_s: float, **args: Any) -> dict[str, Any]:
+    async def acall(method: str, timeout_s: float, **args: Any) -> dict[str, Any]:
         nonlocal num_asked
         assert method == "watch"
         num_asked += 1
@@ -175,7 +175,7 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
             raise EngineError("it is being started again")
         return watched.watch(**args)
 
-    connection = SimpleNamespace(call=call, info={"model": "fake"})
+    connection = SimpleNamespace(acall=acall, info={"model": "fake"})
 
     async def play() -> None:
         feed = WatchFeed(SimpleNamespace(connection=connection))  # type: ignore[arg-type]

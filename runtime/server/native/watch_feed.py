@@ -88,7 +88,7 @@ class WatchFeed:
         """Ask while anybody watches."""
         while self._watchers:
             try:
-                answer = await asyncio.to_thread(self._ask)
+                answer = await self._ask()
             except EngineError as error:
                 for watcher in self._watchers:
                     watcher.put_outage(str(error))
@@ -99,7 +99,7 @@ class WatchFeed:
                 watcher.put_state(change)
             await asyncio.sleep(POLL_S)
 
-    def _ask(self) -> dict[str, Any]:
-        questions = self._picture.questions()
-        answer = self._engine.connection.call("watch", CALL_TIMEOUT_S, **questions)
-        return {**answer, "model": self._engine.connection.info["model"]}
+    async def _ask(self) -> dict[str, Any]:
+        connection = self._engine.connection
+        answer = await connection.acall("watch", CALL_TIMEOUT_S, **self._picture.questions())
+        return {**answer, "model": connection.info["model"]}
