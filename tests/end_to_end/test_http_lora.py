@@ -258,14 +258,20 @@ def test_others_are_answered_while_adapters_wait_to_be_loaded(
 ) -> None:
     """More of them than the server has threads, behind one that takes two seconds to be refused."""
     make_adapter(root / "endless", EMBEDDED_MODEL, exclude_modules=r"([a-z0-9_.]+)+!")
+    is_sent = threading.Event()
 
-    def load(name: str) -> int:
-        body = {"lora_name": name, "lora_path": "endless" if name == "0" else "nowhere"}
-        return http.post("/load_lora_adapter", json=body).status_code
+    def note(event: str, info: dict[str, Any]) -> None:
+        if event == "http11.send_request_body.complete":
+            is_sent.set()
+
+    def load(name: str, path: str) -> int:
+        body = {"lora_name": name, "lora_path": path}
+        return http.post("/load_lora_adapter", json=body, extensions={"trace": note}).status_code
 
     with ThreadPoolExecutor(50) as pool:
-        first = pool.submit(load, "0")
-        others = [pool.submit(load, str(index)) for index in range(1, 50)]
+        first = pool.submit(load, "0", "endless")
+        assert is_sent.wait(10)  # else others may come before it
+        others = [pool.submit(load, str(index), "nowhere") for index in range(1, 50)]
         for path in ("/v1/models", "/health", "/server_info", "/metrics"):
             assert http.get(path).status_code == 200
         assert completed(http)
