@@ -39,6 +39,8 @@ __all__ = [
     "UnsupportedSchema",
 ]
 
+MAX_MODEL_NAME_CHARS = 256  # of what a request names, which may be "model:adapter"
+
 
 class StemmaError(Exception):
     """Base of everything that Stemma raises on purpose."""
@@ -147,3 +149,12 @@ class MissingDependency(StemmaError, ImportError):
 
 class OutOfPages(StemmaError):
     """The pool has no free page left after eviction; the scheduler preempts or waits."""
+
+
+def model_not_found(name: str, model_name: str, adapters: tuple[str, ...]) -> ModelNotFound:
+    """The error for a name that is neither the model's nor an adapter's."""
+    known = f"; its adapters are {', '.join(map(repr, adapters))}" if adapters else ""
+    return ModelNotFound(
+        f"model {name[:MAX_MODEL_NAME_CHARS]!r} does not exist; this is {model_name!r}{known}",
+        "model",
+    )

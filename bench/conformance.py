@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.config import DEFAULT_GRAMMAR_TIMEOUT_S, EMBEDDED_MODEL
+from ..runtime.grammar_compiler import DEFAULT_GRAMMAR_TIMEOUT_S
+from ..runtime.model_location import EMBEDDED_MODEL
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer
 from .matchers.protocol import GrammarRequest
 from .matchers.spelling import mentioned_names

@@ -21,8 +21,9 @@ from typing import Any
 
 from ..errors import InvalidRequest
 from ..frontend import ir, wire
-from ..frontend.backend import Backend, Engine
+from ..frontend.backend import Engine
 from ..frontend.channel import EventSink
+from ..frontend.client_backend import Backend
 from ..frontend.function import Function, function
 from ..frontend.generation import gen
 from ..frontend.state import ProgramState

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest, StemmaError
-from ..frontend.backend import Backend, Engine
+from ..frontend.backend import Engine
+from ..frontend.client_backend import Backend
 from ..frontend.expr import tokens
 from ..frontend.function import function
 from ..frontend.generation import gen
 from ..frontend.state import ProgramState
-from ..runtime.config import EMBEDDED_MODEL
+from ..runtime.model_location import EMBEDDED_MODEL
 from .conformance import normalised
 from .grammars import FLAT, grammar_cases
 from .masks import percentile

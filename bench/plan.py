@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.config import EMBEDDED_MODEL, QUANTIZATIONS
+from ..runtime.config import QUANTIZATIONS
 from ..runtime.execute.dtype_name import dtype_name
+from ..runtime.model_location import EMBEDDED_MODEL
 from ..runtime.planning.closed_loop import ClosedLoop, Load
 from ..runtime.planning.prediction import (
     LoadFigures,

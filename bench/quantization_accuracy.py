@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidRequest
-from ..runtime.config import EMBEDDED_MODEL, QUANTIZATIONS
+from ..runtime.config import QUANTIZATIONS
+from ..runtime.model_location import EMBEDDED_MODEL
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.step import PageUpdate, Row, StepPlan
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..errors import EngineError, InvalidRequest
-from ..runtime.config import EMBEDDED_MODEL
+from ..runtime.model_location import EMBEDDED_MODEL
 from .comparison import STARTUP_TARGET_S, STARTUP_TARGETS, shown, shown_documents, summary
 from .documents import DocumentJudge
 from .engines import PEER_FORMS, EngineSpec, Measurement, RunningEngine, peer_spec, stemma_specs

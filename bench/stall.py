@@ -14,7 +14,8 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.config import EMBEDDED_MODEL, EngineConfig
+from ..runtime.config import EngineConfig
+from ..runtime.model_location import EMBEDDED_MODEL
 from ..runtime.request import Request
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.threads import configure_threads, default_num_threads

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ..runtime.config import EMBEDDED_MODEL
+from ..runtime.model_location import EMBEDDED_MODEL
 from ..runtime.request import FinishReason, Request
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.step import RowResult

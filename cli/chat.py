@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..errors import StemmaError
-from ..frontend.backend import Backend
+from ..frontend.client_backend import Backend
 from ..frontend.expr import assistant, role, user
 from ..frontend.function import open_program
 from ..frontend.generation import gen

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InvalidRequest
-from ..frontend.backend import Backend, Engine, Runtime
+from ..frontend.backend import Engine, Runtime
+from ..frontend.client_backend import Backend
 from ..runtime.byte_progress import byte_progress
-from ..runtime.config import EMBEDDED_MODEL, EngineConfig, add_engine_flags, engine_config
-from ..runtime.model_location import locate_model, located
+from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
+from ..runtime.model_location import EMBEDDED_MODEL, locate_model
 
 DEFAULT_PORT = 8000
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..frontend.backend import Backend
+from ..frontend.client_backend import Backend
 from ..frontend.state import ProgramState
 from ..runtime.config import add_engine_flags
 from . import demo_programs as programs

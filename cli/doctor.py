@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InvalidRequest
-from ..runtime.config import EMBEDDED_MODEL
 from ..runtime.execute.dtype_name import dtype_name
+from ..runtime.model_location import EMBEDDED_MODEL
 from ..runtime.threads import configure_threads
 from .connect import Commands, add_model_argument, described_model
 

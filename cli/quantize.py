@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import InvalidRequest
 from ..runtime.byte_progress import byte_progress
-from ..runtime.config import EMBEDDED_MODEL
 from ..runtime.model_config import ModelConfig
-from ..runtime.model_location import locate_model
+from ..runtime.model_location import EMBEDDED_MODEL, locate_model
 from ..runtime.threads import configure_threads
 from ..runtime.weights.gguf.unfold import weights_files
 from .connect import Commands

@@ -13,7 +13,8 @@ from traceback import format_exception_only
 from typing import Any
 
 from ..errors import InvalidRequest, StemmaError
-from ..frontend.backend import Backend, set_default_backend
+from ..frontend.backend import set_default_backend
+from ..frontend.client_backend import Backend
 from ..frontend.function import Function
 from ..frontend.trace.graph import Graph
 from ..frontend.trace.graph_picture import page_of, svg_of

@@ -7,7 +7,8 @@ import json
 import shutil
 from typing import Any
 
-from ..frontend.backend import Backend, Runtime
+from ..frontend.backend import Runtime
+from ..frontend.client_backend import Backend
 from ..radix.render import render
 from .connect import DEFAULT_PORT, Commands, add_key_flags, default_endpoint
 

@@ -28,7 +28,6 @@ LOG_TAIL_LINES = 15
 _STDERR = 2
 _REFUSED = 1  # the exit code of an engine that cannot do what it was asked to, behind one line
 _REFUSAL = "error: "
-DRAIN_ORDER = b"drain\n"  # take no new programs
 
 
 class EngineProcess:

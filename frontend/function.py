@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import BatchError, InvalidProgram
-from .backend import Backend
 from .batch import Batch, Execute, ExecuteAsync, FinishedStates
+from .client_backend import Backend
 from .ir import GenParams
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix

@@ -13,7 +13,7 @@ from .expr import Expr, GenExpr, SelectExpr
 from .ir import (
     CHOICES_METHODS,
     MAX_CHOICES,
-    MAX_NAME_CHARS,
+    MAX_OP_NAME_CHARS,
     ChoicesMethod,
     GenParams,
     logit_bias_pairs,
@@ -255,9 +255,9 @@ def _select_of_gen(
 
 def checked_lora_path(name: object) -> str | None:
     """An adapter's name, "" or None. Raises InvalidProgram."""
-    if name is None or (isinstance(name, str) and len(name) <= MAX_NAME_CHARS):
+    if name is None or (isinstance(name, str) and len(name) <= MAX_OP_NAME_CHARS):
         return name
-    allowed = f"an adapter's name of at most {MAX_NAME_CHARS} characters, or None"
+    allowed = f"an adapter's name of at most {MAX_OP_NAME_CHARS} characters, or None"
     raise InvalidProgram.of("lora_path", name, allowed)
 
 
@@ -315,7 +315,7 @@ _DTYPES_BY_NAME: Mapping[str, type] = {"int": int, "float": float, "bool": bool,
 def _checked_name(name: str | None) -> str:
     if name is None:
         return ""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        allowed = f"a string of 1 to {MAX_NAME_CHARS} characters, or None"
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_OP_NAME_CHARS:
+        allowed = f"a string of 1 to {MAX_OP_NAME_CHARS} characters, or None"
         raise InvalidProgram.of("name", name, allowed)
     return name

@@ -14,6 +14,7 @@ Three ops say what a program knows of its KV and change no text: `Pause` (it wor
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
@@ -21,6 +22,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from ..errors import InvalidProgram
 from .constraint import Constraint
+
+MAX_REQUEST_PRIORITY = 1000
 
 ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
@@ -37,7 +40,7 @@ TIERS: tuple[str, ...] = get_args(Tier)
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 MAX_CHOICES = 1024
 MAX_SAMPLES = 64
-MAX_NAME_CHARS = 1024
+MAX_OP_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
 MAX_FIELDS_CHARS = 1024 * 1024
 
@@ -355,8 +358,8 @@ _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "pr
 _STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
 _OPTIONAL_STR_FIELDS = frozenset({"tier", "fields", "lora_path"})
 _MAX_CHARS = {
-    "name": MAX_NAME_CHARS, "label": MAX_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
-    "lora_path": MAX_NAME_CHARS,
+    "name": MAX_OP_NAME_CHARS, "label": MAX_OP_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
+    "lora_path": MAX_OP_NAME_CHARS,
 }  # fmt: skip
 _ALLOWED = {
     "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
@@ -458,3 +461,12 @@ def _checked_str(name: str, value: object) -> str:
     if len(value) > (most := _MAX_CHARS.get(name, len(value))):
         raise InvalidProgram.of(name, f"{len(value)} characters", f"at most {most} characters")
     return value
+
+
+def seed_of_sample(seed: int, index: int) -> int:
+    """The seed of sample `index` of several that are drawn under `seed`; that of sample 0 is
+    `seed` itself, so that the first of n samples is what a single one would be."""
+    if index == 0:
+        return seed
+    key = repr((seed, index)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidProgram
-from .backend import Backend, get_default_backend
+from .backend import get_default_backend
+from .client_backend import Backend
 from .generation import checked_lora_path, regexes_of, texts_of
 from .ir import NOTHING_GIVEN, GenParams
 from .program import Defaults, Program

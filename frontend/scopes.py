@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from ..errors import InvalidProgram
 from .expr import RoleBeginExpr, RoleEndExpr
-from .ir import MAX_NAME_CHARS, MAX_PAUSE_S
+from .ir import MAX_OP_NAME_CHARS, MAX_PAUSE_S
 from .writing import BranchWriter
 
 S = TypeVar("S", bound=BranchWriter)
@@ -33,8 +33,10 @@ class VarScope(Generic[S]):
     """Binds what the block appends to a name, once the block has ended well."""
 
     def __init__(self, state: S, name: str) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-            raise InvalidProgram.of("name", name, f"a string of 1 to {MAX_NAME_CHARS} characters")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_OP_NAME_CHARS:
+            raise InvalidProgram.of(
+                "name", name, f"a string of 1 to {MAX_OP_NAME_CHARS} characters"
+            )
         self._state, self._name = state, name
         self._start = 0
 
@@ -57,7 +59,7 @@ class PauseScope(Generic[S]):
             raise InvalidProgram.of("expected_s", expected_s, allowed)
         self._state = state
         self._expected_s = None if expected_s is None else float(expected_s)
-        self._label, self._source = label[:MAX_NAME_CHARS], source
+        self._label, self._source = label[:MAX_OP_NAME_CHARS], source
         self._released: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> S:

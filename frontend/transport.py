@@ -20,11 +20,10 @@ from . import wire
 from .greeting import mechanism_of
 from .keys import ClientKeys
 from .link import Link
+from .wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
 
 LINGER_MS = 500
 RECONNECT_AFTER_S = 0.1
-PEER_HEARTBEAT_MS = 2_000  # ZeroMQ's own, answered by its I/O thread however busy the peer is
-PEER_TIMEOUT_MS = 10_000
 NUM_HANG_UPS = 3  # on the handshake, before the first welcome, until it is asked why
 
 _WATCHED = (

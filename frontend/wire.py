@@ -24,6 +24,9 @@ import orjson
 from ..errors import InvalidProgram, ProtocolError
 
 VERSION = 2
+PEER_HEARTBEAT_MS = 2_000  # ZeroMQ's own, answered by its I/O thread however busy the peer is
+PEER_TIMEOUT_MS = 10_000
+DRAIN_ORDER = b"drain\n"  # to an engine on its standard input: take no new programs
 HEARTBEAT_S = 2.0  # a silent client sends ping this often
 GRACE_S = 20.0  # how long a vanished client may take to come back (guess: 10 beats)
 RUNTIME_TIMEOUT_S = 120.0  # silence of a runtime that is connected: a step may be long (guess)

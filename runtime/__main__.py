@@ -14,9 +14,8 @@ import zmq
 
 from ..errors import StemmaError
 from .byte_progress import byte_progress
-from .config import add_engine_flags, engine_config
+from .config import add_engine_flags, engine_config, located
 from .gateway.listener import LINGER_MS, add_client_flags, server_keys
-from .model_location import located
 from .threads import configure_threads, default_num_threads
 
 

@@ -6,21 +6,22 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidRequest
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
+from .byte_progress import ByteProgress
+from .grammar_compiler import DEFAULT_GRAMMAR_TIMEOUT_S
 from .memory.block_key import BLOCK_TOKENS
+from .model_location import EMBEDDED_MODEL, locate_model
 from .schedule.fairness import tenant_weights
 from .schedule.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
 from .schedule.stall import DEFAULT_SLOWDOWN
 from .weights.gguf.shard_names import model_stem
 
-EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
-DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8", "w8a8", "int4")
 KERNELS = ("auto", "cpu", "triton", "reference")
@@ -373,3 +374,12 @@ def _require(field: str, value: object, is_fine: bool, allowed: str) -> None:
 def _require_range(field: str, value: int | None, low: int, high: int) -> None:
     fits = value is None or (isinstance(value, int) and low <= value <= high)
     _require(field, value, fits, f"an integer in [{low}, {high}]")
+
+
+def located(config: EngineConfig, on_progress: ByteProgress | None = None) -> EngineConfig:
+    """The configuration with the model's folder in place of what was typed; the name under which
+    it is served stays. Raises as `locate_model` does."""
+    folder = locate_model(config.model, revision=config.revision, on_progress=on_progress)
+    if folder == config.model:
+        return config
+    return replace(config, model=folder, revision=None, served_model_name=config.model_name)

@@ -19,7 +19,7 @@ from ..constrained.vocabulary import Vocabulary
 from ..errors import ModelLoadError, PromptTooLong
 from .byte_progress import byte_progress
 from .chat_template import ChatTemplate
-from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, EngineConfig
+from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, EngineConfig, located
 from .embedding_config import EmbeddingConfig
 from .execute.dtype_name import dtype_name
 from .grammar_compiler import GrammarCompiler
@@ -30,7 +30,6 @@ from .lora.slots import AdapterSlots
 from .memory.block_key import BlockLayout
 from .memory.disk_store import DiskStore
 from .model_config import ModelConfig
-from .model_location import located
 from .observe.step_log import StepLog
 from .programs.world import Defaults, Replays, World
 from .request import Request

@@ -32,7 +32,6 @@ from ..constrained.matcher import BoundGrammar
 from ..constrained.spec import GrammarSpec
 from ..constrained.vocabulary import Vocabulary
 from ..errors import EngineError, InvalidGrammar
-from .config import DEFAULT_GRAMMAR_TIMEOUT_S
 from .grammar_frames import (
     ENGINE_STACK_BYTES,
     Check,
@@ -44,6 +43,9 @@ from .grammar_frames import (
     write_frame,
 )
 from .schedule.grammar import GrammarFailure, PendingGrammar
+
+DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
+
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ..errors import InvalidRequest, ModelLoadError
 from .byte_progress import ByteProgress
-from .config import EMBEDDED_MODEL, EngineConfig
 from .hub import fetch_file, fetch_snapshot, read_file
 from .pickled import PICKLED_SUFFIXES, why_not_pickled
 from .weights.gguf.header_copy import copy_header
 from .weights.gguf.shard_names import shard_names
 from .weights.gguf.unfold import only_model_of, unfold
+
+EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
+
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(rf"(?P<repo>{_PART}(/{_PART})?)(@(?P<revision>[\w./-]+))?")
@@ -76,15 +77,6 @@ def locate_model(
         return _described(match["repo"], names, asked or revision, describe_in)
     files = [fetch_file(match["repo"], name, asked or revision, on_progress) for name in names]
     return unfold(files[0])
-
-
-def located(config: EngineConfig, on_progress: ByteProgress | None = None) -> EngineConfig:
-    """The configuration with the model's folder in place of what was typed; the name under which
-    it is served stays. Raises as `locate_model` does."""
-    folder = locate_model(config.model, revision=config.revision, on_progress=on_progress)
-    if folder == config.model:
-        return config
-    return replace(config, model=folder, revision=None, served_model_name=config.model_name)
 
 
 def _described(repo: str, names: Sequence[str], revision: str | None, root: Path) -> Path:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from .schedule.program_record import ProgramRecord
 
 
-MAX_PRIORITY = 1000
-
-
 class RequestState(Enum):
     """waiting -> running -> finished; a preempted request waits again."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -88,15 +87,6 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Whether there is a penalty or a bias."""
         return self.has_output_penalty or self.has_repetition_penalty or bool(self.logit_bias)
-
-
-def seed_of_sample(seed: int, index: int) -> int:
-    """The seed of sample `index` of several that are drawn under `seed`; that of sample 0 is
-    `seed` itself, so that the first of n samples is what a single one would be."""
-    if index == 0:
-        return seed
-    key = repr((seed, index)).encode()
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
 
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:

@@ -18,41 +18,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .memory.block_file import Payload
-from .memory.block_key import Block
+from .memory.copies import TierCopy
 from .sampling_params import SamplingParams
-
-
-class Transfer(NamedTuple):
-    """A copy of whole pages between device and host: `device_pages[i]` and `host_pages[i]` belong
-    together. No two entries of one transfer write the same page."""
-
-    kind: Literal["store", "load"]  # device to host, host to device
-    device_pages: array[int]  # 'i'
-    host_pages: array[int]  # 'i'
-
-
-class BlockSave(NamedTuple):
-    """A copy of a block out of the device's pages; the result carries its payload."""
-
-    block: Block
-    pages: array[int]  # 'i', BLOCK_TOKENS / page_size
-
-
-class BlockRestore(NamedTuple):
-    """A copy of a block's tokens from `first_token` on into the device's pages."""
-
-    payload: Payload
-    first_token: int
-    pages: array[int]  # 'i', at most (BLOCK_TOKENS - first_token) / page_size
-
-
-TierCopy = Transfer | BlockSave | BlockRestore
 
 
 class PageUpdate(NamedTuple):

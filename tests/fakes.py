@@ -20,12 +20,11 @@ import numpy.typing as npt
 from stemma.constrained.matcher import Mask
 from stemma.runtime.memory.block_file import Payload
 from stemma.runtime.memory.block_key import BLOCK_TOKENS
+from stemma.runtime.memory.copies import BlockRestore, BlockSave, Transfer
 from stemma.runtime.request import FinishReason, Request
 from stemma.runtime.sampling_params import SamplingParams
 from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.step import (
-    BlockRestore,
-    BlockSave,
     FailedStep,
     FinishedStep,
     PendingStep,
@@ -33,7 +32,6 @@ from stemma.runtime.step import (
     RowResult,
     StepPlan,
     StepResult,
-    Transfer,
 )
 
 VOCAB_SIZE = 8

@@ -11,8 +11,8 @@ from typing import Any
 
 from stemma.errors import EngineError
 from stemma.frontend import ir, wire
-from stemma.frontend.backend import Backend
 from stemma.frontend.channel import EventSink
+from stemma.frontend.client_backend import Backend
 
 Event = tuple[str, Any]  # kind and payload
 

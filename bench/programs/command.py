@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidRequest
-from ...runtime.config import EMBEDDED_MODEL
+from ...runtime.model_location import EMBEDDED_MODEL
 from ..report import print_table, write_report
 from .measure import Bench, Runs, rows_of, say, shown, shown_programs
 from .restart import PROMPT_TOKENS, measure_restart

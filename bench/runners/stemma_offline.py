@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from ... import __version__
-from ...frontend.backend import Backend, Engine
+from ...frontend.backend import Engine
+from ...frontend.client_backend import Backend
 from ...frontend.expr import tokens
 from ...frontend.function import function
 from ...frontend.generation import gen

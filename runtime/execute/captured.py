@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...kernels.ops import Capture, Captured
+from ..models.forward_batch import ForwardBatch
 from ..models.registry import CausalLM
-from .inputs import ForwardBatch
 
 # Past this many tokens the interpreter's share is small, and so is what a recording would save
 # (llama-160m, AMD EPYC: 15% of a step at 1 token, a guess for the limit).

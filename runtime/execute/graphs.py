@@ -27,10 +27,11 @@ from ...kernels.ops import DevicePlan
 from ...kernels.registry import Kernels
 from ..memory.device_pool import DeviceKVPool
 from ..model_config import ModelConfig
+from ..models.forward_batch import ForwardBatch
 from ..models.registry import CausalLM
 from .accelerator import Accelerator
 from .attention_plans import plan_attentions
-from .inputs import NO_SOURCE, ForwardBatch, StepInputs, WantedLogits
+from .inputs import NO_SOURCE, StepInputs, WantedLogits
 from .staging import Field, Staged, num_bytes_of
 
 Arrays = dict[str, npt.NDArray[Any]]

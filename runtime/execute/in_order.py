@@ -11,11 +11,12 @@ from ...kernels.registry import Kernels
 from ..memory.device_pool import DeviceKVPool
 from ..memory.transfer import KVTransfer
 from ..model_config import ModelConfig
+from ..models.forward_batch import ForwardBatch
 from ..models.registry import CausalLM
 from ..step import FinishedStep, StepPlan, StepResult
 from .attention_plans import plan_attentions
 from .captured import CapturedForward
-from .inputs import NO_SOURCE, ForwardBatch, InputBuilder, StepInputs, wanted_logits
+from .inputs import NO_SOURCE, InputBuilder, StepInputs, wanted_logits
 from .readout import Readout
 
 

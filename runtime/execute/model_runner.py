@@ -23,6 +23,7 @@ from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..layers.adapter_tables import AdapterTables
 from ..layers.build import ModelBuild
 from ..lora.adapter import Adapter, AdapterModule, ModuleShape
+from ..memory.copies import Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
@@ -33,7 +34,7 @@ from ..model_config import ModelConfig
 from ..models.registry import CausalLM, model_class
 from ..sampling_params import SamplingParams
 from ..served_formats import require_kv_cache_dtype
-from ..step import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult, Transfer
+from ..step import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..weights.opening import LoadFormat, open_weights
 from ..weights.quantizing import Quantization
 from ..weights.source import ProgressCallback, WeightSource

@@ -20,7 +20,7 @@ import zmq
 
 from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
 from ...frontend import wire
-from ...frontend.engine_process import DRAIN_ORDER
+from ...frontend.wire import DRAIN_ORDER
 from ..chat_template import NOTHING_TOLD, Told
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession

@@ -21,7 +21,7 @@ from zmq.utils import z85
 from ...errors import InvalidRequest, ProtocolError
 from ...frontend import wire
 from ...frontend.keys import is_local, read_public, read_secret
-from ...frontend.transport import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
+from ...frontend.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...errors import ModelLoadError
 from ...kernels.ops import Linear, Weight
-from ..execute.inputs import ForwardBatch
 from ..model_config import ExpertsConfig
+from ..models.forward_batch import ForwardBatch
 from .build import ModelBuild
 from .mlp import GatedMLP
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...kernels.ops import RMSNorm
 from ...kernels.quantized_weight import QuantizedWeight
 from ...kernels.reference.quantized import dequantize
-from ..execute.inputs import ForwardBatch
 from ..model_config import LatentConfig
+from ..models.forward_batch import ForwardBatch
 from .build import ModelBuild
 from .linear import LinearLayer
 from .rotary import Rotary

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ...kernels.ops import Activation, Lora
-from ..execute.inputs import ForwardBatch
+from ..models.forward_batch import ForwardBatch
 from .build import ModelBuild
 
 

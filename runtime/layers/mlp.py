@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..execute.inputs import ForwardBatch
+from ..models.forward_batch import ForwardBatch
 from .build import ModelBuild
 from .linear import GatedLinearLayer, LinearLayer
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...errors import InvalidRequest, ModelNotFound
+from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest, model_not_found
 from .adapter import Adapter, ModuleShape, PrepareWeights, read_adapter
 
-MAX_NAME_CHARS = 256  # of what a request names, which may be "model:adapter"
 MAX_ADAPTER_NAME_CHARS = 128
 
 
@@ -59,7 +58,7 @@ class AdapterRegistry:
                 f"1 to {MAX_ADAPTER_NAME_CHARS} printable characters without '=' and spaces around "
                 f"them, and not {own[0]!r}, {own[0] + ':'!r} with more behind it, or 'default'"
             )
-            raise InvalidRequest.of("lora_name", name[:MAX_NAME_CHARS], allowed)
+            raise InvalidRequest.of("lora_name", name[:MAX_MODEL_NAME_CHARS], allowed)
         if name in self._adapters:
             raise InvalidRequest.of("lora_name", name, "a name that is not taken; unload it first")
         if self._max_adapters is not None and len(self._adapters) >= self._max_adapters:
@@ -93,13 +92,5 @@ class AdapterRegistry:
         """By its name, or "model:name". Raises ModelNotFound, which lists what there is."""
         adapter = self._adapters.get(name.removeprefix(f"{self._model_name}:"))
         if adapter is None:
-            raise not_found(name, self._model_name, tuple(self._adapters))
+            raise model_not_found(name, self._model_name, tuple(self._adapters))
         return adapter
-
-
-def not_found(name: str, model_name: str, adapters: tuple[str, ...]) -> ModelNotFound:
-    """The standard wording."""
-    known = f"; its adapters are {', '.join(map(repr, adapters))}" if adapters else ""
-    return ModelNotFound(
-        f"model {name[:MAX_NAME_CHARS]!r} does not exist; this is {model_name!r}{known}", "model"
-    )

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import MakePageCopy
-from ..step import BlockRestore, BlockSave, TierCopy, Transfer
 from .block_file import Payload
 from .block_key import BLOCK_TOKENS
+from .copies import BlockRestore, BlockSave, TierCopy, Transfer
 from .device_pool import DeviceKVPool
 from .host_pool import PinnedKVPool
 from .transfer import contiguous_runs

@@ -9,10 +9,10 @@ from typing import Protocol
 from torch import Tensor
 
 from ...errors import ModelLoadError
-from ..execute.inputs import ForwardBatch
 from ..layers.build import ModelBuild
 from ..model_families.registry import unknown_architecture
 from .deepseek import DeepseekForCausalLM
+from .forward_batch import ForwardBatch
 from .gemma import Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from .granite import GraniteForCausalLM
 from .llama import LlamaForCausalLM

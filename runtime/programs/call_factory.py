@@ -12,9 +12,10 @@ from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend import ir
 from ...frontend.constraint import Constraint
+from ...frontend.ir import MAX_REQUEST_PRIORITY, seed_of_sample
 from ..lora.adapter import Adapter
-from ..request import MAX_PRIORITY, HiddenSum, Request, Scoring
-from ..sampling_params import SamplingParams, seed_of_sample
+from ..request import HiddenSum, Request, Scoring
+from ..sampling_params import SamplingParams
 from ..schedule.grammar import PendingGrammar
 from ..schedule.program_record import ProgramRecord
 from .branch import Branch
@@ -255,7 +256,7 @@ def _priority(params: ir.GenParams) -> int:
     """Raises InvalidRequest."""
     priority = 0 if params.priority is None else params.priority
     is_int = isinstance(priority, int) and not isinstance(priority, bool)
-    if not is_int or abs(priority) > MAX_PRIORITY:
-        allowed = f"an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+    if not is_int or abs(priority) > MAX_REQUEST_PRIORITY:
+        allowed = f"an integer in [-{MAX_REQUEST_PRIORITY}, {MAX_REQUEST_PRIORITY}]"
         raise InvalidRequest.of("priority", params.priority, allowed)
     return priority

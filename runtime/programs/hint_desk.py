@@ -15,7 +15,7 @@ from typing import Any
 from ...frontend import ir
 from ..schedule.hints import Outcome
 from ..tokenizer import Tokenizer
-from .hints import Action, StatedLeases, outcome_payload
+from .hints import Action, StatedLeases
 
 ACTION_VERSION = 1
 MAX_ACTIONS = 64  # of one envelope
@@ -71,7 +71,7 @@ class HintDesk:
                 outcome = self._outcome(index, given, stated)
             except Rejected as reason:
                 outcome = Outcome("rejected", str(reason))
-            outcomes.append(outcome_payload(str(action_id), outcome))
+            outcomes.append(outcome.payload(str(action_id)))
         return outcomes
 
     def _outcome(self, index: int, given: Mapping[str, Any], stated: StatedLeases) -> Outcome:

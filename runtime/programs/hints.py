@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...radix.leases import Lease
 from ..schedule.hints import KVHints, Outcome
@@ -94,13 +93,3 @@ class StatedLeases:
         self.hints.release(self._by_account[account].popleft())
         if not self._by_account[account]:
             del self._by_account[account]
-
-
-def outcome_payload(action_id: str, outcome: Outcome) -> dict[str, Any]:
-    """As it travels to a client."""
-    return {
-        "action_id": action_id,
-        "outcome": outcome.outcome,
-        "reason": outcome.reason,
-        "num_tokens": outcome.num_tokens,
-    }

@@ -25,7 +25,7 @@ from ..schedule.program_record import ProgramRecord
 from .branch import Branch, Value
 from .call_factory import CallFactory
 from .calls import Delta, GenCall, SamplesCall
-from .hints import Action, AskedHint, StatedLeases, outcome_payload
+from .hints import Action, AskedHint, StatedLeases
 from .keeping import PrefixKeeper
 from .transcript import Marked, Transcript
 from .world import World
@@ -240,7 +240,7 @@ class ProgramSession:
             self._pauses[branch] = op
             return True
         if isinstance(op, ir.Hint):
-            outcome = outcome_payload(f"{branch.number}.{op.seq}", self._hinted(branch, op))
+            outcome = self._hinted(branch, op).payload(f"{branch.number}.{op.seq}")
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
             return True
         self._pauses.pop(branch, None)

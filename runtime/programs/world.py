@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...constrained.spec import GrammarSpec
-from ...errors import InvalidRequest
+from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ...frontend import ir
 from ..chat_template import ChatTemplate
 from ..lora.adapter import Adapter
-from ..lora.registry import MAX_NAME_CHARS, AdapterRegistry
+from ..lora.registry import AdapterRegistry
 from ..sampling_params import SamplingParams
 from ..schedule.grammar import PendingGrammar
 from ..tokenizer import Tokenizer
@@ -131,5 +131,5 @@ class World:
             return None
         if self.adapters is None:
             allowed = "none: this engine serves no adapters (enable_lora, lora_paths)"
-            raise InvalidRequest.of("lora_path", name[:MAX_NAME_CHARS], allowed)
+            raise InvalidRequest.of("lora_path", name[:MAX_MODEL_NAME_CHARS], allowed)
         return self.adapters.find(name)

@@ -8,25 +8,28 @@ of envelopes and protocols: a prefix is a namespace and token ids.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from ...frontend.hint_outcome import HintAnswer, outcome_payload
 from ...radix.leases import Lease
 from .kv_cache import KVCacheManager
 
 DEFAULT_TTL_S = 60.0
 MAX_TTL_S = 600.0  # of what a hint may ask for (guess)
-MAX_PRIORITY = 100
-
-Answer = Literal["accepted", "clipped", "deferred", "rejected", "missing"]
+MAX_LEASE_PRIORITY = 100
 
 
 class Outcome(NamedTuple):
     """What became of a hint. `num_tokens`: of the prefix, for which it holds."""
 
-    outcome: Answer
+    outcome: HintAnswer
     reason: str = ""  # for people; empty if accepted
     num_tokens: int = 0
     lease: Lease | None = None  # of a pin or retain: to be released by whoever asked
+
+    def payload(self, action_id: str) -> dict[str, Any]:
+        """As it travels to a client."""
+        return outcome_payload(action_id, self.outcome, self.reason, self.num_tokens)
 
 
 NOTHING_CACHED = Outcome("missing", "nothing of this prefix is cached")
@@ -69,8 +72,8 @@ class KVHints:
         if refusal is not None:
             return refusal
         ttl_s, limits = _checked_ttl(ttl_s)
-        if abs(priority) > MAX_PRIORITY:
-            priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
+        if abs(priority) > MAX_LEASE_PRIORITY:
+            priority = max(-MAX_LEASE_PRIORITY, min(priority, MAX_LEASE_PRIORITY))
             limits.append(f"priorities end at {priority}")
         due_s = ttl_s if due_s is None else min(max(due_s, 0.0), ttl_s)
         lease = self._kv_cache.retain(

@@ -28,8 +28,9 @@ from ...radix.pages import PageAllocator, Pages
 from ...radix.recent import recent_nodes
 from ...radix.snapshot import NodeSnapshot, snapshot_of
 from ...radix.tree import Node, RadixTree
+from ..memory.copies import BlockSave, TierCopy
 from ..request import Request
-from ..step import BlockSave, StepPlan, StepResult, TierCopy
+from ..step import StepPlan, StepResult
 from .stored_prefixes import StoredPrefixes
 from .tiers import HostTier, Publication, TierCosts, joined, withdraw
 

@@ -20,9 +20,9 @@ from typing import Any
 from ...errors import InvalidRequest
 from ..memory.block_file import Payload
 from ..memory.block_key import BLOCK_TOKENS, Block, blocks_of
+from ..memory.copies import BlockRestore, BlockSave
 from ..memory.disk_store import DiskStore, Fetch, StoreMode
 from ..request import Request
-from ..step import BlockRestore, BlockSave
 
 MIN_FETCHED_TOKENS = 128  # what is less is computed: a fetch costs a step's delay (guess)
 MAX_FETCH_S = 5.0  # that a request is held back (guess)

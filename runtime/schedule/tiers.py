@@ -19,7 +19,8 @@ from ...radix.check import check
 from ...radix.leases import Lease, Leases
 from ...radix.pages import PageAllocator, Pages
 from ...radix.tree import Match, Node, RadixTree
-from ..step import StepPlan, StepResult, TierCopy, Transfer
+from ..memory.copies import TierCopy, Transfer
+from ..step import StepPlan, StepResult
 
 MIN_LOADED_TOKENS = 16  # what is shorter is computed: a copy has a cost of its own (guess)
 _MIN_MEASURED_TOKENS = 32

@@ -13,6 +13,7 @@ from fastapi import Request
 from ...errors import InvalidRequest
 from ...frontend import wire
 
+ANSWER_HEADERS = "stemma.headers"  # in a request's scope: what its answer is to have too
 CALLER = "stemma.caller"  # where the gate leaves it in a request's scope
 TENANT_HEADER = "x-stemma-tenant"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...errors import InvalidRequest
+from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest, model_not_found
 from ...frontend.client import Connection
-from ..lora.registry import MAX_NAME_CHARS, not_found
 from .generation.running import Running
 from .intake import Intake
 from .metrics.http_metrics import HttpMetrics
@@ -80,15 +79,15 @@ class Service:
         model = self.model
         if lora_path and not self.has_lora:
             allowed = "left out: no adapters are served (--enable-lora)"
-            raise InvalidRequest.of("lora_path", lora_path[:MAX_NAME_CHARS], allowed)
+            raise InvalidRequest.of("lora_path", lora_path[:MAX_MODEL_NAME_CHARS], allowed)
         if not name or name in ("default", model):
             return Served(model, lora_path or None)
         if not self.has_lora:
-            raise not_found(name, model, ())
+            raise model_not_found(name, model, ())
         adapter = name.removeprefix(f"{model}:") or name  # "model:" names none that there is
         if lora_path and lora_path != adapter:
-            allowed = f"left out, or the adapter that model={name[:MAX_NAME_CHARS]!r} names"
-            raise InvalidRequest.of("lora_path", lora_path[:MAX_NAME_CHARS], allowed)
+            allowed = f"left out, or the adapter that model={name[:MAX_MODEL_NAME_CHARS]!r} names"
+            raise InvalidRequest.of("lora_path", lora_path[:MAX_MODEL_NAME_CHARS], allowed)
         return Served(name, adapter)
 
     async def adapters(self) -> list[dict[str, Any]]:
@@ -105,7 +104,7 @@ class Service:
         if adapter is not None:
             known = tuple(str(told["name"]) for told in await self.adapters())
             if adapter not in known:
-                raise not_found(str(name), self.model, known)
+                raise model_not_found(str(name), self.model, known)
 
     def _note_cut(self, reason: str) -> None:
         self.metrics.cut_streams.labels(reason).inc()

@@ -15,7 +15,8 @@ from enum import Enum
 
 from ...errors import EngineError
 from ...frontend.client import Connection
-from ...frontend.engine_process import DRAIN_ORDER, START_TIMEOUT_S, EngineProcess
+from ...frontend.engine_process import START_TIMEOUT_S, EngineProcess
+from ...frontend.wire import DRAIN_ORDER
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from stemma.bench.conformance import Outcome, commonest_reasons, judge, normalis
 from stemma.bench.grammar_workers import GrammarWorker, WorkerSpec
 from stemma.bench.schema_suites import SchemaCase, read_cases, read_suite
 from stemma.cli.parser import run_command
-from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.model_location import EMBEDDED_MODEL
 
 TESTS = Path(__file__).parent.parent
 KEYS = {

@@ -9,7 +9,7 @@ from stemma.bench.documents import DocumentJudge, Documents
 from stemma.bench.engines import EngineSpec, Measurement
 from stemma.bench.matchers.tokenizer_file import TokenizerFile
 from stemma.bench.workloads import make_workload
-from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.model_location import EMBEDDED_MODEL
 
 GOOD = (
     '{"name":"Ada","title":"Countess \\u00e9","age":36,"score":9999,"status":"active","comment":""}'

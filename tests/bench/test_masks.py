@@ -16,7 +16,7 @@ from stemma.bench.matchers.measure import Figures, measure
 from stemma.bench.matchers.protocol import GrammarRequest
 from stemma.bench.matchers.stemma_engine import StemmaEngine
 from stemma.bench.matchers.tokenizer_file import TokenizerFile
-from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.model_location import EMBEDDED_MODEL
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import torch
 import zmq
 from http_server import http_client
 
-from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
+from stemma.frontend.client_backend import Backend
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.readout import NON_FINITE

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from templates import TINY_TOOLS
 
 import stemma as st
-from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.server.app import create_app
 
 MODEL = "stemma-tiny"

@@ -16,8 +16,8 @@ from stemma.errors import EngineError, ModelNotFound, ProgramError
 from stemma.frontend import client as client_module
 from stemma.frontend import interning, wire
 from stemma.frontend import outbox as outbox_module
-from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
+from stemma.frontend.client_backend import Backend
 from stemma.frontend.function import open_program
 from stemma.frontend.link import Link
 from stemma.frontend.transport import Transport

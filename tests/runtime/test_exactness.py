@@ -46,8 +46,8 @@ import stemma as st
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
-from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
+from stemma.frontend.client_backend import Backend
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner

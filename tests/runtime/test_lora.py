@@ -27,8 +27,8 @@ from quantized_checkpoints import write_act_ordered
 import stemma as st
 from stemma.cli.connect import engine_options
 from stemma.errors import InvalidRequest, ModelLoadError, ModelNotFound
-from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
+from stemma.frontend.client_backend import Backend
 from stemma.frontend.engine_process import _flags
 from stemma.runtime.config import EngineConfig, add_engine_flags, engine_config
 from stemma.runtime.engine import LoadedModel

@@ -28,8 +28,8 @@ from fakes import FakeListener
 
 import stemma as st
 from stemma.errors import ModelNotFound
-from stemma.frontend.backend import Backend
 from stemma.frontend.client import Connection
+from stemma.frontend.client_backend import Backend
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway

@@ -16,8 +16,8 @@ from fake_hub import COMMIT, OLDER_COMMIT, FakeHub, ask_only, fake_hub
 from stemma.cli.connect import engine_options
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.frontend.engine_process import FETCH_TIMEOUT_S, START_TIMEOUT_S, start_timeout_s
-from stemma.runtime.config import EMBEDDED_MODEL, EngineConfig, add_engine_flags
-from stemma.runtime.model_location import locate_model, located
+from stemma.runtime.config import EngineConfig, add_engine_flags, located
+from stemma.runtime.model_location import EMBEDDED_MODEL, locate_model
 
 SAFE = {
     "config.json": b"{}",

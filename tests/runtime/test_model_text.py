@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stemma.runtime import chat_template
-from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.server.generation.task import Message
 from stemma.runtime.server.model_text import ModelText
 

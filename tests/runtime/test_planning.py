@@ -23,12 +23,12 @@ from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.attention_options import AttentionOptions
 from stemma.kernels.registry import select_kernels
 from stemma.kernels.routing_options import RoutingOptions
-from stemma.runtime.config import EMBEDDED_MODEL
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.execute.probe import cost_model
 from stemma.runtime.layers.build import ModelBuild
 from stemma.runtime.layers.rotary import LayerRotary
 from stemma.runtime.model_config import ExpertsConfig, ModelConfig
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.planning.adapters import AdapterRoom
 from stemma.runtime.planning.closed_loop import ClosedLoop, Load, ModelledDevice
 from stemma.runtime.planning.devices import GPUS

@@ -24,9 +24,9 @@ from torch import Tensor
 from stemma.cli.parser import run_command
 from stemma.kernels.ops import Weight
 from stemma.kernels.quantized_weight import QuantizedWeight
-from stemma.runtime.config import EMBEDDED_MODEL
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.model_config import ModelConfig
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.models.model_tensors import model_tensors
 from stemma.runtime.weights.opening import open_weights
 from stemma.runtime.weights.quantized_copy import write_quantized_copy

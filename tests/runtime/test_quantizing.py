@@ -15,8 +15,9 @@ from torch import Tensor
 
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.quantized_weight import QuantizedWeight
-from stemma.runtime.config import EMBEDDED_MODEL, EngineConfig
+from stemma.runtime.config import EngineConfig
 from stemma.runtime.model_config import ModelConfig
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.weights.dummy import DummyWeights
 from stemma.runtime.weights.quantizing import QuantizingWeights
 from stemma.runtime.weights.revision import model_revision

@@ -19,22 +19,14 @@ from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.memory import queued_transfer
 from stemma.runtime.memory.block_key import BLOCK_TOKENS, Block
+from stemma.runtime.memory.copies import BlockRestore, BlockSave, TierCopy, Transfer
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.host_pool import HostKVPool, PinnedKVPool
 from stemma.runtime.memory.queued_transfer import QueuedKVTransfer
 from stemma.runtime.memory.transfer import KVTransfer
 from stemma.runtime.model_config import ModelConfig
 from stemma.runtime.sampling_params import SamplingParams
-from stemma.runtime.step import (
-    BlockRestore,
-    BlockSave,
-    PageUpdate,
-    Row,
-    RowResult,
-    StepPlan,
-    TierCopy,
-    Transfer,
-)
+from stemma.runtime.step import PageUpdate, Row, RowResult, StepPlan
 
 NUM_PAGES, NUM_HOST_PAGES = 12, 20
 BLOCK = Block(b"key", None, b"")

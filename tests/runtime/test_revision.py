@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stemma.runtime.config import EMBEDDED_MODEL
 from stemma.runtime.model_config import ModelConfig
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.rope_scaling import RopeKind, RopeScaling
 from stemma.runtime.weights.revision import model_revision
 

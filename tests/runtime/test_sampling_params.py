@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from stemma.errors import InvalidRequest
+from stemma.frontend.ir import seed_of_sample
 from stemma.runtime.execute.sampling_inputs import sampling_arrays
-from stemma.runtime.sampling_params import SamplingParams, seed_of_sample
+from stemma.runtime.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.errors import ModelLoadError
-from stemma.runtime.config import EMBEDDED_MODEL
+from stemma.runtime.model_location import EMBEDDED_MODEL
 from stemma.runtime.token_bytes import token_bytes
 from stemma.runtime.tokenizer import Tokenizer
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_layouts import LAYOUTS, memory_of, random_pool
 
+from stemma.runtime.memory.copies import Transfer
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.host_pool import HostKVPool
 from stemma.runtime.memory.transfer import KVTransfer, contiguous_runs
-from stemma.runtime.step import Transfer
 
 NUM_PAGES, NUM_HOST_PAGES = 12, 20
 

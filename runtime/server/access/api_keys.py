@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import InvalidRequest
-from ...request import MAX_PRIORITY
+from ....frontend.ir import MAX_REQUEST_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -167,8 +167,8 @@ def _check_option(option: str, value: object) -> None:
         case "is_admin":
             is_fine, allowed = isinstance(value, bool), "true or false"
         case "max_priority":
-            is_fine = type(value) is int and abs(value) <= MAX_PRIORITY
-            allowed = f"an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+            is_fine = type(value) is int and abs(value) <= MAX_REQUEST_PRIORITY
+            allowed = f"an integer in [-{MAX_REQUEST_PRIORITY}, {MAX_REQUEST_PRIORITY}]"
         case _:
             is_fine = type(value) is int and 1 <= value <= 10**12
             allowed = "an integer of at least 1"

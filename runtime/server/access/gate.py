@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..caller import CALLER, TENANT_HEADER, Caller, named_tenant, request_id_of
+from ..caller import ANSWER_HEADERS, CALLER, TENANT_HEADER, Caller, named_tenant, request_id_of
 from ..failures import Refusal, failure_of
 from ..settings import ServerSettings
 from .api_keys import ApiKey, KeyRing
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TICKET = "stemma.ticket"  # in a request's scope
-ANSWER_HEADERS = "stemma.headers"  # in a request's scope: what its answer is to have too
 MAX_HEADER_BYTES = 65_536  # of all together
 BODY_TIMEOUT_S = 60.0  # for a whole body to come in (guess)
 MAX_USAGES = 65_536

@@ -19,8 +19,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from ..caller import ANSWER_HEADERS
 from ..failures import Refusal
-from .gate import ANSWER_HEADERS
 from .known_fields import MAX_REPORTED, KnownFields, warning_of
 
 WARNINGS = "x-stemma-warnings"

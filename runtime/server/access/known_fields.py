@@ -14,7 +14,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 MAX_REPORTED = 16
-MAX_NAME_CHARS = 64
+MAX_SHOWN_CHARS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -84,4 +84,4 @@ def warning_of(unknown: list[str]) -> str:
 
 
 def _shown(name: str) -> str:
-    return ascii(name[:MAX_NAME_CHARS])[1:-1]
+    return ascii(name[:MAX_SHOWN_CHARS])[1:-1]

@@ -13,7 +13,7 @@ from typing import Any
 from ....errors import EngineError
 from ....frontend import ir, wire
 from ....frontend.client import Connection
-from ...sampling_params import seed_of_sample
+from ....frontend.ir import seed_of_sample
 from ..caller import Caller
 from .task import Message, Prompt, Task
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest, StemmaError
 from ....frontend.client import Connection
-from ...programs.hints import outcome_payload
-from ...schedule.hints import Outcome
+from ....frontend.hint_outcome import outcome_payload
 from ..access.items import Items
 from ..caller import Caller
 
@@ -78,8 +77,7 @@ class HintEnvelope(BaseModel):
         except StemmaError as error:  # a response that is there is not lost for its hints
             reason = str(error)[:MAX_REASON_CHARS]
             outcomes = [
-                outcome_payload(action.action_id, Outcome("rejected", reason))
-                for action in self.actions
+                outcome_payload(action.action_id, "rejected", reason) for action in self.actions
             ]
         return {
             "protocol_version": PROTOCOL_VERSION,

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from ...lora.registry import MAX_NAME_CHARS
+from ....errors import MAX_MODEL_NAME_CHARS
 from ..access.json_route import json_routes
 from ..caller import caller_of
 from ..generation.hint_envelope import HintEnvelope
@@ -35,4 +35,4 @@ class KVHintsRequest(HintEnvelope):
 
     cache_salt: str | None = Field(default=None, max_length=1024)
     model: str | None = None
-    lora_path: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)

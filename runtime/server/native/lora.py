@@ -12,8 +12,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from ....errors import ModelLoadError
-from ...lora.registry import MAX_NAME_CHARS
+from ....errors import MAX_MODEL_NAME_CHARS, ModelLoadError
 from ..access.json_route import json_routes
 from ..failures import Refusal
 from ..service import Service
@@ -63,7 +62,7 @@ class UnloadRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    lora_name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME_CHARS)
 
 
 class LoadRequest(UnloadRequest):

@@ -62,7 +62,9 @@ def chat_task(
     service: Service, body: ChatRequest, served: Served
 ) -> tuple[Task, Callable[[], MessageReader]]:
     """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
-    chat_format = ChatFormat.of(service.info, service.settings)
+    chat_format = ChatFormat.of(
+        service.info, service.settings.tool_call_parser, service.settings.reasoning_parser
+    )
     tool_use = body.tool_use(chat_format)
     variables = body.template_variables(chat_format)
     params, starts_inside = body.params(tool_use, chat_format, variables)

@@ -16,9 +16,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from ....errors import InvalidRequest
+from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ....frontend import ir
-from ...lora.registry import MAX_NAME_CHARS
 from ..access.items import Items
 from ..access.json_route import json_routes
 from ..generation.completion import prompt_ops
@@ -57,7 +56,7 @@ class EmbeddingRequest(BaseModel):
     normalize: bool = True
     user: str | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
-    lora_path: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)
 
     def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
         """One for each input; `model`: what the engine says of its embeddings. Raises

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ...lora.registry import not_found
+from ....errors import model_not_found
 from ..service import Service
 
 
@@ -29,7 +29,7 @@ def router(service: Service) -> APIRouter:
         for told in adapters:
             if told["name"] == name.removeprefix(f"{service.model}:"):
                 return _adapter(service, told)
-        raise not_found(name, service.model, tuple(told["name"] for told in adapters))
+        raise model_not_found(name, service.model, tuple(told["name"] for told in adapters))
 
     return routes
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ....errors import InvalidRequest
+from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ....frontend.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
-from ...lora.registry import MAX_NAME_CHARS
 from ..access.items import Entries, Items
 from ..generation.hint_envelope import HintEnvelope
 from .constraint_fields import ConstraintFields
@@ -67,7 +66,7 @@ class SamplingFields(ConstraintFields, OtherFields):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     cache_salt: str | None = Field(default=None, max_length=1024)
-    lora_path: str | None = Field(default=None, max_length=MAX_NAME_CHARS)  # SGLang's
+    lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)  # SGLang's
     rid: str | None = Field(default=None, min_length=1, max_length=256)  # SGLang's, see /abort
     include_timing: bool = False
     stream: bool = False

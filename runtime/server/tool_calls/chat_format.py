@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings import ServerSettings
-from .reasoning import ReasoningTags, tags_of
-from .registry import format_of
+from .reasoning import ReasoningParser, ReasoningTags, tags_of
+from .registry import ToolCallParser, format_of
 from .tool_format import TaughtFormat
 
 
@@ -26,13 +25,18 @@ class ChatFormat:
     generation_prompts: tuple[tuple[Mapping[str, Any], str, str], ...] = (({}, "", ""),)
 
     @classmethod
-    def of(cls, info: Mapping[str, Any], settings: ServerSettings) -> ChatFormat:
+    def of(
+        cls,
+        info: Mapping[str, Any],
+        tool_call_parser: ToolCallParser,
+        reasoning_parser: ReasoningParser,
+    ) -> ChatFormat:
         """`info`: what the engine said of itself."""
         described = info["chat_format"]
         marks, knows_tools = described["marks"], bool(info["template_knows_tools"])
         return cls(
-            format_of(settings.tool_call_parser, marks, knows_tools=knows_tools),
-            tags_of(settings.reasoning_parser, marks),
+            format_of(tool_call_parser, marks, knows_tools=knows_tools),
+            tags_of(reasoning_parser, marks),
             knows_tools,
             "tool_calls" in marks,
             "reasoning_content" in marks,

@@ -1,0 +1,36 @@
+"""Copies of KV between tiers, as plain data: a step lists them, `memory/` carries them out."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Literal, NamedTuple
+
+from .block_file import Payload
+from .block_key import Block
+
+
+class Transfer(NamedTuple):
+    """A copy of whole pages between device and host: `device_pages[i]` and `host_pages[i]` belong
+    together. No two entries of one transfer write the same page."""
+
+    kind: Literal["store", "load"]  # device to host, host to device
+    device_pages: array[int]  # 'i'
+    host_pages: array[int]  # 'i'
+
+
+class BlockSave(NamedTuple):
+    """A copy of a block out of the device's pages; the result carries its payload."""
+
+    block: Block
+    pages: array[int]  # 'i', BLOCK_TOKENS / page_size
+
+
+class BlockRestore(NamedTuple):
+    """A copy of a block's tokens from `first_token` on into the device's pages."""
+
+    payload: Payload
+    first_token: int
+    pages: array[int]  # 'i', at most (BLOCK_TOKENS - first_token) / page_size
+
+
+TierCopy = Transfer | BlockSave | BlockRestore
