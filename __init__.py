@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         get_server_info,
         set_default_backend,
     )
-    from .frontend.expr import (
+    from .frontend.dsl.expr import (
         assistant,
         assistant_begin,
         assistant_end,
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from .frontend.forks import Forks, first
-    from .frontend.function import Function, function
-    from .frontend.generation import (
+    from .frontend.dsl.forks import Forks, first
+    from .frontend.dsl.function import Function, function
+    from .frontend.dsl.generation import (
         gen,
         gen_int,
         gen_string,
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from .frontend.dsl.state import ProgramState
+    from .frontend.dsl.tool import Tool, tool
     from .frontend.openai.backend import OpenAI, RuntimeEndpoint
-    from .frontend.state import ProgramState
-    from .frontend.tool import Tool, tool
 
 _ROOMS = {
     "errors": (
@@ -92,7 +92,7 @@ _ROOMS = {
         "get_server_info",
         "set_default_backend",
     ),
-    "frontend.expr": (
+    "frontend.dsl.expr": (
         "assistant",
         "assistant_begin",
         "assistant_end",
@@ -107,9 +107,9 @@ _ROOMS = {
         "user_end",
         "video",
     ),
-    "frontend.forks": ("Forks", "first"),
-    "frontend.function": ("Function", "function"),
-    "frontend.generation": (
+    "frontend.dsl.forks": ("Forks", "first"),
+    "frontend.dsl.function": ("Function", "function"),
+    "frontend.dsl.generation": (
         "gen",
         "gen_int",
         "gen_string",
@@ -119,8 +119,8 @@ _ROOMS = {
         "unconditional_likelihood_normalized",
     ),
     "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
-    "frontend.state": ("ProgramState",),
-    "frontend.tool": ("Tool", "tool"),
+    "frontend.dsl.state": ("ProgramState",),
+    "frontend.dsl.tool": ("Tool", "tool"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -6,31 +6,13 @@ is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
-from ..bench import (
-    conformance,
-    dsl,
-    gpu,
-    grammar_load,
-    latency,
-    limits,
-    load,
-    masks,
-    model,
-    plan,
-    programs,
-    quantization,
-    radix,
-    schedule,
-    serving,
-    stall,
-    startup,
-    step,
-    threads,
-    vocabularies,
-    watch,
-    workloads,
-)
-from ..bench.report import add_report_flags
+from ..bench.cache import radix
+from ..bench.constrained import conformance, grammar_load, masks, vocabularies
+from ..bench.device import gpu, quantization, step
+from ..bench.harness import limits, model, workloads
+from ..bench.harness.report import add_report_flags
+from ..bench.scheduling import dsl, programs, schedule, stall
+from ..bench.serving import latency, load, plan, serving, startup, threads, watch
 from .connect import Commands
 
 BENCHMARKS = (

@@ -6,12 +6,12 @@ import argparse
 import sys
 
 from ..errors import StemmaError
-from ..frontend.client_backend import Backend
-from ..frontend.expr import assistant, role, user
-from ..frontend.function import open_program
-from ..frontend.generation import gen
-from ..frontend.ir import GenParams
-from ..frontend.state import ProgramState
+from ..frontend.client.backend import Backend
+from ..frontend.dsl.expr import assistant, role, user
+from ..frontend.dsl.function import open_program
+from ..frontend.dsl.generation import gen
+from ..frontend.dsl.state import ProgramState
+from ..frontend.protocol.ir import GenParams
 from .connect import Commands, add_backend_flags, open_backend
 from .generate import SAMPLING_FLAGS, add_sampling_flags
 

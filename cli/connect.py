@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 from ..errors import InvalidRequest
 from ..frontend.backend import Engine, Runtime
-from ..frontend.client_backend import Backend
-from ..runtime.byte_progress import byte_progress
+from ..frontend.client.backend import Backend
+from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
+from ..runtime.checkpoint.progress import byte_progress
 from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
-from ..runtime.model_location import EMBEDDED_MODEL, locate_model
 
 DEFAULT_PORT = 8000
 

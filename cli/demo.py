@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..frontend.client_backend import Backend
-from ..frontend.state import ProgramState
+from ..frontend.client.backend import Backend
+from ..frontend.dsl.state import ProgramState
 from ..runtime.config import add_engine_flags
 from . import demo_programs as programs
 from .connect import Commands, start_engine

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..frontend.expr import assistant, assistant_begin, assistant_end, system, user
-from ..frontend.function import function
-from ..frontend.generation import gen
-from ..frontend.state import ProgramState
+from ..frontend.dsl.expr import assistant, assistant_begin, assistant_end, system, user
+from ..frontend.dsl.function import function
+from ..frontend.dsl.generation import gen
+from ..frontend.dsl.state import ProgramState
 
 AGENT_SYSTEM = """\
 Answer the question with the help of two tools.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InvalidRequest
+from ..runtime.checkpoint.location import EMBEDDED_MODEL
 from ..runtime.execute.dtype_name import dtype_name
-from ..runtime.model_location import EMBEDDED_MODEL
-from ..runtime.threads import configure_threads
+from ..runtime.execute.threads import configure_threads
 from .connect import Commands, add_model_argument, described_model
 
 if TYPE_CHECKING:

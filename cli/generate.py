@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
-from ..frontend.expr import assistant, user
-from ..frontend.function import function
-from ..frontend.generation import gen
-from ..frontend.state import ProgramState
+from ..frontend.dsl.expr import assistant, user
+from ..frontend.dsl.function import function
+from ..frontend.dsl.generation import gen
+from ..frontend.dsl.state import ProgramState
 from .connect import Commands, add_backend_flags, open_backend
 
 

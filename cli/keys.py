@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Write what is not there yet, and say how to use it."""
     if args.api:
         return _print_api_key(args.client)
-    from ..frontend.keys import write_pair
+    from ..frontend.protocol.keys import write_pair
 
     if not _NAME.fullmatch(args.client) or args.client == SERVER:
         raise InvalidRequest.of("client", args.client, f"letters, digits, ._-, not {SERVER!r}")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_api_key(name: str) -> int:
-    from ..runtime.server.access.api_keys import file_entry, new_key
+    from ..server.access.api_keys import file_entry, new_key
 
     key = new_key()
     print(f"the key of {name}, shown this once:\n\n  {key}\n")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..bench.report import print_table
+from ..bench.harness.report import print_table
 from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..planning.served_model import ServedModel
+from ..planning.stored_format import stored_quantization
+from ..planning.stored_weights import stored_weights
+from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.formats import stored_method
 from ..runtime.config import QUANTIZATIONS
-from ..runtime.model_config import ModelConfig
-from ..runtime.planning.served_model import ServedModel
-from ..runtime.planning.stored_format import stored_quantization
-from ..runtime.planning.stored_weights import stored_weights
-from ..runtime.served_formats import stored_method
 
 REQUEST_TOKENS = 4096
 

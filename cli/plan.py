@@ -11,9 +11,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..bench.report import print_table
+from ..bench.harness.report import print_table
 from ..errors import InvalidRequest
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, kv_cache_dtypes_of_gpu
+from ..planning.adapters import AdapterRoom
+from ..planning.closed_loop import Load
+from ..planning.devices import GPUS
+from ..planning.formats import DTYPE_BYTES
+from ..planning.model_shape import ModelShape
+from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
+from ..planning.roofline import CostModel, StepTime
+from ..planning.served_model import ServedModel
+from ..planning.stored_format import stored_quantization
+from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.formats import require_kv_cache_dtype, require_quantization, stored_method
 from ..runtime.config import (
     DEFAULT_MAX_LORA_RANK,
     DTYPES,
@@ -21,28 +32,7 @@ from ..runtime.config import (
     EngineConfig,
 )
 from ..runtime.execute.dtype_name import dtype_name
-from ..runtime.model_config import ModelConfig
-from ..runtime.planning.adapters import AdapterRoom
-from ..runtime.planning.closed_loop import Load
-from ..runtime.planning.devices import GPUS
-from ..runtime.planning.formats import DTYPE_BYTES
-from ..runtime.planning.model_shape import ModelShape
-from ..runtime.planning.prediction import (
-    LoadFigures,
-    NamedStep,
-    predict_load,
-    predict_step,
-    usual_steps,
-)
-from ..runtime.planning.roofline import CostModel, StepTime
-from ..runtime.planning.served_model import ServedModel
-from ..runtime.planning.stored_format import stored_quantization
-from ..runtime.served_formats import (
-    require_kv_cache_dtype,
-    require_quantization,
-    stored_method,
-)
-from ..runtime.threads import configure_threads, default_num_threads
+from ..runtime.execute.threads import configure_threads, default_num_threads
 from .connect import Commands, add_model_argument, described_model
 
 # That an engine has too, with the same limits.
@@ -205,8 +195,8 @@ def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
 
 def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
     configure_threads(args.num_threads or default_num_threads(folder), None)
+    from ..planning.probe import cost_model
     from ..runtime.execute.model_runner import resolve_dtype
-    from ..runtime.execute.probe import cost_model
 
     dtype = dtype_name(resolve_dtype(args.dtype))
     return cost_model(_model(args, folder, dtype))

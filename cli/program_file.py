@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import InvalidRequest
-from ..frontend.function import Function
+from ..frontend.dsl.function import Function
 
 
 def add_program_flags(

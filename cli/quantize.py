@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InvalidRequest
-from ..runtime.byte_progress import byte_progress
-from ..runtime.model_config import ModelConfig
-from ..runtime.model_location import EMBEDDED_MODEL, locate_model
-from ..runtime.threads import configure_threads
-from ..runtime.weights.gguf.unfold import weights_files
+from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.gguf.unfold import weights_files
+from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
+from ..runtime.checkpoint.progress import byte_progress
+from ..runtime.execute.threads import configure_threads
 from .connect import Commands
 
 if TYPE_CHECKING:
-    from ..runtime.weights.quantized_copy import CopyReport
+    from ..runtime.checkpoint.quantized.quantized_copy import CopyReport
 
 GROUP_SIZES = (32, 64, 128)
 
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     config = ModelConfig.from_folder(folder)
     if "torch" not in sys.modules:  # which reads what this sets when it is imported
         configure_threads(len(os.sched_getaffinity(0)), None)
+    from ..runtime.checkpoint.quantized.quantized_copy import write_quantized_copy
     from ..runtime.models.model_tensors import model_tensors
-    from ..runtime.weights.quantized_copy import write_quantized_copy
 
     start = time.perf_counter()
     with byte_progress(sys.stderr, f"quantizing {args.model}") as on_progress:

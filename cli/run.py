@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ..frontend.backend import set_default_backend
-from ..frontend.state import ProgramState
+from ..frontend.dsl.state import ProgramState
 from .connect import Commands, add_backend_flags, open_backend
 from .program_file import add_program_flags, find_program, load_programs, program_arguments
 

@@ -10,11 +10,11 @@ import sys
 from functools import partial
 
 from ..errors import InvalidRequest
-from ..frontend.engine_process import EngineProcess
+from ..frontend.client.engine_process import EngineProcess
 from ..runtime.config import add_engine_flags
 from ..runtime.gateway.listener import add_client_flags, server_keys
-from ..runtime.server.settings import ServerSettings, add_server_flags, server_settings
-from ..runtime.server.supervisor import EngineSupervisor
+from ..server.settings import ServerSettings, add_server_flags, server_settings
+from ..server.supervisor import EngineSupervisor
 from .connect import Commands, default_endpoint, engine_options
 
 MAX_FILES = 1 << 20
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         engine.start()
         try:
             # Slow to import, so while the engine starts.
-            from ..runtime.server.http_server import serve
-            from ..runtime.server.metrics.request_log import configure_logging
+            from ..server.http_server import serve
+            from ..server.metrics.request_log import configure_logging
 
             configure_logging(settings.log_level, settings.log_format)
             return serve(engine, settings, listener, announce)

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import InvalidRequest, StemmaError
 from ..frontend.backend import set_default_backend
-from ..frontend.client_backend import Backend
-from ..frontend.function import Function
+from ..frontend.client.backend import Backend
+from ..frontend.dsl.function import Function
 from ..frontend.trace.graph import Graph
 from ..frontend.trace.graph_picture import page_of, svg_of
 from ..frontend.trace.observer import recorded_programs

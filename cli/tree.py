@@ -8,7 +8,7 @@ import shutil
 from typing import Any
 
 from ..frontend.backend import Runtime
-from ..frontend.client_backend import Backend
+from ..frontend.client.backend import Backend
 from ..radix.render import render
 from .connect import DEFAULT_PORT, Commands, add_key_flags, default_endpoint
 

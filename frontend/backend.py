@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, InvalidRequest
-from .channel import OwnedChannel
-from .client import Connection
-from .client_backend import Backend
-from .engine_process import EngineProcess, start_timeout_s
-from .keys import client_keys
+from .client.backend import Backend
+from .client.channel import OwnedChannel
+from .client.client import Connection
+from .client.engine_process import EngineProcess, start_timeout_s
+from .protocol.keys import client_keys
 
 
 class Runtime(Backend):

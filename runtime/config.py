@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ..constrained.serving.compiler_service import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidRequest
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
-from .byte_progress import ByteProgress
-from .grammar_compiler import DEFAULT_GRAMMAR_TIMEOUT_S
-from .memory.block_key import BLOCK_TOKENS
-from .model_location import EMBEDDED_MODEL, locate_model
-from .schedule.fairness import tenant_weights
-from .schedule.kv_cache import DEFAULT_PIN_SHARE
-from .schedule.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
-from .schedule.stall import DEFAULT_SLOWDOWN
-from .weights.gguf.shard_names import model_stem
+from .checkpoint.gguf.shard_names import model_stem
+from .checkpoint.location import EMBEDDED_MODEL, locate_model
+from .checkpoint.progress import ByteProgress
+from .memory.disk.block_key import BLOCK_TOKENS
+from .schedule.cache.kv_cache import DEFAULT_PIN_SHARE
+from .schedule.queue.fairness import tenant_weights
+from .schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES, policy_of
+from .schedule.queue.stall import DEFAULT_SLOWDOWN
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8", "w8a8", "int4")

@@ -15,38 +15,38 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
 from ..errors import ModelLoadError, PromptTooLong
-from .byte_progress import byte_progress
-from .chat_template import ChatTemplate
+from .checkpoint.config.embedding_config import EmbeddingConfig
+from .checkpoint.config.model_config import ModelConfig
+from .checkpoint.lora.adapter_config import AdapterConfig
+from .checkpoint.lora.registry import AdapterRegistry
+from .checkpoint.progress import byte_progress
+from .checkpoint.safetensors.revision import model_revision
 from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, EngineConfig, located
-from .embedding_config import EmbeddingConfig
 from .execute.dtype_name import dtype_name
-from .grammar_compiler import GrammarCompiler
-from .graph_progress import graph_progress
-from .lora.adapter_config import AdapterConfig
-from .lora.registry import AdapterRegistry
-from .lora.slots import AdapterSlots
-from .memory.block_key import BlockLayout
-from .memory.disk_store import DiskStore
-from .model_config import ModelConfig
-from .observe.step_log import StepLog
-from .programs.world import Defaults, Replays, World
-from .request import Request
-from .sampling_params import SamplingParams
-from .schedule.fairness import tenant_weights
-from .schedule.hints import KVHints
-from .schedule.kv_cache import KVCacheManager, KVCacheOptions
-from .schedule.policy import DEFAULT_POLICY
+from .execute.graph_progress import graph_progress
+from .memory.disk.block_key import BlockLayout
+from .memory.disk.store import DiskStore
+from .programs.context import Defaults, Replays, World
+from .schedule.cache.hints import KVHints
+from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
+from .schedule.cache.stored_prefixes import StoredPrefixes
+from .schedule.plan import FailedStep, PendingStep, StepPlan
 from .schedule.program_record import ProgramRecord
+from .schedule.queue.adapter_slots import AdapterSlots
+from .schedule.queue.fairness import tenant_weights
+from .schedule.queue.policy import DEFAULT_POLICY
+from .schedule.queue.stall import DEFAULT_SLOWDOWN
+from .schedule.queue.waiting_queue import MAX_OVERTAKES
+from .schedule.request import Request
+from .schedule.sampling_params import SamplingParams
 from .schedule.scheduler import Scheduler
-from .schedule.stall import DEFAULT_SLOWDOWN
-from .schedule.stored_prefixes import StoredPrefixes
-from .schedule.waiting import MAX_OVERTAKES
-from .step import FailedStep, PendingStep, StepPlan
-from .token_bytes import token_bytes
-from .tokenizer import Tokenizer
-from .weights.revision import model_revision
+from .schedule.step_log import StepLog
+from .tokenizer.chat_template import ChatTemplate
+from .tokenizer.token_bytes import token_bytes
+from .tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

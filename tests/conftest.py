@@ -15,8 +15,8 @@ from checkpoints import make_byte_tokenizer, make_checkpoint
 from hypothesis import HealthCheck, settings
 
 import stemma as st
-from stemma.runtime.chat_template import ChatTemplate
-from stemma.runtime.tokenizer import Tokenizer
+from stemma.runtime.tokenizer.chat_template import ChatTemplate
+from stemma.runtime.tokenizer.tokenizer import Tokenizer
 
 # A shared machine may take its time over an example; that is no failure of what is tested.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

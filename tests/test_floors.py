@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -17,11 +18,53 @@ import stemma
 ROOT = Path(stemma.__file__).parent
 PILLARS = ("frontend", "radix", "constrained", "kernels")
 GROUND = ("errors", "native_library")  # floor 0
-ROOMS = (*PILLARS, "runtime", "cli", "bench")
-HOST_HALF_MAY_NOT = ("torch",)
+BELOW = {  # what each room above the pillars may import
+    "runtime": (*GROUND, *PILLARS),
+    "server": (*GROUND, "frontend", "constrained", "runtime"),
+    "planning": (*GROUND, *PILLARS, "runtime"),
+    "bench": (*GROUND, *PILLARS, "runtime", "server", "planning"),
+    "cli": (*GROUND, *PILLARS, "runtime", "server", "planning", "bench"),
+}
+ROOMS = (*PILLARS, *BELOW)
+SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
+# The floors within a room, the lowest first. What stands on one floor imports nothing of it.
+FLOORS = {
+    "server": (
+        ("protocol",),
+        ("parsers",),
+        ("settings",),
+        ("access", "metrics"),
+        ("generation",),
+        ("api", "page"),
+        ("app",),
+        ("supervisor",),
+        ("http_server",),
+    ),
+    "frontend": (("protocol",), ("client",), ("openai", "trace"), ("backend",), ("dsl",)),
+    "bench": (
+        ("harness",),
+        ("cache", "constrained"),
+        ("serving",),
+        ("device",),
+        ("scheduling",),
+    ),
+}
 TRITON_DOOR = "kernels/triton/language.py"
 PLANNERS = ("work_list", "attention_tiles", "availability")  # of kernels/triton, for the host
-DEVICE_HALF = ("memory", "weights", "layers", "models", "execute")
+# Whole packages and files of the runtime that never load torch, not even through others.
+HOST_HALF = (
+    "tokenizer",
+    "memory.copies",
+    "memory.disk",
+    "schedule",
+    "programs",
+    "config",
+    "gateway",
+    "models.families",
+    "checkpoint.config",
+    "checkpoint.location",
+    "checkpoint.lora.registry",
+)
 
 
 def sources() -> Iterator[Path]:
@@ -30,9 +73,14 @@ def sources() -> Iterator[Path]:
     yield from ROOT.glob("*.py")
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
     """Absolute names of all imports, also those for types only and inside functions, and of what
     is taken from a module, which may be one itself: (name, level)."""
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, int]]:
     package = ["stemma", *path.relative_to(ROOT).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -64,10 +112,35 @@ def test_a_pillar_imports_no_other_pillar_and_nothing_above(pillar: str) -> None
             assert room in ("", pillar, *GROUND), f"{path}: imports {module}"
 
 
-def test_runtime_imports_nothing_above() -> None:
-    for path in (ROOT / "runtime").rglob("*.py"):
+@pytest.mark.parametrize("room", BELOW)
+def test_a_room_imports_only_rooms_below(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
         for module, _ in imports_of(path):
-            assert room_of(module) in ("", "runtime", *GROUND, *PILLARS), f"{path}: {module}"
+            is_below = room_of(module) in ("", room, *BELOW[room]) or module == "stemma.__version__"
+            assert is_below, f"{path}: {module}"
+
+
+def test_the_server_needs_only_the_tokenizer_of_the_runtime() -> None:
+    for path in (ROOT / "server").rglob("*.py"):
+        for module, _ in imports_of(path):
+            if room_of(module) == "runtime":
+                assert module.startswith(SERVED), f"{path}: {module}"
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_inside_a_room_folders_import_only_folders_below(room: str) -> None:
+    floor_of = {name: floor for floor, names in enumerate(FLOORS[room]) for name in names}
+    found = {path.stem if path.is_file() else path.name for path in (ROOT / room).iterdir()}
+    assert found - {"__init__", "__pycache__"} == set(floor_of), "FLOORS lists the room"
+    for path in (ROOT / room).rglob("*.py"):
+        here = path.relative_to(ROOT / room).with_suffix("").parts[0]
+        if here == "__init__":
+            continue
+        for module, _ in imports_of(path):
+            parts = module.split(".")
+            if parts[:2] == ["stemma", room] and len(parts) > 2 and parts[2] in floor_of:
+                there = parts[2]
+                assert here == there or floor_of[there] < floor_of[here], f"{path}: {module}"
 
 
 @pytest.mark.parametrize("module", GROUND)
@@ -79,7 +152,7 @@ def test_rooms_are_never_imported_by_bare_folder_name() -> None:
     for path in sources():
         for module, _ in imports_of(path):
             bare = module.split(".")[0]
-            assert bare not in (*PILLARS, "runtime", *GROUND, "cli"), f"{path}: import {module}"
+            assert bare not in (*ROOMS, *GROUND), f"{path}: import {module}"
 
 
 def test_inside_the_library_imports_are_relative() -> None:
@@ -98,12 +171,31 @@ def test_files_import_each_other_in_no_circle() -> None:
     TopologicalSorter(graph).prepare()
 
 
-def test_the_host_half_imports_no_torch() -> None:
-    for path in (ROOT / "runtime").rglob("*.py"):
-        if path.relative_to(ROOT / "runtime").parts[0] in DEVICE_HALF:
-            continue
-        for module, _ in imports_of(path):
-            assert module.split(".")[0] not in HOST_HALF_MAY_NOT, f"{path}: import {module}"
+def host_half() -> list[str]:
+    """The modules of HOST_HALF."""
+    paths = [ROOT.joinpath("runtime", *name.split(".")) for name in HOST_HALF]
+    files = [
+        file
+        for path in paths
+        for file in (path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")])
+    ]
+    return [module_of(file) for file in files]
+
+
+def test_the_host_half_loads_no_torch() -> None:
+    """Each of its modules is imported where torch cannot be."""
+    modules = host_half()
+    assert len(modules) > 80
+    code = (
+        "import sys, importlib; sys.modules['torch'] = None;"
+        f"[importlib.import_module(name) for name in {modules!r}]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_server_loads_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import stemma.server.http_server"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("pillar", ["frontend", "radix", "constrained"])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import EngineError, InvalidRequest
-from ..client_backend import Backend
+from ..client.backend import Backend
 from .calls import TokenUsage
 from .channel import OpenAIChannel, models_of
 from .flavors import FLAVORS, Flavor, flavor_of

@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from ...errors import InvalidProgram
-from ..constraint import Constraint
-from ..ir import MAX_SAMPLES, GenParams
+from ..protocol.constraint import Constraint
+from ..protocol.ir import MAX_SAMPLES, GenParams
 from .flavors import Flavor
 from .transcript import Prompt
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from .. import ir
+from ..protocol import ir
 from .speculation import Draft, Slot
 from .transcript import Prompt, Transcript
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import EngineError, InvalidProgram, StemmaError
-from ..choices import ChoiceScore, decide
-from ..constraint import Constraint, schema_text
-from ..ir import GenParams, Hint, Select
+from ..protocol.choices import ChoiceScore, decide
+from ..protocol.constraint import Constraint, schema_text
+from ..protocol.ir import GenParams, Hint, Select
 from .bodies import gen_body
 from .echo import choice_logprobs
 from .flavors import Flavor

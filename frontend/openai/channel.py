@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...errors import EngineError, InvalidProgram, StemmaError
-from .. import wire
-from ..channel import EventSink
-from ..ir import Op
+from ..client.channel import EventSink
+from ..protocol import wire
+from ..protocol.ir import Op
 from .calls import Caller, TokenUsage
 from .flavors import Flavor
 from .http_client import Endpoint, HttpClient

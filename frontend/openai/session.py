@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ...errors import InvalidProgram, StemmaError
-from .. import ir, wire
+from ..protocol import ir, wire
 from .branch import Branch, Pattern, abort, hint_target, is_whole_message, transcript_of
 from .calls import Filling, OnDelta, Outcome
 from .shared_answer import is_plain, no_call, outcome_of, sampling_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import ir
+from ..protocol import ir
 from .calls import Outcome
 from .speculation import Filled
 

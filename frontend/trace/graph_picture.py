@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from .. import ir
+from ..protocol import ir
 from .labels import label_of, short_source
 from .op_graph import Branch, Edge, OpGraph, OpKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .. import ir
+from ..protocol import ir
 from .amounts import plural
 from .labels import label_of, short_source
 from .op_graph import Branch, OpGraph

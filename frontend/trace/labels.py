@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .. import ir
+from ..protocol import ir
 
 MAX_VALUE_CHARS = 40
 

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .. import ir
+from ..protocol import ir
 from .op_graph import OpGraph, OpKey
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import MissingDependency
 
 if TYPE_CHECKING:
-    from ..program import Program
+    from ..client.program import Program
 
 log = logging.getLogger("stemma.trace")
 

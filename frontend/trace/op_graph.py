@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...errors import InvalidProgram
-from .. import ir
+from ..protocol import ir
 
 ROOT = "main"
 OpKey = tuple[int, int]  # branch, seq

@@ -27,12 +27,12 @@ except ImportError as error:
     package = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
     raise MissingDependency(package, "otel", "exporting spans") from error
 
-from .. import ir
+from ..protocol import ir
 from .recording import record_of
 from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
 
 if TYPE_CHECKING:
-    from ..program import Program
+    from ..client.program import Program
 
 log = logging.getLogger("stemma.trace")
 

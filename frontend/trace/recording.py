@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProgramError
-from .. import ir
+from ..protocol import ir
 from .moments import Moments, Span
 from .op_graph import OpGraph, OpKey
 from .records import CallRecord, HintRecord, LaneRecord, PauseRecord, ProgramRecord
 
 if TYPE_CHECKING:
-    from ..program import Pending, Program
+    from ..client.program import Pending, Program
 
 
 def record_of(program: Program, index: int, zero_s: float) -> ProgramRecord:

@@ -15,7 +15,7 @@ from .run_record import RunRecord
 from .timeline import page_of
 
 if TYPE_CHECKING:
-    from ..program import Program
+    from ..client.program import Program
 
 
 class Report(RunRecord):

@@ -1,0 +1,1 @@
+"""Carries out a step's plan: inputs, forward, sampler, captured graphs."""

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import SamplingParams
-from ..step import Adjustment
+from ..schedule.plan import Adjustment
+from ..schedule.sampling_params import SamplingParams
 
 Int64Array = npt.NDArray[np.int64]
 

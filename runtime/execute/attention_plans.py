@@ -10,7 +10,7 @@ from ...kernels.attention_options import AttentionOptions, LatentOptions
 from ...kernels.attention_rows import AttentionRows
 from ...kernels.ops import KVLayer
 from ...kernels.registry import Kernels
-from ..model_config import ModelConfig
+from ..checkpoint.config.model_config import ModelConfig
 
 
 def plan_attentions(

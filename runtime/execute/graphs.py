@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ...kernels.ops import DevicePlan
 from ...kernels.registry import Kernels
+from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
-from ..model_config import ModelConfig
 from ..models.forward_batch import ForwardBatch
 from ..models.registry import CausalLM
 from .accelerator import Accelerator

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from ...kernels.registry import Kernels
+from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.transfer import KVTransfer
-from ..model_config import ModelConfig
 from ..models.forward_batch import ForwardBatch
 from ..models.registry import CausalLM
-from ..step import FinishedStep, StepPlan, StepResult
+from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .attention_plans import plan_attentions
 from .captured import CapturedForward
 from .inputs import NO_SOURCE, InputBuilder, StepInputs, wanted_logits
-from .readout import Readout
+from .sampler import Readout
 
 
 class InOrderSteps:

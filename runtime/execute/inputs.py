@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kernels.attention_rows import AttentionRows
-from ..step import Row, StepPlan
+from ..schedule.plan import Row, StepPlan
 
 Int64Array = npt.NDArray[np.int64]
 

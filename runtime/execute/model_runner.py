@@ -19,10 +19,13 @@ from ...errors import InvalidRequest
 from ...kernels.kv_cache_dtype import KVCacheDtype
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
+from ..checkpoint.config.model_config import ModelConfig
+from ..checkpoint.formats import require_kv_cache_dtype
+from ..checkpoint.loader import LoadFormat, open_weights
+from ..checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
+from ..checkpoint.quantized.quantizing import Quantization
+from ..checkpoint.weight_source import ProgressCallback, WeightSource
 from ..config import DEFAULT_GRAPH_MAX_TOKENS
-from ..layers.adapter_tables import AdapterTables
-from ..layers.build import ModelBuild
-from ..lora.adapter import Adapter, AdapterModule, ModuleShape
 from ..memory.copies import Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
@@ -30,14 +33,11 @@ from ..memory.kv_layout import KVLayout
 from ..memory.queued_transfer import QueuedKVTransfer
 from ..memory.sizing import num_pages_for, step_bytes
 from ..memory.transfer import KVTransfer
-from ..model_config import ModelConfig
+from ..models.layers.adapter_tables import AdapterTables
+from ..models.layers.build import ModelBuild
 from ..models.registry import CausalLM, model_class
-from ..sampling_params import SamplingParams
-from ..served_formats import require_kv_cache_dtype
-from ..step import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
-from ..weights.opening import LoadFormat, open_weights
-from ..weights.quantizing import Quantization
-from ..weights.source import ProgressCallback, WeightSource
+from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
+from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes

@@ -14,12 +14,12 @@ import torch
 from ...kernels.registry import Kernels
 from ..memory.queued_transfer import QueuedCopies, QueuedKVTransfer
 from ..models.registry import CausalLM
-from ..step import StepPlan, StepResult
+from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
 from .graphs import GraphForward
 from .inputs import InputBuilder, page_updates, wanted_logits
 from .read_back import ReadBack
-from .readout import Readout
+from .sampler import Readout
 from .staging import Staging
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling_params import MIN_TEMPERATURE, SamplingParams
+from ..schedule.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 
 def sampling_arrays(

@@ -15,13 +15,13 @@ from typing import Any
 import orjson
 
 from ...errors import InvalidProgram, ProtocolError
-from ...frontend import wire
-from ...frontend.interning import TakenTexts
-from ...frontend.ir import Fork, Join, Op, op_from_wire
-from ...frontend.link import Link
+from ...frontend.protocol import wire
+from ...frontend.protocol.interning import TakenTexts
+from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
+from ...frontend.protocol.link import Link
 from ..programs.hints import StatedLeases
 from ..programs.session import ProgramSession
-from ..schedule.hints import KVHints
+from ..schedule.cache.hints import KVHints
 from .event_outbox import EventOutbox
 
 # Guesses: each far above what a sane program needs, and small against a server's memory.

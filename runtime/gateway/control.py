@@ -13,16 +13,16 @@ from functools import partial
 from typing import Any
 
 from ...errors import InvalidProgram, InvalidRequest
-from ...frontend import wire
+from ...frontend.protocol import wire
+from ..checkpoint.lora.adapter import Adapter
+from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
+from ..checkpoint.lora.registry import AdapterRegistry
 from ..engine import LoadedModel
-from ..lora.adapter import Adapter
-from ..lora.loader import AdapterLoader, OnLoaded
-from ..lora.registry import AdapterRegistry
-from ..observe.observer import Observer
-from ..programs.hint_desk import HintDesk
+from ..programs.context import World
+from ..programs.hint_targets import HintDesk
 from ..programs.hints import StatedLeases
-from ..programs.world import World
 from .clients import Client, Clients
+from .observe.observer import Observer
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_ERROR_CHARS = 4096

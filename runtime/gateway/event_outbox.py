@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ...frontend import wire
+from ...frontend.protocol import wire
 
 MAX_DELTA_BYTES = 256 * 1024  # merged text and tokens; more begins another event
 EVENT_OVERHEAD_BYTES = 64

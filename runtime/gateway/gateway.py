@@ -19,11 +19,11 @@ import orjson
 import zmq
 
 from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
-from ...frontend import wire
-from ...frontend.wire import DRAIN_ORDER
-from ..chat_template import NOTHING_TOLD, Told
+from ...frontend.protocol import wire
+from ...frontend.protocol.wire import DRAIN_ORDER
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
+from ..tokenizer.chat_template import NOTHING_TOLD, Told
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
 from .control import Control
 from .listener import Listener, ServerKeys

@@ -19,9 +19,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from ...errors import InvalidRequest, ProtocolError
-from ...frontend import wire
-from ...frontend.keys import is_local, read_public, read_secret
-from ...frontend.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
+from ...frontend.protocol import wire
+from ...frontend.protocol.keys import is_local, read_public, read_secret
+from ...frontend.protocol.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 

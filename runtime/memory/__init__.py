@@ -1,0 +1,1 @@
+"""KV pools on device and host, and copies between tiers."""

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from .block_file import Payload
-from .block_key import BLOCK_TOKENS
+from .disk.block_file import Payload
+from .disk.block_key import BLOCK_TOKENS
 
 Bytes = npt.NDArray[np.uint8]  # a part of a layer: [num_vectors, num_slots, vector_bytes]
 Slots = npt.NDArray[np.int64]

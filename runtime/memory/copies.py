@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Literal, NamedTuple
 
-from .block_file import Payload
-from .block_key import Block
+from .disk.block_file import Payload
+from .disk.block_key import Block
 
 
 class Transfer(NamedTuple):

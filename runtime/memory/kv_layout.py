@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...errors import InvalidRequest
 from ...kernels.kv_cache_dtype import KVCacheDtype
-from ..model_config import ModelConfig
+from ..checkpoint.config.model_config import ModelConfig
 
 _BYTES = {
     "float64": 8,

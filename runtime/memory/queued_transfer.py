@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import MakePageCopy
-from .block_file import Payload
-from .block_key import BLOCK_TOKENS
 from .copies import BlockRestore, BlockSave, TierCopy, Transfer
 from .device_pool import DeviceKVPool
+from .disk.block_file import Payload
+from .disk.block_key import BLOCK_TOKENS
 from .host_pool import PinnedKVPool
 from .transfer import contiguous_runs
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from ...errors import InvalidRequest
-from ..model_config import ModelConfig
+from ..checkpoint.config.model_config import ModelConfig
 from .kv_layout import KVLayout
 
 # A laptop's owner keeps most of it (a guess); the cap below is usually far smaller anyway.

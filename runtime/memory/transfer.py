@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from .block_copy import Bytes, gather_block, scatter_block, slots_of
-from .block_file import Payload
 from .copies import BlockRestore, BlockSave, TierCopy, Transfer
 from .device_pool import DeviceKVPool
+from .disk.block_file import Payload
 from .host_pool import HostKVPool
 
 

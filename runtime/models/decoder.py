@@ -8,11 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..layers.build import ModelBuild
-from ..layers.embedding import VocabEmbedding
-from ..layers.norm import RMSNorm
-from ..layers.rotary import LayerRotary, Rotary
 from .forward_batch import ForwardBatch
+from .layers.build import ModelBuild
+from .layers.embedding import VocabEmbedding
+from .layers.norm import RMSNorm
+from .layers.rotary import LayerRotary, Rotary
 
 
 class DecoderLayer(Protocol):

@@ -3,10 +3,10 @@ layers first. What tells them apart is how experts are chosen, which the config 
 
 from __future__ import annotations
 
-from ..layers.build import ModelBuild
-from ..layers.experts import feed_forward_of
-from ..layers.latent_attention import LatentAttention
 from .decoder import Decoder
+from .layers.build import ModelBuild
+from .layers.experts import feed_forward_of
+from .layers.latent_attention import LatentAttention
 from .pre_norm import PreNormLayer
 
 

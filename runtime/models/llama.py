@@ -7,10 +7,10 @@ everything a step needs comes in through the call.
 
 from __future__ import annotations
 
-from ..layers.attention import Attention
-from ..layers.build import ModelBuild
-from ..layers.mlp import GatedMLP
 from .decoder import Decoder
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.mlp import GatedMLP
 from .pre_norm import PreNormLayer
 
 

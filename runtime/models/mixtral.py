@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..layers.attention import Attention
-from ..layers.build import ModelBuild
-from ..layers.experts import ExpertNames, MixtureOfExperts
 from .decoder import Decoder
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.experts import ExpertNames, MixtureOfExperts
 from .pre_norm import PreNormLayer
 
 _NAMES = ExpertNames(gate="experts.{}.w1", up="experts.{}.w3", down="experts.{}.w2")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...kernels.ops import Weight
 from ...kernels.registry import select_kernels
-from ..layers.build import ModelBuild
-from ..model_config import ModelConfig
-from ..weights.source import ModelTensors, stacked_shape
+from ..checkpoint.config.model_config import ModelConfig
+from ..checkpoint.weight_source import ModelTensors, stacked_shape
+from .layers.build import ModelBuild
 from .registry import model_class
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..layers.attention import Attention
-from ..layers.build import ModelBuild
-from ..layers.mlp import GatedMLP
-from ..layers.norm import QueryKeyNorm, RMSNorm
-from ..layers.rotary import Rotary
 from .decoder import Decoder
 from .forward_batch import ForwardBatch
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.mlp import GatedMLP
+from .layers.norm import QueryKeyNorm, RMSNorm
+from .layers.rotary import Rotary
 
 
 class Olmo2ForCausalLM(Decoder):

@@ -3,11 +3,11 @@ together."""
 
 from __future__ import annotations
 
-from ..layers.attention import Attention
-from ..layers.build import ModelBuild
-from ..layers.experts import feed_forward_of
-from ..layers.norm import QueryKeyNorm
 from .decoder import Decoder
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.experts import feed_forward_of
+from .layers.norm import QueryKeyNorm
 from .pre_norm import PreNormLayer
 
 

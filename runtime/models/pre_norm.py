@@ -6,10 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..layers.build import ModelBuild
-from ..layers.norm import RMSNorm
-from ..layers.rotary import Rotary
 from .forward_batch import ForwardBatch
+from .layers.build import ModelBuild
+from .layers.norm import RMSNorm
+from .layers.rotary import Rotary
 
 
 class AttentionBlock(Protocol):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..layers.attention import Attention
-from ..layers.build import ModelBuild
-from ..layers.mlp import GatedMLP
-from ..layers.norm import QueryKeyNorm
 from .decoder import Decoder
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.mlp import GatedMLP
+from .layers.norm import QueryKeyNorm
 from .pre_norm import PreNormLayer
 
 

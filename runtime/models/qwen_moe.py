@@ -3,10 +3,10 @@ shared expert behind a gate."""
 
 from __future__ import annotations
 
-from ..layers.attention import Attention
-from ..layers.build import ModelBuild
-from ..layers.experts import ExpertNames, feed_forward_of
 from .decoder import Decoder
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.experts import ExpertNames, feed_forward_of
 from .pre_norm import PreNormLayer
 from .qwen3 import qwen3_attention
 

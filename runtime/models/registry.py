@@ -9,12 +9,12 @@ from typing import Protocol
 from torch import Tensor
 
 from ...errors import ModelLoadError
-from ..layers.build import ModelBuild
-from ..model_families.registry import unknown_architecture
 from .deepseek import DeepseekForCausalLM
+from .families.registry import unknown_architecture
 from .forward_batch import ForwardBatch
 from .gemma import Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from .granite import GraniteForCausalLM
+from .layers.build import ModelBuild
 from .llama import LlamaForCausalLM
 from .mixtral import MixtralForCausalLM
 from .olmo2 import Olmo2ForCausalLM

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ...frontend import ir
+from ...frontend.protocol import ir
+from ..tokenizer.transcript import Marked, Transcript
 from .calls import Call
 from .hints import AskedHint
-from .transcript import Marked, Transcript
 
 
 @dataclass(slots=True, eq=False)

@@ -8,20 +8,20 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...constrained.serving.follower import PendingGrammar
 from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
-from ...frontend import ir
-from ...frontend.constraint import Constraint
-from ...frontend.ir import MAX_REQUEST_PRIORITY, seed_of_sample
-from ..lora.adapter import Adapter
-from ..request import HiddenSum, Request, Scoring
-from ..sampling_params import SamplingParams
-from ..schedule.grammar import PendingGrammar
+from ...frontend.protocol import ir
+from ...frontend.protocol.constraint import Constraint
+from ...frontend.protocol.ir import MAX_REQUEST_PRIORITY, seed_of_sample
+from ..checkpoint.lora.adapter import Adapter
 from ..schedule.program_record import ProgramRecord
+from ..schedule.request import HiddenSum, Request, Scoring
+from ..schedule.sampling_params import SamplingParams
 from .branch import Branch
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
+from .context import World
 from .embed_call import EmbedCall
-from .world import World
 
 MAX_DEADLINE_S = 86_400.0
 

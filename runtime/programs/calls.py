@@ -13,13 +13,13 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ...frontend.choices import ChoiceScore, decide
-from ..detokenizer import Detokenizer, StopHit
-from ..request import FinishReason, Request, Scoring
-from ..sampling_params import SamplingParams
+from ...frontend.protocol.choices import ChoiceScore, decide
+from ..schedule.plan import RowResult, TokenLogprob
 from ..schedule.program_record import ProgramRecord
-from ..step import RowResult, TokenLogprob
-from ..tokenizer import Tokenizer
+from ..schedule.request import FinishReason, Request, Scoring
+from ..schedule.sampling_params import SamplingParams
+from ..tokenizer.detokenizer import Detokenizer, StopHit
+from ..tokenizer.tokenizer import Tokenizer
 
 
 class RequestQueue(Protocol):

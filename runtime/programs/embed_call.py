@@ -6,8 +6,8 @@ from array import array
 
 import numpy as np
 
-from ..request import FinishReason, Request
-from ..step import RowResult
+from ..schedule.plan import RowResult
+from ..schedule.request import FinishReason, Request
 from .calls import Report, RequestQueue, meta_of
 
 

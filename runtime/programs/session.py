@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import InvalidProgram, PromptTooLong, StemmaError
-from ...frontend import ir, wire
-from ..chat_template import NOTHING_TOLD, Told
-from ..schedule.hints import Outcome
+from ...frontend.protocol import ir, wire
+from ..schedule.cache.hints import Outcome
 from ..schedule.program_record import ProgramRecord
+from ..tokenizer.chat_template import NOTHING_TOLD, Told
+from ..tokenizer.transcript import Marked, Transcript
 from .branch import Branch, Value
 from .call_factory import CallFactory
 from .calls import Delta, GenCall, SamplesCall
+from .context import World
 from .hints import Action, AskedHint, StatedLeases
-from .keeping import PrefixKeeper
-from .transcript import Marked, Transcript
-from .world import World
+from .prefix_leases import PrefixKeeper
 
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
 

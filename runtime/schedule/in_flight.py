@@ -16,11 +16,11 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..request import Request
-from ..step import Row, StepPlan
-from .kv_cache import Remains
-from .prefix_cache import Unsettled
-from .tiers import Publication
+from .cache.kv_cache import Remains
+from .cache.prefix_cache import Unsettled
+from .cache.tiers import Publication
+from .plan import Row, StepPlan
+from .request import Request
 
 # Rows under a grammar that may wait while the others of their step go on. A waiting row has every
 # second step only: of m such rows in a hundred the step pays m / 2 to save its host time, which is

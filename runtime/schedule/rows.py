@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...constrained.matcher import Mask
-from ..request import Request, Scoring
-from ..step import PageUpdate, Row
-from .grammar import Follower
+from ...constrained.serving.follower import Follower
+from .plan import PageUpdate, Row
+from .request import Request, Scoring
 
 PLACEHOLDER = (0,)
 

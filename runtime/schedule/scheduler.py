@@ -7,9 +7,9 @@ behind a long prompt. The rest goes to chunks of waiting prompts, in the order o
 (`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
 generate (`admission.py`). A request whose grammar is still being compiled computes all but its last
 token; tokens that its grammar forces are appended at once and computed as one chunk
-(`grammar.py`). A request whose adapter is not on the device waits until a slot is free for it
-(runtime/lora/slots.py). When pages run out all the same, the policy's victim is preempted: what
-it computed stays cached while there is room, and it waits at the head of the queue.
+(`constrained/serving/follower.py`). A request whose adapter is not on the device waits until a slot
+is free for it (queue/adapter_slots.py). When pages run out all the same, the policy's victim is
+preempted: what it computed stays cached while there is room, and it waits at the head of the queue.
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
@@ -22,28 +22,28 @@ from bisect import insort
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 
+from ...constrained.serving.follower import Follower
 from ...errors import DeadlineExceeded, OutOfPages
-from ..lora.slots import AdapterSlots
-from ..request import FinishReason, Request, RequestState
-from ..step import Row, RowResult, StepPlan, StepResult
-from .admission import NewTokenEstimate
-from .deadlines import Deadlines, expiry, refusal
-from .fairness import TenantShares
-from .gate import WorkingSet
-from .grammar import Follower
+from .cache.kv_cache import KVCacheManager
+from .cache.tiers import Publication
 from .in_flight import Held, InFlight, Planned
-from .kv_cache import KVCacheManager
-from .latencies import Latencies
-from .policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
+from .plan import Row, RowResult, StepPlan, StepResult
 from .program_record import ProgramRecord
-from .prompt_limits import PromptLimits
+from .queue.adapter_slots import AdapterSlots
+from .queue.admission import NewTokenEstimate
+from .queue.deadlines import Deadlines, expiry, refusal
+from .queue.fairness import TenantShares
+from .queue.latencies import Latencies
+from .queue.policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
+from .queue.prompt_limits import PromptLimits
+from .queue.stall import DEFAULT_SLOWDOWN, StallLimit
+from .queue.step_costs import StepCosts
+from .queue.waiting_queue import MAX_OVERTAKES, WaitingQueue
+from .queue.working_set import WorkingSet
+from .request import FinishReason, Request, RequestState
 from .rows import masks_of, row_of
-from .stall import DEFAULT_SLOWDOWN, StallLimit
 from .stats import SchedulerStats
-from .step_costs import StepCosts
-from .tiers import Publication
 from .tree_order import depth_first, shared_segments
-from .waiting import MAX_OVERTAKES, WaitingQueue
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...radix.tree import Node
-from ..request import Request
-from ..step import SharedSegment
+from .plan import SharedSegment
+from .request import Request
 
 Path = tuple[Node, ...]  # from below the root to the request's node
 

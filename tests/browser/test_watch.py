@@ -248,7 +248,7 @@ def test_those_who_want_no_motion_get_none(open_page: Callable[..., Any], page_s
 def test_assets_are_modules_without_libraries() -> None:
     import stemma
 
-    folder = Path(stemma.__file__).parent / "runtime/server/page/assets/watch"
+    folder = Path(stemma.__file__).parent / "server/page/assets/watch"
     for path in folder.glob("*.js"):
         text = path.read_text(encoding="utf-8")
         assert "innerHTML" not in text and "http://" not in text and "https://" not in text, path

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from stemma.errors import InvalidRequest
-from stemma.runtime.server.anthropic.reply import MessagesReply
-from stemma.runtime.server.anthropic.schema import MessagesRequest
-from stemma.runtime.server.generation.pieces import Outcome, Piece
+from stemma.server.api.anthropic.reply import MessagesReply
+from stemma.server.api.anthropic.schema import MessagesRequest
+from stemma.server.protocol.pieces import Outcome, Piece
 
 MODEL = "stemma-tiny"
 RECALL: list[Any] = [

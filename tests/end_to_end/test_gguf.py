@@ -14,10 +14,10 @@ from gguf_files import write_gguf
 from step_plans import PlanDriver
 
 import stemma as st
+from stemma.runtime.checkpoint.config.model_config import ModelConfig
+from stemma.runtime.checkpoint.location import locate_model
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.model_config import ModelConfig
-from stemma.runtime.model_location import locate_model
-from stemma.runtime.tokenizer import Tokenizer
+from stemma.runtime.tokenizer.tokenizer import Tokenizer
 
 TEXT = "Once upon a time"
 FLAGS = {"dtype": "float32", "max_total_tokens": 512, "max_running_requests": 2}

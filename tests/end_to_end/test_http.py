@@ -13,12 +13,12 @@ import pytest
 
 import stemma as st
 from stemma.errors import ModelLoadError
-from stemma.frontend.ir import GenParams
-from stemma.runtime.server.failures import failure_of
-from stemma.runtime.server.generation.pieces import GenerationFailed
-from stemma.runtime.server.generation.server_sent_events import DONE
-from stemma.runtime.server.generation.task import Task
-from stemma.runtime.server.native.generate_reply import GenerateReply, LogprobForm
+from stemma.frontend.protocol.ir import GenParams
+from stemma.server.api.native.generate_reply import GenerateReply, LogprobForm
+from stemma.server.protocol.failures import failure_of
+from stemma.server.protocol.pieces import GenerationFailed
+from stemma.server.protocol.server_sent_events import DONE
+from stemma.server.protocol.task import Task
 
 MODEL = "stemma-tiny"
 RECALL = [

@@ -16,9 +16,9 @@ import pytest
 from http_server import http_client, http_server
 
 import stemma as st
-from stemma.runtime.server.access import gate
-from stemma.runtime.server.access.api_keys import file_entry, new_key
-from stemma.runtime.server.service import Service
+from stemma.server.access import middleware as gate
+from stemma.server.access.api_keys import file_entry, new_key
+from stemma.server.generation.service import Service
 
 JSON = {"content-type": "application/json"}
 ALICE, BOB, ROOT = (new_key() for _ in range(3))

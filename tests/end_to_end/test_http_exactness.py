@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import stemma as st
-from stemma.runtime.server.app import create_app
+from stemma.server.app import create_app
 
 NAMES = ("tokens", "token_logprobs", "text_offset")
 

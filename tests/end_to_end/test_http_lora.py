@@ -16,8 +16,8 @@ from http_server import http_client, http_server
 
 import stemma as st
 from stemma.errors import ModelLoadError, ModelNotFound
-from stemma.runtime.model_location import EMBEDDED_MODEL
-from stemma.runtime.server.access.api_keys import file_entry, new_key
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
+from stemma.server.access.api_keys import file_entry, new_key
 
 MODEL = "stemma-tiny"
 NAMES = (None, "first", "second")

@@ -18,11 +18,11 @@ import torch
 import zmq
 from http_server import http_client
 
-from stemma.frontend.client import Connection
-from stemma.frontend.client_backend import Backend
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.client.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
-from stemma.runtime.execute.readout import NON_FINITE
+from stemma.runtime.execute.sampler import NON_FINITE
 from stemma.runtime.gateway.gateway import Gateway
 
 MODEL = "stemma-tiny"

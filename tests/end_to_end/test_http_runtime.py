@@ -15,7 +15,7 @@ import uvicorn
 
 import stemma as st
 from stemma.errors import EngineError, InvalidRequest, ProgramError
-from stemma.runtime.server.app import create_app
+from stemma.server.app import create_app
 
 
 @pytest.fixture(scope="module")

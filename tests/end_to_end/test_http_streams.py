@@ -21,11 +21,11 @@ import uvicorn
 from raw_http import WAYS_TO_GO, RawClient, events_of
 
 import stemma as st
-from stemma.runtime.server.app import create_app
-from stemma.runtime.server.connections import HttpProtocol
-from stemma.runtime.server.generation.server_sent_events import PING
-from stemma.runtime.server.service import Service
-from stemma.runtime.server.settings import ServerSettings
+from stemma.server.app import create_app
+from stemma.server.generation.service import Service
+from stemma.server.protocol.connections import HttpProtocol
+from stemma.server.protocol.server_sent_events import PING
+from stemma.server.settings import ServerSettings
 
 LONG = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "temperature": 1}
 STREAMED = {**LONG, "stream": True}

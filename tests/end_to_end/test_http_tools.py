@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from templates import TINY_TOOLS
 
 import stemma as st
-from stemma.runtime.model_location import EMBEDDED_MODEL
-from stemma.runtime.server.app import create_app
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
+from stemma.server.app import create_app
 
 MODEL = "stemma-tiny"
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Ulm?"}]

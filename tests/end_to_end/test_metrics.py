@@ -22,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import stemma
 import stemma as st
 from stemma.errors import EngineError
-from stemma.runtime.server.app import create_app
-from stemma.runtime.server.generation.pieces import Outcome
-from stemma.runtime.server.metrics.observed import RequestRecord
-from stemma.runtime.server.metrics.request_log import configure_logging, log_request
-from stemma.runtime.server.metrics.traces import observer_of
-from stemma.runtime.server.settings import ServerSettings
+from stemma.server.app import create_app
+from stemma.server.metrics.observed import RequestRecord
+from stemma.server.metrics.request_log import configure_logging, log_request
+from stemma.server.metrics.traces import observer_of
+from stemma.server.protocol.pieces import Outcome
+from stemma.server.settings import ServerSettings
 
 DASHBOARD = Path(stemma.__file__).parent / "docs" / "grafana" / "stemma.json"
 BASE = "http://127.0.0.1"

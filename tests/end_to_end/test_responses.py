@@ -12,10 +12,10 @@ from openai.types.responses import ResponseTextDeltaEvent
 from pydantic import BaseModel, Field
 
 from stemma.errors import InvalidRequest
-from stemma.runtime.server.responses import store as store_module
-from stemma.runtime.server.responses.items import Events, OutputItems
-from stemma.runtime.server.responses.schema import ResponsesRequest
-from stemma.runtime.server.responses.store import ResponseStore
+from stemma.server.api.responses import store as store_module
+from stemma.server.api.responses.items import Events, OutputItems
+from stemma.server.api.responses.schema import ResponsesRequest
+from stemma.server.api.responses.store import ResponseStore
 
 MODEL = "stemma-tiny"
 WEATHER: dict[str, Any] = {

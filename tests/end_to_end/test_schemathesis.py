@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 from schemathesis import GenerationMode
 
 import stemma as st
-from stemma.runtime.server.app import create_app
-from stemma.runtime.server.settings import ServerSettings
+from stemma.server.app import create_app
+from stemma.server.settings import ServerSettings
 
 NUM_EXAMPLES = 4  # of each endpoint, each way
 NUM_EXAMPLES_SLOW = 100

@@ -23,9 +23,9 @@ import pytest
 from raw_http import WAYS_TO_GO, RawClient
 
 import stemma as st
-from stemma.bench.process_meter import num_descriptors, process_tree
-from stemma.bench.runners.ports import free_port
-from stemma.frontend import ir, wire
+from stemma.bench.harness.process_meter import num_descriptors, process_tree
+from stemma.bench.serving.runners.ports import free_port
+from stemma.frontend.protocol import ir, wire
 
 NUM_CLIENTS = 8
 SAMPLE_S = 1.0

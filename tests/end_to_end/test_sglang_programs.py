@@ -22,7 +22,7 @@ import pytest
 import uvicorn
 
 import stemma as st
-from stemma.runtime.server.app import create_app
+from stemma.server.app import create_app
 
 FOLDER = Path(st.__file__).parent / "examples" / "sglang"
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.py"))]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import stemma as st
-from stemma.bench.latency import NUM_CALLS, programs
-from stemma.bench.runners.ports import free_port
-from stemma.bench.tcp_proxy import TcpProxy
+from stemma.bench.harness.tcp_proxy import TcpProxy
+from stemma.bench.serving.latency import NUM_CALLS, programs
+from stemma.bench.serving.runners.ports import free_port
 from stemma.cli.parser import run_command
 
 LATENCY_S = 0.05  # added to a round trip, half of it each way

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import stemma as st
-from stemma.runtime.model_location import EMBEDDED_MODEL
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
 FOLDER = Path(st.__file__).parent / "examples" / "tiny_model"
 

@@ -20,7 +20,7 @@ from stemma.kernels.quantized_weight import QuantizedWeight
 from stemma.kernels.reference import lora as reference
 from stemma.kernels.registry import select_kernels
 from stemma.kernels.triton import lora as triton_lora
-from stemma.runtime.weights.rounding import round_to_4_bits, round_to_8_bits
+from stemma.runtime.checkpoint.quantized.rounding import round_to_4_bits, round_to_8_bits
 
 BACKENDS = [reference, cpu, triton_lora]
 NUM_SLOTS, RANK = 3, 5

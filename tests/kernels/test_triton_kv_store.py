@@ -10,8 +10,8 @@ from stemma.kernels.ops import KVLayer
 from stemma.kernels.quantized_kv import QuantizedKV
 from stemma.kernels.reference import kv_store as reference
 from stemma.kernels.registry import Kernels, select_kernels
-from stemma.runtime.layers.rotary import RotaryTable
-from stemma.runtime.rope_scaling import RopeKind, RopeScaling
+from stemma.runtime.checkpoint.config.rope_scaling import RopeKind, RopeScaling
+from stemma.runtime.models.layers.rotary import RotaryTable
 
 # Infinities are part of the arithmetic; the interpreter's numpy warns of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

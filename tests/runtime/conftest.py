@@ -8,9 +8,9 @@ import pytest
 from fakes import FakeQueue
 from program_stage import Stage
 
-from stemma.runtime.chat_template import ChatTemplate
-from stemma.runtime.programs.world import Defaults, Replays, World
-from stemma.runtime.tokenizer import Tokenizer
+from stemma.runtime.programs.context import Defaults, Replays, World
+from stemma.runtime.tokenizer.chat_template import ChatTemplate
+from stemma.runtime.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture

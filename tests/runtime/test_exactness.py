@@ -44,19 +44,19 @@ from house import hope
 
 import stemma as st
 from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.serving.follower import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
-from stemma.frontend.client import Connection
-from stemma.frontend.client_backend import Backend
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.client.client import Connection
+from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.gateway.gateway import Gateway
-from stemma.runtime.lora.adapter import Adapter
-from stemma.runtime.request import FinishReason, Request, Scoring
-from stemma.runtime.sampling_params import SamplingParams
-from stemma.runtime.schedule.grammar import PendingGrammar
-from stemma.runtime.schedule.policy import DEFAULT_POLICY, POLICY_NAMES
+from stemma.runtime.schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
+from stemma.runtime.schedule.request import FinishReason, Request, Scoring
+from stemma.runtime.schedule.sampling_params import SamplingParams
 
 Load = Callable[..., LoadedModel]
 

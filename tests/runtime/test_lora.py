@@ -27,18 +27,18 @@ from quantized_checkpoints import write_act_ordered
 import stemma as st
 from stemma.cli.connect import engine_options
 from stemma.errors import InvalidRequest, ModelLoadError, ModelNotFound
-from stemma.frontend.client import Connection
-from stemma.frontend.client_backend import Backend
-from stemma.frontend.engine_process import _flags
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.client.client import Connection
+from stemma.frontend.client.engine_process import _flags
+from stemma.runtime.checkpoint.lora import loader
+from stemma.runtime.checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
+from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
 from stemma.runtime.config import EngineConfig, add_engine_flags, engine_config
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
-from stemma.runtime.lora import loader
-from stemma.runtime.lora.adapter import Adapter, AdapterModule, ModuleShape
-from stemma.runtime.lora.registry import AdapterRegistry
-from stemma.runtime.lora.slots import AdapterSlots
-from stemma.runtime.request import FinishReason, Request, Scoring
-from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.schedule.queue.adapter_slots import AdapterSlots
+from stemma.runtime.schedule.request import FinishReason, Request, Scoring
+from stemma.runtime.schedule.sampling_params import SamplingParams
 
 PROMPT = tuple(range(60, 90))
 

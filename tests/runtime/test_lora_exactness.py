@@ -28,14 +28,14 @@ from fakes import FakeListener
 
 import stemma as st
 from stemma.errors import ModelNotFound
-from stemma.frontend.client import Connection
-from stemma.frontend.client_backend import Backend
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.client.client import Connection
+from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
-from stemma.runtime.lora.registry import AdapterRegistry
-from stemma.runtime.request import FinishReason, Request
-from stemma.runtime.sampling_params import SamplingParams
+from stemma.runtime.schedule.request import FinishReason, Request
+from stemma.runtime.schedule.sampling_params import SamplingParams
 
 Load = Callable[..., LoadedModel]
 NAMES = ("a0", "a1", "a2", "a3")

@@ -17,8 +17,8 @@ import torch
 import zmq
 
 import stemma as st
-from stemma.frontend.client import Connection
-from stemma.frontend.client_backend import Backend
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.client.client import Connection
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway

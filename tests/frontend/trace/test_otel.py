@@ -16,7 +16,7 @@ import pytest
 from scripted_channel import ScriptedChannel, open_scripted
 
 import stemma as st
-from stemma.frontend import ir
+from stemma.frontend.protocol import ir
 from stemma.frontend.trace import observer
 
 pytest.importorskip("opentelemetry.sdk.trace")
@@ -167,7 +167,7 @@ def test_the_standard_variable_alone_exports_over_http(tmp_path: Path) -> None:
         environment = {
             **os.environ,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(Path(__file__).parents[2] / "support"),
         }
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60

@@ -10,8 +10,8 @@ from hypothesis import strategies as strats
 from scripted_channel import ScriptedChannel, open_scripted
 
 import stemma as st
-from stemma.frontend import ir
-from stemma.frontend.state import ProgramState
+from stemma.frontend.dsl.state import ProgramState
+from stemma.frontend.protocol import ir
 from stemma.frontend.trace.graph import Graph
 from stemma.frontend.trace.graph_picture import _placed
 from stemma.frontend.trace.report import report_of

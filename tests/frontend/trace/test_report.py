@@ -13,7 +13,7 @@ from hypothesis import strategies as strats
 from scripted_channel import ScriptedChannel, open_scripted
 
 import stemma as st
-from stemma.frontend import ir
+from stemma.frontend.protocol import ir
 from stemma.frontend.trace.graph import Graph
 from stemma.frontend.trace.moments import Moments, Span, busy_s
 from stemma.frontend.trace.observer import recorded_programs

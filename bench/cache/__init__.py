@@ -1,0 +1,1 @@
+"""The radix tree against its limits and peers."""

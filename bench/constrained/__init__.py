@@ -1,0 +1,1 @@
+"""Grammars: compile and mask times, conformance, and load."""

@@ -1,0 +1,1 @@
+"""Steps, kernels and quantization on one device."""

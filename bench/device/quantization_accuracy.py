@@ -1,0 +1,153 @@
+"""What rounding costs the embedded model: its logits against float32, and its evaluation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InvalidRequest
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.config import QUANTIZATIONS
+from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
+from ...runtime.schedule.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...kernels.ops import Linear, MakeOutputLinear, Weight
+    from ...runtime.execute.model_runner import ModelRunner
+
+QUESTIONS = (
+    "What is 17 + 26?",
+    "Where does the sun rise?",
+    "Name three fruits.",
+    "Write a sentence about the sea.",
+    "My name is Ada and I live in Bern. What is my name?",
+    "How many legs has a spider?",
+)
+_NUM_TOKENS = 96  # written in answer to each
+_EVALUATION = Path(__file__).parents[2] / "examples" / "tiny_model" / "evaluate.py"
+
+
+def accuracy_rows(model: Path = EMBEDDED_MODEL) -> list[dict[str, Any]]:
+    """Logits over text that the model wrote, sampled at temperature 1, in float32: the error
+    relative to the logits' spread, and KL divergence in nats a token."""
+    import torch
+
+    exact = _Scorer(model, "float32", "none")
+    texts = [exact.write(prompt, seed) for seed, prompt in enumerate(_prompts(model))]
+    truth = torch.cat([exact.logits(text) for text in texts])
+    rows, in_bf16 = [], truth
+    for name in QUANTIZATIONS:
+        scorer = _Scorer(model, "bfloat16", name)
+        found = torch.cat([scorer.logits(text) for text in texts])
+        if name == "none":
+            in_bf16 = found
+        rows.append(
+            {"format": "bf16" if name == "none" else name, "tokens": len(truth)}
+            | {f"{k}, to float32": v for k, v in _differences(found, truth).items()}
+            | {f"{k}, to bf16": v for k, v in _differences(found, in_bf16).items()}
+        )
+    return rows
+
+
+def evaluation_rows(num_cases: int) -> list[dict[str, Any]]:
+    """The embedded model's own evaluation, a process for each format."""
+    if not _EVALUATION.exists():
+        raise InvalidRequest(f"the evaluation is only in a checkout: {_EVALUATION} is missing")
+    rows = []
+    for name in QUANTIZATIONS:
+        command = [sys.executable, str(_EVALUATION), "--samples", str(num_cases), "--json"]
+        done = subprocess.run(
+            [*command, "--quantization", name], capture_output=True, text=True, check=True
+        )
+        for row in json.loads(done.stdout)["rows"]:
+            rows.append({"format": "bf16" if name == "none" else name, **row})
+    return rows
+
+
+def _prompts(model: Path) -> list[list[int]]:
+    from ...runtime.checkpoint.config.model_config import ModelConfig
+    from ...runtime.tokenizer.chat_template import ChatTemplate
+    from ...runtime.tokenizer.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(model, ModelConfig.from_folder(model).vocab_size)
+    template = ChatTemplate(model, tokenizer)
+    before, after = (template.encode(mark) for mark in template.marks(["user"], open_turn=True))
+    return [[*before, *tokenizer.encode(text), *after] for text in QUESTIONS]
+
+
+class _Scorer:
+    """A model in one format, of which all logits can be seen."""
+
+    def __init__(self, model: Path, dtype: str, quantization: str) -> None:
+        from ...kernels.registry import select_kernels
+        from ...runtime.checkpoint.config.model_config import ModelConfig
+        from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
+
+        self._seen: list[Tensor] = []
+        kernels = select_kernels(resolve_dtype(dtype))
+        self._runner: ModelRunner = ModelRunner(
+            model,
+            ModelConfig.from_folder(model),
+            dtype=dtype,
+            kernels=replace(
+                kernels,
+                capture=None,
+                make_output_linear=self._watching(kernels.make_output_linear),
+            ),
+            max_total_tokens=512,
+            max_running_requests=1,
+            quantization=quantization,  # type: ignore[arg-type]
+        )
+
+    def write(self, prompt: list[int], seed: int) -> list[int]:
+        """The prompt and what the model says to it."""
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        text, start = list(prompt), 0
+        for _ in range(_NUM_TOKENS):
+            row = self._row(text[start:], start, sampling=sampling)
+            result = self._runner.execute(StepPlan(0, (row,))).rows[0]
+            assert result.token_id is not None, result.error
+            start = len(text)
+            text.append(result.token_id)
+        return text
+
+    def logits(self, text: list[int]) -> Tensor:
+        """[tokens, vocab_size] float32."""
+        import torch
+
+        self._seen.clear()
+        self._runner.execute(StepPlan(0, (self._row(text, 0, target_ids=(*text[1:], 0)),)))
+        return torch.cat(self._seen).float()
+
+    def _row(self, ids: list[int], start: int, **wanted: Any) -> Row:
+        update = PageUpdate(0, tuple(range(start + len(ids))))
+        return Row(0, 0, start, tuple(ids), update, **wanted)
+
+    def _watching(self, make: MakeOutputLinear) -> MakeOutputLinear:
+        def make_watched(weight: Weight) -> Linear:
+            linear = make(weight)
+
+            def watched(x: Tensor) -> Tensor:
+                logits = linear(x)
+                self._seen.append(logits.clone())
+                return logits
+
+            return watched
+
+        return make_watched
+
+
+def _differences(found: Tensor, truth: Tensor) -> dict[str, float]:
+    centered = truth - truth.mean(1, keepdim=True)
+    log_p, log_q = truth.log_softmax(1), found.log_softmax(1)
+    return {
+        "logit error": ((found - truth).square().mean() / centered.square().mean()).sqrt().item(),
+        "KL": (log_p.exp() * (log_p - log_q)).sum(1).mean().item(),
+        "same best": (found.argmax(1) == truth.argmax(1)).float().mean().item(),
+    }

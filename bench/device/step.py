@@ -1,0 +1,185 @@
+"""Where the time of a step goes: linears, attention, the rest of the device half, the host half.
+
+One process, the real engine; the kernels are wrapped in clocks, which costs some 0.2 us a call.
+Decoding after prompts that share nothing, and a prompt of its own. Medians over the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.execute.threads import configure_threads, default_num_threads
+from ...runtime.schedule.plan import RowResult
+from ...runtime.schedule.request import FinishReason, Request
+from ...runtime.schedule.sampling_params import SamplingParams
+from ..harness.report import write_report
+
+if TYPE_CHECKING:
+    from ...kernels.ops import Linear
+    from ...kernels.registry import Kernels
+    from ...runtime.engine import Engine
+    from ...runtime.execute.model_runner import ModelRunner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LINEAR, ATTENTION, DEVICE = "linears", "attention", "device"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench step`."""
+    parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N")
+    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--steps", type=int, default=64, help="decode steps (default: %(default)s)")
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="replay recorded forward passes, as an engine does; their parts count as the rest",
+    )
+    parser.add_argument("--num-threads", type=int, metavar="N")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    configure_threads(args.num_threads or default_num_threads(args.model), None)
+    clocks = _Clocks()
+    engine = _engine(args, clocks)
+    _steps(engine, clocks, 1, args)  # warm-up
+    rows = []
+    for batch in args.batches:
+        prefill, decode = _steps(engine, clocks, batch, args)
+        rows.append(_row(f"decode, batch {batch}", decode))
+        rows.append(_row(f"prefill, {batch} x {args.prompt_tokens} tokens", prefill))
+    write_report("step", sorted(rows, key=lambda row: str(row["step"])), args)
+    return 0
+
+
+class _Clocks:
+    """Seconds spent in each kind of call since the last reset."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def reset(self) -> None:
+        self.seconds = {LINEAR: 0.0, ATTENTION: 0.0, DEVICE: 0.0}
+
+    def time(self, kind: str, call: Callable[P, R]) -> Callable[P, R]:
+        """`call`, on the clock of its kind."""
+
+        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+            started = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds[kind] += time.perf_counter() - started
+
+        return timed
+
+    def kernels(self, kernels: Kernels, is_replaying: bool) -> Kernels:
+        """The same kernels, timed."""
+
+        def timed_maker(make: Callable[P, Linear]) -> Callable[P, Linear]:
+            return lambda *args, **kwargs: self.time(LINEAR, make(*args, **kwargs))
+
+        return replace(
+            kernels,
+            capture=kernels.capture if is_replaying else None,
+            make_linear=timed_maker(kernels.make_linear),
+            make_output_linear=timed_maker(kernels.make_output_linear),
+            make_gated_linear=timed_maker(kernels.make_gated_linear),
+            plan_attention=self.time(ATTENTION, kernels.plan_attention),
+            paged_attention=self.time(ATTENTION, kernels.paged_attention),
+        )
+
+
+class Ignore:
+    """A listener that wants nothing."""
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        return None
+
+    def on_finish(self, request: Request) -> None:
+        pass
+
+
+class _TimedExecutor:
+    """The model runner, on the clock."""
+
+    def __init__(self, runner: ModelRunner, clocks: _Clocks) -> None:
+        self.segment_cost_tokens = runner.segment_cost_tokens
+        self.can_overlap = runner.can_overlap
+        self.submit = clocks.time(DEVICE, runner.submit)
+
+
+def _engine(args: argparse.Namespace, clocks: _Clocks) -> Engine:
+    from ...kernels.registry import select_kernels
+    from ...runtime.checkpoint.config.model_config import ModelConfig
+    from ...runtime.engine import Engine
+    from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
+
+    batch = max(args.batches)
+    tokens = args.prompt_tokens + args.steps + 1
+    clocks.reset()
+    runner = ModelRunner(
+        args.model,
+        ModelConfig.from_folder(args.model),
+        kernels=clocks.kernels(select_kernels(resolve_dtype("auto")), args.replay),
+        max_total_tokens=(batch + 1) * tokens,
+        max_running_requests=batch,
+    )
+    return Engine(
+        _TimedExecutor(runner, clocks),
+        num_pages=runner.num_pages,
+        page_size=1,
+        max_model_len=runner.max_model_len,
+        token_budget=batch * args.prompt_tokens,
+        max_running_requests=batch,
+    )
+
+
+def _steps(
+    engine: Engine, clocks: _Clocks, batch: int, args: argparse.Namespace
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Milliseconds of the prefill step and of each decode step."""
+    engine.flush_cache()
+    rng = random.Random(batch)
+    sampling = SamplingParams(max_tokens=args.steps, temperature=0.0, ignore_eos=True)
+    for _ in range(batch):
+        prompt = array("i", (rng.randrange(300, 4000) for _ in range(args.prompt_tokens)))
+        engine.submit(Request(engine.next_request_id(), prompt, sampling, Ignore()))
+    found = []
+    while engine.has_work:
+        clocks.reset()
+        started = time.perf_counter()
+        engine.step()
+        found.append(_in_ms(time.perf_counter() - started, clocks.seconds))
+    return found[:1], found[1:]
+
+
+def _in_ms(step_s: float, seconds: dict[str, float]) -> dict[str, float]:
+    device = seconds[DEVICE]
+    parts = {
+        "step": step_s,
+        "linears": seconds[LINEAR],
+        "attention": seconds[ATTENTION],
+        "rest of device half": device - seconds[LINEAR] - seconds[ATTENTION],
+        "host half": step_s - device,
+    }
+    return {name: value * 1e3 for name, value in parts.items()}
+
+
+def _row(name: str, steps: list[dict[str, float]]) -> dict[str, Any]:
+    medians = {f"{key}, ms": statistics.median(s[key] for s in steps) for key in steps[0]}
+    share = statistics.median(s["host half"] / s["step"] for s in steps)
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    return {"step": name, "threads": threads, **medians, "host share": share}

@@ -1,0 +1,1 @@
+"""What benchmarks share: workloads, models, machine limits, reports."""

@@ -1,0 +1,1 @@
+"""Policies, chunking, programs, and the DSL's own cost."""

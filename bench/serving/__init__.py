@@ -1,0 +1,1 @@
+"""Whole engines and servers under load, against peers."""

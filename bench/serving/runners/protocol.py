@@ -1,0 +1,122 @@
+"""What a driver and an engine's runner say to each other: one JSON object a line, over pipes.
+
+    runner -> driver    {"engine", "version", "mode"}              once, when the engine is ready
+    driver -> runner    {"op": "load", "path", "repeat"}           read and rotate a workload
+    driver -> runner    {"op": "run"}                              carry it out
+
+Each is answered by one line: `{}` to load, an `Outcome`'s fields to run, or `{"error": text}`. A
+workload under a schema is answered with its outputs, which the driver judges. The runner ends when
+its standard input closes. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TextIO
+
+from ...harness.workloads import PromptBook, Workload
+
+
+class Runner(Protocol):
+    """An engine that has loaded its model."""
+
+    engine: str
+    version: str
+    mode: str  # "offline" or "http"
+
+    def run(self, workload: Workload) -> PromptBook:
+        """Carry out all requests, greedily and under the workload's schema if it has one; prompts
+        and outputs by request."""
+
+    def close(self) -> None:
+        """End the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A workload carried out. Equal `output_sha` means equal tokens; `outputs`, in the order of the
+    requests' ids, are there if the workload has a schema."""
+
+    wall_s: float
+    prompt_tokens: int
+    output_tokens: int
+    output_sha: str
+    outputs: list[list[int]] | None = None
+
+
+def main(start: Callable[[argparse.Namespace], Runner]) -> int:
+    """A runner's process: flags, then lines until standard input closes."""
+    parser = argparse.ArgumentParser(prog="runner")
+    add = parser.add_argument
+    add("--model", help="checkpoint folder or file")
+    add("--program", help="path of the engine's own program")
+    add("--url", help="of a running server")
+    add("--threads", type=int)
+    add("--kv-tokens", type=int, help="capacity of the KV cache")
+    args = parser.parse_args()
+    replies = _take_stdout()
+    runner = start(args)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _abandon(runner))
+    try:
+        _reply(replies, {"engine": runner.engine, "version": runner.version, "mode": runner.mode})
+        _serve(runner, replies)
+    finally:
+        runner.close()
+    return 0
+
+
+def _abandon(runner: Runner) -> NoReturn:
+    """End in the middle of a workload, without waiting for threads that wait for the engine."""
+    runner.close()
+    os._exit(1)
+
+
+def _take_stdout() -> TextIO:
+    """The pipe to the driver, out of the reach of an engine that prints: that goes to stderr."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return replies
+
+
+def _serve(runner: Runner, replies: TextIO) -> None:
+    workload: Workload | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["op"] == "load":
+                read = Workload.from_json(Path(request["path"]).read_text())
+                workload = read.rotated(request["repeat"])
+                _reply(replies, {})
+            else:
+                assert workload is not None, "run before load"
+                _reply(replies, asdict(_carry_out(runner, workload)))
+        except Exception as error:  # an engine's own, of any kind: the driver tells it
+            _reply(replies, {"error": f"{type(error).__name__}: {error}"})
+
+
+def _carry_out(runner: Runner, workload: Workload) -> Outcome:
+    started = time.perf_counter()
+    book = runner.run(workload)
+    wall_s = time.perf_counter() - started
+    outputs = [book.outputs[item.id] for item in sorted(workload.requests, key=lambda r: r.id)]
+    return Outcome(
+        wall_s=wall_s,
+        prompt_tokens=sum(map(len, book.prompts.values())),
+        output_tokens=sum(map(len, outputs)),
+        output_sha=hashlib.sha256(json.dumps(outputs).encode()).hexdigest()[:12],
+        outputs=None if workload.json_schema is None else outputs,
+    )
+
+
+def _reply(replies: TextIO, fields: dict[str, Any]) -> None:
+    print(json.dumps(fields), file=replies, flush=True)

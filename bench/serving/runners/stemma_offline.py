@@ -1,0 +1,79 @@
+"""Stemma as a program's author uses it: an `Engine` process, and one program a tree of requests."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .... import __version__
+from ....frontend.backend import Engine
+from ....frontend.client.backend import Backend
+from ....frontend.dsl.expr import tokens
+from ....frontend.dsl.function import function
+from ....frontend.dsl.generation import gen
+from ....frontend.dsl.state import ProgramState
+from ...harness.workloads import PromptBook, WorkItem, Workload
+from .protocol import main
+
+Children = dict[int | None, list[WorkItem]]
+States = dict[int, ProgramState]
+
+
+@function
+def _tree(
+    s: ProgramState, root: WorkItem, workload: Workload, children: Children, states: States
+) -> None:
+    """`root` and all below it; `states` gets the branch that each request was made on."""
+    _grow(s, root, workload, children, states)
+
+
+def _grow(
+    s: ProgramState, item: WorkItem, workload: Workload, children: Children, states: States
+) -> None:
+    s += tokens(item.tokens)
+    s += gen(
+        str(item.id),
+        max_tokens=item.max_tokens,
+        temperature=0,
+        ignore_eos=workload.ignore_eos,
+        json_schema=workload.json_schema,
+    )
+    states[item.id] = s
+    below = children.get(item.id, [])
+    branches = s.fork(len(below)) if len(below) > 1 else [s] * len(below)
+    for branch, child in zip(branches, below, strict=True):
+        _grow(branch, child, workload, children, states)
+
+
+class StemmaOffline:
+    """Owns the engine's process."""
+
+    engine = "stemma"
+    version = __version__
+    mode = "offline"
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        options = {"num_threads": args.threads, "max_total_tokens": args.kv_tokens}
+        self._engine = Engine(args.model, **options)
+
+    def run(self, workload: Workload) -> PromptBook:
+        return run_workload(workload, self._engine)
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+
+def run_workload(workload: Workload, backend: Backend) -> PromptBook:
+    """One program a tree, all at once."""
+    children, states = workload.children(), States()
+    rows = [{"root": root} for root in children[None]]
+    _tree.run_batch(rows, workload=workload, children=children, states=states, backend=backend)
+    book = PromptBook()
+    for item in workload.requests:
+        book.prompt(item)
+        book.outputs[item.id] = states[item.id].get_meta_info(str(item.id))["output_ids"]
+    return book
+
+
+if __name__ == "__main__":
+    sys.exit(main(StemmaOffline))

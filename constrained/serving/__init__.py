@@ -1,0 +1,1 @@
+"""Grammars compiled in processes beside the engine, and followed by requests."""

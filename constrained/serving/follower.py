@@ -1,0 +1,122 @@
+"""A request's grammar as the scheduler sees it: on its way, then followed token by token.
+
+A grammar is compiled in another process (`compiler_service.py`), once for all requests that ask
+for the same. Each output follows it with a matcher of its own. Tokens that must follow whatever
+the model says are appended at once (jump-forward; SGLang's compressed finite state machine,
+arXiv:2312.07104, section 3.3), or, switched off, sampled one by one with nothing else allowed: the
+output is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from ..matcher import BoundGrammar, Mask, Matcher
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFailure:
+    """Why there is no grammar; `kind` names the class of the error."""
+
+    message: str
+    kind: str = "InvalidGrammar"
+
+
+@dataclass(slots=True, eq=False)
+class PendingGrammar:
+    """A grammar that is asked for: neither field is set while it is compiled, then one of them."""
+
+    bound: BoundGrammar | None = None
+    failure: GrammarFailure | None = None
+    schema: str | None = None  # of a lenient one: outputs are to be validated against it
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is there, or never will be."""
+        return self.bound is not None or self.failure is not None
+
+    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
+        """For one output, at its start."""
+        assert self.bound is not None, "the grammar is not there"
+        return Follower(self.bound.matcher(), jump_forward, stop_ids)
+
+
+class Follower:
+    """One output's way through its grammar. A forced run, once begun, is followed to its end.
+
+    Nothing here raises: a fault of the matcher is an error of this output alone.
+    """
+
+    def __init__(self, matcher: Matcher, jump_forward: bool, stop_ids: frozenset[int]) -> None:
+        """`stop_ids` may come where the grammar lets the output end."""
+        self._matcher = matcher
+        self._jump_forward = jump_forward
+        self._stop_ids = stop_ids
+        self._forced: deque[int] = deque()
+        self._fault: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing may follow."""
+        return self._guarded(self._matcher.is_finished, False)
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further, if so."""
+        return self._fault or self._guarded(self._matcher.error, None) or self._fault
+
+    def consume(self, token_id: int) -> bool:
+        """Take the output's next token; False where the grammar has no such."""
+        if not self._guarded(partial(self._matcher.consume, token_id), False):
+            return False
+        if self._forced:
+            forced = self._forced.popleft()
+            assert forced == token_id, f"token {token_id} where {forced} is forced"
+        return True
+
+    def forced_run(self) -> Sequence[int]:
+        """Tokens to append before the next one is sampled; none without jump-forward."""
+        return self._guarded(self._matcher.forced_tokens, ()) if self._jump_forward else ()
+
+    def mask(self, out: Mask) -> None:
+        """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next; none
+        where there is an error."""
+        self._guarded(partial(self._mask, out), None)
+        if self._fault:
+            out.fill(0)
+
+    def _mask(self, out: Mask) -> None:
+        if not self._jump_forward:
+            if not self._forced:
+                self._forced.extend(self._matcher.forced_tokens())
+            if self._forced:
+                out.fill(0)
+                return _allow(out, (self._forced[0],))
+        self._matcher.mask(out)
+        if self._matcher.is_accepting():
+            _allow(out, self._stop_ids)
+
+    def _guarded(self, verb: Callable[[], T], otherwise: T) -> T:
+        try:
+            return verb()
+        except Exception as error:
+            log.exception("a matcher failed")
+            self._fault = f"the matcher failed: {type(error).__name__}: {error}"
+            return otherwise
+
+
+def _allow(mask: Mask, token_ids: Iterable[int]) -> None:
+    """Ids beyond the vocabulary cannot be sampled anyhow."""
+    for token_id in token_ids:
+        if token_id < 32 * len(mask):
+            mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))

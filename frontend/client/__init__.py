@@ -1,0 +1,1 @@
+"""The client's side of ZeroMQ: connection, programs under way, the engine's process."""

@@ -1,0 +1,459 @@
+"""A client's connection to a runtime: one session, one I/O thread, many programs.
+
+Ops are collected per program and leave together: when the program first has to wait, when it ends,
+or `FLUSH_AFTER_S` after the first of them, whichever comes first. So everything up to a program's
+first wait normally travels as one message (its capture). Events come back on the I/O thread, which
+hands each to its program; programs wait on conditions of their own. Nothing here knows of models.
+
+The I/O thread is woken for what somebody waits for. While it is busy it looks again by itself after
+a millisecond, because each wake costs the author's thread the interpreter lock for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import orjson
+import zmq
+
+from ...errors import EngineError, InvalidRequest, ModelLoadError, ModelNotFound, StemmaError
+from ..protocol import wire
+from ..protocol.interning import MIN_CHARS, SentTexts
+from ..protocol.ir import Gen, Op, Text
+from ..protocol.keys import ClientKeys
+from .channel import EventSink
+from .outbox import Outbox
+from .transport import Transport
+
+FLUSH_AFTER_S = 0.002
+BUSY_S = 0.010  # after a message the I/O thread expects more for so long (guess)
+NAP_S = 0.001  # meanwhile it looks this often; what ends without being waited for shares a message
+CALL_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 60.0
+HEARTBEAT_POLL_S = wire.HEARTBEAT_S / 4
+
+# How deep the I/O thread sleeps, that is, who has to wake it.
+_AWAKE = 0
+_NAPPING = 1  # it looks again within NAP_S: only who waits for an answer wakes it
+_DOZING = 2  # it looks again within FLUSH_AFTER_S: the end of a program wakes it too
+_ASLEEP = 3  # anything does
+
+
+class Connection:
+    """A connection to the runtime at `endpoint`; thread-safe; lives until `close`.
+
+    Raises EngineError if nothing answers within `timeout_s`, the runtime speaks another version or
+    does not accept the keys.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        is_alive: Callable[[], str | None] | None = None,
+        keys: ClientKeys | None = None,
+        tenant: str | None = None,
+        silence_s: float = wire.RUNTIME_TIMEOUT_S,
+    ) -> None:
+        """`is_alive` returns why the runtime's process is dead, or None (asked while waiting);
+        `tenant`: on whose account this client works, None: its own; `silence_s`: after which a
+        runtime that is connected is given up."""
+        self.endpoint = endpoint
+        self._tenant = tenant
+        self._silence_s = silence_s
+        self._is_alive = is_alive or (lambda: None)
+        self._keys = keys
+        self._lock = threading.RLock()  # a finalizer that sends may run within
+        self._has_credit = threading.Condition(self._lock)
+        self._credit_bytes = wire.CLIENT_CREDIT_BYTES
+        self._programs: dict[int, EventSink] = {}
+        self._outbox = Outbox()
+        self._texts = SentTexts()
+        self._calls: dict[int, _Call] = {}
+        self._ids = itertools.count(1)
+        self._error: EngineError | None = None
+        self._closing = False
+        self._sleep = _AWAKE
+        self._is_woken = False
+        self._posted: deque[Callable[[], None]] = deque()  # work for the I/O thread
+        self._is_urgent = False  # somebody waits for what is queued
+        self._last_sent_s = 0.0
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
+        self._context = context or zmq.Context.instance()
+        self._welcome: dict[str, Any] | None = None
+        self._welcomed = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="stemma-client", daemon=True)
+        self._thread.start()
+        self._await_welcome(timeout_s)
+
+    # --- for programs -------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the runtime said of itself when it welcomed this client."""
+        assert self._welcome is not None
+        return self._welcome
+
+    @property
+    def error(self) -> EngineError | None:
+        """Why the connection is dead, or None."""
+        return self._error
+
+    def open_program(self, sink: EventSink, create: dict[str, object]) -> int:
+        """Register a program; `create` (seed, instance, stream) travels with its first ops.
+
+        Raises InvalidProgram if it cannot be sent.
+        """
+        encoded = wire.encode_create(create)
+        with self._lock:
+            self._require_open()
+            program = next(self._ids)
+            self._programs[program] = sink
+            self._outbox.open(program, encoded)
+        return program
+
+    def send_op(self, program: int, op: Op) -> None:
+        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S. Waits while
+        the runtime has not taken CLIENT_CREDIT_BYTES of what was sent.
+
+        Raises InvalidProgram, and has then queued nothing, if it cannot be sent.
+        """
+        with self._lock:
+            self._require_open()
+            if self._outbox.held_bytes > self._credit_bytes:
+                self._await_credit()
+            if not self._outbox.add(program, self._encoded(op)):
+                raise EngineError("the program was cancelled or has ended")
+        if self._sleep == _ASLEEP:  # it looks again when the op is due
+            self._wake()
+
+    def flush(self, program: int, *, end: bool = False, is_awaited: bool = False) -> None:
+        """Send what is queued; `end` says that no op of this program follows. Somebody waits for
+        what comes of it where it is not the end, or `is_awaited`: it leaves at once."""
+        with self._lock:
+            if self._error and not self._closing:
+                return
+            self._outbox.flush(program, end=end)
+            if not self._outbox.has_queued:
+                return
+            self._is_urgent = self._is_urgent or is_awaited or not end
+        if self._sleep >= (_NAPPING if self._is_urgent else _DOZING):
+            self._wake()
+
+    def close_program(self, program: int) -> None:
+        """Forget a program; if it has not ended, the runtime cancels what is left of it."""
+        with self._lock:
+            known = self._programs.pop(program, None) is not None
+            self._outbox.forget(program)
+            if known and not self._error:
+                self._queue("cancel", program=program)
+
+    def end_gens(self, program: int) -> None:
+        """Have a program's gens end now with what they have, finish reason "abort", and those that
+        would follow with nothing; the values still come."""
+        with self._lock:
+            if program in self._programs and not self._error:
+                self._queue("cancel", program=program, keep=True)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether half of it is free: ops of so many bytes would be taken without waiting for the
+        runtime."""
+        return self._outbox.held_bytes <= self._credit_bytes // 2
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have the I/O thread run `work`; takes no lock."""
+        self._posted.append(work)
+        if self._sleep:
+            self._wake()
+
+    def call(self, method: str, timeout_s: float | None = CALL_TIMEOUT_S, **args: object) -> Any:
+        """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its answer; without a
+        limit where `timeout_s` is None, but not for a runtime that is given up."""
+        pending = self._begin_call(method, args)
+        try:
+            return pending.result(timeout_s)
+        except TimeoutError:
+            raise pending.overdue(timeout_s) from None
+        finally:
+            self._calls.pop(pending.id, None)
+
+    async def acall(
+        self, method: str, timeout_s: float | None = CALL_TIMEOUT_S, **args: object
+    ) -> Any:
+        """`call` that holds no thread while it waits."""
+        pending = self._begin_call(method, args)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(pending), timeout_s)
+        except TimeoutError:
+            raise pending.overdue(timeout_s) from None
+        finally:
+            self._calls.pop(pending.id, None)
+
+    def _begin_call(self, method: str, args: dict[str, object]) -> _Call:
+        with self._lock:
+            self._require_open()
+            pending = _Call(next(self._ids), method)
+            header: dict[str, Any] = {"id": pending.id, "method": method, "args": args}
+            wire.encode("call", n=0, ack=0, **header)  # raises here what could not be sent
+            self._calls[pending.id] = pending
+            self._queue("call", **header)
+        return pending
+
+    def close(self) -> None:
+        """Stop the I/O thread and the socket; programs still open are cancelled by the runtime."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+        self._fail(EngineError("the connection was closed"))
+
+    def abandon(self, error: EngineError) -> None:
+        """Give the runtime up: all that waits for it is told `error`, and so is who asks later."""
+        self._fail(error)
+        self._wake()
+
+    def wait_ended(self) -> EngineError:
+        """Until the runtime is given up or the connection closed; why."""
+        self._thread.join()
+        return self._error or EngineError("the connection was closed")
+
+    # --- what is sent -------------------------------------------------------------------------
+
+    def _queue(self, op: str, **header: object) -> None:
+        self._outbox.queue(op, header)
+        self._is_urgent = True
+        if self._sleep:
+            self._wake()
+
+    def _encoded(self, op: Op) -> bytes:
+        """An op as it travels: a long text that was sent before as the number of its slot."""
+        item = op.to_wire()
+        if type(op) is Text:
+            if len(op.text) >= MIN_CHARS and (slot := self._slot(op.text, item)) is not None:
+                item[4] = slot
+        elif type(op) is Gen and op.params.constraint is not None:
+            source = op.params.constraint.source
+            if len(source) >= MIN_CHARS and (slot := self._slot(source, item)) is not None:
+                item = orjson.loads(wire.encode_op(item))
+                item[5]["constraint"]["source"] = slot
+        return wire.encode_op(item)
+
+    def _slot(self, text: str, item: list[object]) -> int | None:
+        """The slot of a text, a new one where it comes a second time. Raises InvalidProgram if
+        `item`, which has the text, cannot be sent."""
+        slot = self._texts.slot_of(text)
+        if slot is not None or not self._texts.is_repeated(text):
+            return slot
+        num_bytes = len(wire.encode_op(item))
+        if not self._texts.has_room(text):
+            self._outbox.flush_all()  # it may name slots that are filled anew now
+        slot, emptied = self._texts.add(text)
+        header = {"emptied": emptied, "texts": [[slot, text]]}
+        self._outbox.queue("intern", header, num_bytes)
+        return slot
+
+    def _await_credit(self) -> None:
+        if threading.current_thread() is self._thread:
+            return  # it is the one who brings credit
+        while self._outbox.held_bytes > self._credit_bytes:
+            self._outbox.flush_all()
+            self._is_urgent = True
+            if self._sleep:
+                self._wake()
+            self._has_credit.wait()
+            self._require_open()
+
+    # --- the I/O thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._keep_session()
+        except EngineError as error:
+            self._fail(error)
+        except Exception as error:  # the thread must never die without telling its programs
+            self._fail(EngineError(f"connection to {self.endpoint} failed: {error}"))
+        finally:
+            self._wake_r.close()
+            self._wake_w.close()
+
+    def _keep_session(self) -> None:
+        transport = Transport(
+            self._context,
+            self.endpoint,
+            self._keys,
+            self._wake_r.fileno(),
+            self._is_alive,
+            self._tenant,
+            self._silence_s,
+        )
+        try:
+            self._loop(transport)
+        finally:
+            transport.close()
+
+    def _loop(self, transport: Transport) -> None:
+        flush_at: float | None = None
+        while not self._closing and self._error is None:
+            self._sleep = _ASLEEP  # before looking at what there is to do: no wake is missed
+            messages = transport.poll(self._timeout_s(flush_at))
+            self._sleep = _AWAKE
+            if self._is_woken:
+                self._drain_wake()
+            if self._welcome is None and transport.welcome is not None:
+                self._be_welcomed(transport.welcome)
+            for message in messages:
+                self._dispatch(message)
+            self._run_posted()
+            flush_at = self._flush_overdue(flush_at)
+            self._send(transport)
+        self._send(transport)
+
+    def _timeout_s(self, flush_at: float | None) -> float:
+        """How long to poll, as things are now; also settles how deep the sleep is."""
+        is_busy = time.monotonic() - self._last_sent_s < BUSY_S
+        if self._posted or (self._outbox.has_queued and (self._is_urgent or not is_busy)):
+            return 0.0
+        if is_busy:
+            self._sleep = _NAPPING
+            return NAP_S
+        if flush_at is not None or self._outbox.dirty:
+            self._sleep = _DOZING
+            return FLUSH_AFTER_S
+        return HEARTBEAT_POLL_S
+
+    def _flush_overdue(self, flush_at: float | None) -> float | None:
+        """Flush all outboxes once the oldest op has waited long enough; when to look again."""
+        with self._lock:
+            if not self._outbox.dirty:
+                return None
+            now = time.monotonic()
+            if flush_at is None:
+                return now + FLUSH_AFTER_S
+            if now < flush_at:
+                return flush_at
+            self._outbox.flush_all()
+        return None
+
+    def _send(self, transport: Transport) -> None:
+        with self._lock:
+            self._is_urgent = False
+            self._outbox.hand_over(transport.link)
+            if self._outbox.release(transport.link.num_acked):
+                self._has_credit.notify_all()
+        if transport.send():
+            self._last_sent_s = time.monotonic()
+
+    def _be_welcomed(self, header: dict[str, Any]) -> None:
+        self._welcome = header
+        self._credit_bytes = int(header.get("credit_bytes", wire.CLIENT_CREDIT_BYTES))
+        self._welcomed.set()
+
+    def _dispatch(self, message: wire.Message) -> None:
+        header = message.header
+        if message.op == "events":
+            for program, branch, seq, kind, payload in header["events"]:
+                sink = self._programs.get(program)
+                if sink is not None:
+                    sink.handle_event(branch, seq, kind, payload)
+                if kind == wire.DONE:
+                    self._programs.pop(program, None)
+        elif message.op == "reply":
+            with self._lock:  # else `_fail` may have it too
+                call = self._calls.pop(header["id"], None)
+            if call is not None:
+                call.take(header)
+
+    def _run_posted(self) -> None:
+        while self._posted:
+            self._posted.popleft()()
+
+    def _fail(self, error: EngineError) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            programs, self._programs = list(self._programs.values()), {}
+            calls, self._calls = list(self._calls.values()), {}
+            self._outbox.clear()
+            self._has_credit.notify_all()
+        self._welcomed.set()
+        for sink in programs:
+            sink.handle_disconnect(self._error)
+        for call in calls:
+            call.set_exception(EngineError(str(self._error)))
+
+    # --- small things ---------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._pid != os.getpid():
+            raise EngineError("a connection cannot be used after fork(); open one in the child")
+        if self._error is not None:
+            raise EngineError(str(self._error))
+
+    def _await_welcome(self, timeout_s: float) -> None:
+        if not self._welcomed.wait(timeout_s):
+            self.close()
+            raise EngineError(f"no runtime answered at {self.endpoint} within {timeout_s:g} s")
+        if self._error is not None:
+            raise EngineError(str(self._error))
+
+    def _wake(self) -> None:
+        self._sleep = _AWAKE  # one wake is enough
+        self._is_woken = True
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_w.send(b"x")
+
+    def _drain_wake(self) -> None:
+        self._is_woken = False
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_r.recv(4096):
+                pass
+
+
+# The caller's own fault, by the name of the error's class.
+_REFUSALS: dict[str, type[StemmaError]] = {
+    error.__name__: error for error in (InvalidRequest, ModelLoadError, ModelNotFound)
+}
+
+
+class _Call(Future[Any]):
+    """One `call` waiting for its reply; nobody cancels it, for the runtime would not know."""
+
+    def __init__(self, call_id: int, method: str) -> None:
+        super().__init__()
+        self.id = call_id
+        self.method = method
+        self.set_running_or_notify_cancel()
+
+    def overdue(self, timeout_s: float | None) -> EngineError:
+        """That it has not come in time."""
+        return EngineError(f"{self.method}: no reply within {timeout_s:g} s")
+
+    def take(self, reply: dict[str, Any]) -> None:
+        """Its reply has come."""
+        if reply.get("ok"):
+            self.set_result(reply.get("result"))
+            return
+        refusal = _REFUSALS.get(str(reply.get("kind")))
+        if refusal is not None:
+            self.set_exception(refusal(str(reply.get("error"))))
+        else:
+            self.set_exception(EngineError(f"{self.method}: {reply.get('error')}"))

@@ -1,0 +1,156 @@
+"""The engine's process: its birth, its orders, its end.
+
+It is a subprocess, not multiprocessing: a script needs no main guard. Its standard input is its
+owner's line to it: an order is a line, and when it closes the engine ends, so that it never
+outlives its owner, however that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from ...errors import InvalidRequest
+
+START_TIMEOUT_S = 1800.0  # a large checkpoint takes a while to load, and longer to quantize
+FETCH_TIMEOUT_S = 86_400.0  # a model that has to be downloaded first
+STOP_TIMEOUT_S = 5.0
+LOG_TAIL_LINES = 15
+_STDERR = 2
+_REFUSED = 1  # the exit code of an engine that cannot do what it was asked to, behind one line
+_REFUSAL = "error: "
+
+
+class EngineProcess:
+    """A child process that serves one model at `endpoint`. Lifetime: until `stop`, or this
+    object's."""
+
+    def __init__(
+        self,
+        model: str | Path | None,
+        *,
+        listen: Sequence[str] = (),
+        options: dict[str, object],
+        has_log: bool = True,
+    ) -> None:
+        """As `Engine`; `has_log`: what it prints is kept for its last words, else it goes to this
+        process's standard error."""
+        flags = _flags({"model": model, **options})  # which may raise
+        self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
+        self.endpoint = f"ipc://{self._folder}/engine.ipc"
+        command = [sys.executable, "-P", "-m", "stemma.runtime"]
+        for endpoint in (self.endpoint, *listen):
+            command += ["--endpoint", endpoint]
+        command += ["--watch-stdin", *flags]
+        log = self._folder / "engine.log" if has_log else None
+        with contextlib.ExitStack() as stack:
+            output = _STDERR if log is None else stack.enter_context(log.open("wb"))
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+        # How the process ended, with its last words; None while it runs. Holds nothing of this
+        # object, whose end is the process's.
+        self.death: Callable[[], str | None] = partial(_death, self._process, log)
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._folder, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.wait()
+
+    def order(self, order: bytes) -> None:
+        """Tell it what to do, which it will between two steps; nothing where it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(order)
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """End it at once, with the processes that it started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it and remove its folder; safe to call twice."""
+        self._finalizer()
+
+
+def start_timeout_s(model: str | Path | None) -> float:
+    """How long an engine may take to start; one that ends is noticed at once."""
+    is_here = model is None or Path(model).expanduser().exists()
+    return START_TIMEOUT_S if is_here else FETCH_TIMEOUT_S
+
+
+def _flags(options: dict[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif isinstance(value, Mapping | list | tuple):
+            items = value.items() if isinstance(value, Mapping) else value
+            flags += [flag, *(_words(name, item) for item in items)] if value else []
+        elif value is not None and value is not False:
+            flags += [flag, str(value)]
+    return flags
+
+
+def _words(option: str, item: object) -> str:
+    """One of an option's values; a pair as "name=value". Raises InvalidRequest for a name that
+    would end before its end."""
+    if not isinstance(item, tuple):
+        return str(item)
+    name, value = item
+    if "=" in str(name):
+        raise InvalidRequest.of(option, name, "names without '='")
+    return f"{name}={value}"
+
+
+def _death(process: subprocess.Popen[bytes], log: Path | None) -> str | None:
+    if process.poll() is None:
+        return None
+    code, words = process.returncode, _last_words(log)
+    for index, line in enumerate(words):
+        if code == _REFUSED and line.startswith(_REFUSAL):  # it says why, and had no accident
+            return "\n".join([line.removeprefix(_REFUSAL), *words[index + 1 :]])
+    name = f", {signal.Signals(-code).name}" if code < 0 else ""
+    return "\n  ".join(
+        [f"the engine's process ended (exit code {code}{name}){':' if words else ''}", *words]
+    )
+
+
+def _last_words(log: Path | None) -> list[str]:
+    try:
+        text = "" if log is None else log.read_text(errors="replace")
+    except OSError:
+        return []
+    return text.strip().splitlines()[-LOG_TAIL_LINES:]
+
+
+def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
+        return  # a fork of the owner ends: the engine is not its own
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # an order that it did not live to read
+            process.stdin.close()
+    process.terminate()  # it may not read its orders yet
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,462 @@
+"""A running program as its client sees it: the results of its ops, as they come back.
+
+The author's thread sends ops, the channel's thread fills in results and wakes who waits for them.
+What is filled in is marked as done last, so that reading needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+from ...errors import EngineError, InvalidProgram, ProgramError
+from ..protocol import ir, wire
+from .channel import Channel
+from .waiting import Condition, Waiters
+
+
+class Pending:
+    """The result of one op: not there, streaming, or done."""
+
+    __slots__ = ("chunks", "done_s", "is_done", "meta", "op", "replace", "text", "value")
+
+    def __init__(self, op: ir.Op) -> None:
+        self.op = op
+        self.value: Any = None
+        self.text = ""  # what the op appended to its branch's text
+        self.replace = False  # whether `text` is the branch's whole text so far
+        self.meta: Any = {}  # a list of dicts where the value is a list of samples
+        self.chunks: list[str] | None = None
+        self.is_done = False
+        self.done_s: float | None = None  # when it came, by time.perf_counter()
+
+    @property
+    def branch(self) -> int:
+        return self.op.branch
+
+    @property
+    def seq(self) -> int:
+        return self.op.seq
+
+    @property
+    def name(self) -> str | None:
+        return getattr(self.op, "name", None) or None
+
+
+class Defaults:
+    """What the gens of a run do that do not say themselves; shared by all programs of a batch."""
+
+    def __init__(self, params: ir.GenParams) -> None:
+        self.params = params
+        self._merged: dict[int, tuple[ir.GenParams, ir.GenParams]] = {}  # by id of the first
+
+    def applied_to(self, params: ir.GenParams) -> ir.GenParams:
+        """`params` with what they leave open filled in; the same object for the same one."""
+        found = self._merged.get(id(params))
+        if found is None:
+            if len(self._merged) >= 256:
+                self._merged.clear()
+            found = self._merged[id(params)] = (params, params.with_defaults(self.params))
+        return found[1]
+
+
+class Relay(Protocol):
+    """Who runs other programs on this thread's account while it waits."""
+
+    def released(self) -> AbstractContextManager[None]:
+        """For the time of a wait."""
+
+
+class Program:
+    """One running program: its branches, and the results that come back for them."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        seed: int,
+        instance: int = 0,
+        stream: bool = False,
+        defaults: Defaults | None = None,
+        name: str = "program",
+        num_api_spec_tokens: int | None = None,
+        lora_path: str | None = None,
+    ) -> None:
+        """`name` is for reports. `num_api_spec_tokens` is only of use to a channel that asks a
+        server call by call; the result is the same without. `lora_path` names the adapter of all
+        calls that name none."""
+        self._channel = channel
+        self.defaults = defaults
+        self.name = name
+        self.is_streaming = stream
+        self.is_ended = False
+        self.log: list[tuple[float, ir.Op]] = []  # (time.perf_counter(), op) as they were sent
+        self.started_s = time.perf_counter()
+        self.started_ns = time.time_ns()
+        self.ended_s: float | None = None  # by time.perf_counter()
+        self.on_end: Callable[[Program], None] | None = None  # called at its end, perhaps twice
+        self.waiters = Waiters()
+        self._pending: dict[tuple[int, int], Pending] = {}
+        self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
+        self._seen_errors: set[int] = set()
+        self._dropped: deque[tuple[int, int]] = deque()
+        self._num_waits = 0  # of the program's function
+        self._disconnect: Exception | None = None
+        self._branches = itertools.count()
+        self._is_done = False
+        self._is_cancelled = False
+        self.runner: object = None  # of a streaming run's function: its thread's ident or task
+        self.loop_thread: int | None = None  # where an async function runs: it must not wait there
+        self.relay: Relay | None = None
+        create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        if num_api_spec_tokens is not None:
+            create["num_api_spec_tokens"] = num_api_spec_tokens
+        if lora_path is not None:
+            create["lora_path"] = lora_path
+        self.id = channel.open_program(self, create)
+
+    @property
+    def model(self) -> str:
+        """The name of the model it runs on."""
+        return str(self._channel.info.get("model", ""))
+
+    # --- called by branches ----------------------------------------------------------------------
+
+    def new_branch(self) -> int:
+        """The next branch number."""
+        return next(self._branches)
+
+    def send(self, op: ir.Op) -> Pending:
+        """Send an op; the returned Pending is filled when the runtime answers."""
+        if self._dropped:
+            self._send_dropped()
+        self._require_open()
+        pending = self._pending[op.branch, op.seq] = Pending(op)
+        try:
+            self._channel.send_op(self.id, op)
+        except BaseException:
+            del self._pending[op.branch, op.seq]
+            raise
+        self.log.append((time.perf_counter(), op))
+        return pending
+
+    def send_silent(self, op: ir.Op) -> None:
+        """Send an op that is never answered: a text, a pause, an end."""
+        if self._dropped:
+            self._send_dropped()
+        self._require_open()
+        self._channel.send_op(self.id, op)
+        self.log.append((time.perf_counter(), op))
+
+    def _require_open(self) -> None:
+        if self.is_ended:
+            raise InvalidProgram("the program has ended; nothing can be appended to it")
+
+    def note_dropped(self, branch: int, seq: int) -> None:
+        """Nobody can read `branch` any more; its log ended before `seq`.
+
+        Safe in a finalizer, on any thread: it takes no lock. The runtime is told with the next op
+        or wait, or at once while the function waits; what goes with the end of the function is not
+        dropped, so no error in it is lost.
+        """
+        self._dropped.append((branch, seq))
+        if self._num_waits:  # looked at after the append: a wait that begins now sees that
+            self._channel.call_soon(partial(self._send_dropped_one, (branch, seq)))
+
+    def _send_dropped(self) -> None:
+        while not self.is_ended:
+            try:
+                branch, seq = self._dropped.popleft()
+            except IndexError:  # all sent, perhaps by another thread
+                return
+            self._send_drop(branch, seq)
+
+    def _send_dropped_one(self, dropped: tuple[int, int]) -> None:
+        """Only that: the function may have gone on, and what it leaves at its end is not meant."""
+        try:
+            self._dropped.remove(dropped)
+        except ValueError:  # sent meanwhile
+            return
+        if not self.is_ended:
+            self._send_drop(*dropped)
+            self._channel.flush(self.id)
+
+    def _send_drop(self, branch: int, seq: int) -> None:
+        self._seen_errors.add(branch)
+        op = ir.Drop(branch, seq, None)
+        try:
+            self._channel.send_op(self.id, op)
+        except EngineError:  # who appends or waits next is told
+            return
+        self.log.append((time.perf_counter(), op))
+
+    def flush(self) -> None:
+        """Have all that was appended carried out now."""
+        if self._dropped:
+            self._send_dropped()
+        self._channel.flush(self.id)
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def begin_wait(self, pending: Pending | None) -> None:
+        """Somebody waits for `pending`, or for the end."""
+        self.flush()
+
+    def wait(self, pending: Pending) -> Pending:
+        """Wait for an op's result. Raises ProgramError or EngineError."""
+        if not pending.is_done:
+            self.begin_wait(pending)
+            self.wait_until(lambda: self._is_settled(pending))
+        return self._checked(pending)
+
+    async def wait_async(self, pending: Pending) -> Pending:
+        """The same for a coroutine."""
+        if not pending.is_done:
+            self.begin_wait(pending)
+            with self.released():
+                await self.waiters.wait_async(lambda: self._is_settled(pending))
+        return self._checked(pending)
+
+    def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
+        """Wait for chunks after the first `num_seen`; none when the result is done."""
+        if not self._has_chunks(pending, num_seen):
+            self.begin_wait(pending)
+            self.wait_until(lambda: self._has_chunks(pending, num_seen))
+        return self._fresh_chunks(pending, num_seen)
+
+    async def wait_chunks_async(self, pending: Pending, num_seen: int) -> list[str]:
+        """The same for a coroutine."""
+        if not self._has_chunks(pending, num_seen):
+            self.begin_wait(pending)
+            with self.released():
+                await self.waiters.wait_async(lambda: self._has_chunks(pending, num_seen))
+        return self._fresh_chunks(pending, num_seen)
+
+    def wait_done(self) -> None:
+        """Wait until all branches have run; raise the first error that nobody has seen."""
+        if not self.is_done:
+            self.wait_until(lambda: self.is_done)
+        self._raise_unseen()
+
+    async def wait_done_async(self) -> None:
+        """The same for a coroutine."""
+        if not self.is_done:
+            await self.waiters.wait_async(lambda: self.is_done)
+        self._raise_unseen()
+
+    def wait_until(self, condition: Condition) -> None:
+        """Wait on this thread. Raises InvalidProgram where that would stop an event loop."""
+        if condition():
+            return
+        if self.loop_thread == threading.get_ident():
+            raise InvalidProgram(
+                "an async function must not wait like this, all others would wait with it: "
+                "await s.aget(name), s.atext(), s.adone(), or iterate over s.text_async_iter()"
+            )
+        with self.released():
+            self.waiters.wait(condition)
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """For the time in which this program's function only waits: others run meanwhile, and forks
+        that nobody can read any more are dropped at once."""
+        with nullcontext() if self.relay is None else self.relay.released():
+            if self.is_run_elsewhere():  # it is a reader who waits
+                yield
+                return
+            with self.waiters.lock:
+                self._num_waits += 1
+            try:
+                if self._dropped:  # between the last flush and here
+                    self.flush()
+                yield
+            finally:
+                with self.waiters.lock:
+                    self._num_waits -= 1
+
+    def is_run_elsewhere(self) -> bool:
+        """Whether values may still come that the caller does not make itself."""
+        runner = self.runner
+        if isinstance(runner, asyncio.Task):
+            return runner is not _current_task()
+        return runner is not None and runner != threading.get_ident()
+
+    def _is_settled(self, pending: Pending) -> bool:
+        return pending.is_done or self._failure_of(pending) is not None
+
+    def _has_chunks(self, pending: Pending, num_seen: int) -> bool:
+        return len(pending.chunks or ()) > num_seen or self._is_settled(pending)
+
+    def _fresh_chunks(self, pending: Pending, num_seen: int) -> list[str]:
+        is_done = pending.is_done  # before the chunks are read: what comes then is not lost
+        fresh = (pending.chunks or [])[num_seen:]
+        if not fresh and not is_done:
+            self._checked(pending)
+        return fresh
+
+    def _checked(self, pending: Pending) -> Pending:
+        if not pending.is_done:
+            self._raise_failure(pending)
+        return pending
+
+    # --- failure ---------------------------------------------------------------------------------
+
+    def _failure_of(self, pending: Pending) -> Exception | None:
+        op = pending.op
+        failed = self._errors.get(op.branch)
+        if failed is not None and op.seq >= failed[0]:
+            return failed[1]
+        if self._disconnect is None and self._is_done:  # refused as a whole
+            refused = self._errors.get(0)
+            return refused[1] if refused else EngineError("the program ended before this op")
+        return self._disconnect
+
+    def _raise_failure(self, pending: Pending) -> None:
+        error = self._failure_of(pending)
+        assert error is not None
+        if isinstance(error, ProgramError):
+            self._note_seen(pending.op.branch)
+        raise _copied(error)
+
+    def _note_seen(self, branch: int) -> None:
+        """With a failed join its branches' own errors are seen, too."""
+        self._seen_errors.add(branch)
+        seq, _ = self._errors.get(branch, (-1, None))
+        failed = self._pending.get((branch, seq))
+        if failed is not None and isinstance(failed.op, ir.Join):
+            self._seen_errors.update(failed.op.children)
+
+    def ignore_errors_of(self, branches: tuple[int, ...]) -> None:
+        """Some of these branches may fail: it is not for `wait_done` to raise that."""
+        self._seen_errors.update(branches)
+
+    def failure_of_branch(self, branch: int) -> Exception | None:
+        """The error that stopped a branch, or None. Asking counts as having seen it."""
+        if branch in self._errors:
+            self._note_seen(branch)
+            return self._errors[branch][1]
+        return self._disconnect
+
+    def raise_disconnect(self) -> None:
+        """Raise what ended the program as a whole, if anything did."""
+        if self._disconnect is not None:
+            raise _copied(self._disconnect)
+
+    def _raise_unseen(self) -> None:
+        if self._errors:
+            for branch, (_, error) in sorted(self._errors.items()):
+                if branch not in self._seen_errors and error.kind != wire.STOPPED:
+                    raise _copied(error)
+        if not self._is_done:
+            self.raise_disconnect()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """No op follows."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        self.waiters.wake()
+        self._channel.flush(self.id, end=True)
+
+    def cancel(self) -> None:
+        """Stop everything that still runs for this program."""
+        if self._is_cancelled:
+            return
+        self._is_cancelled = self.is_ended = True
+        if self._disconnect is None and not self._is_done:
+            self._disconnect = EngineError("the program was cancelled")
+        self._note_end()
+        self._channel.close_program(self.id)
+
+    def cancel_soon(self) -> None:
+        """`cancel` for a finalizer: it takes no lock, a thread of the channel's does the work."""
+        if not self.is_done:
+            self.call_soon(self.cancel)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have a thread of the channel's run `work`; takes no lock."""
+        self._channel.call_soon(work)
+
+    def fail(self, error: Exception) -> None:
+        """Cancel because the author's own code raised `error`; every wait raises it."""
+        if not self._is_done:
+            self._disconnect = error
+        self.cancel()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come for this program."""
+        return self._is_done or self._disconnect is not None
+
+    # --- events (on the channel's thread) --------------------------------------------------------
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        if kind == wire.DONE:
+            self._is_done = True
+            self._note_end()
+            return
+        if kind == wire.FAILED:
+            self._errors[branch] = (seq, _error_from(payload))
+        elif kind == wire.DELTA:
+            pending = self._pending[branch, seq]
+            if pending.chunks is None:
+                pending.chunks = []
+            if text := wire.text_of_delta(payload):
+                pending.chunks.append(text)
+        else:
+            _fill(self._pending[branch, seq], payload)
+        self.waiters.wake()
+
+    def handle_disconnect(self, error: EngineError) -> None:
+        self._disconnect = self._disconnect or error
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if self.ended_s is None:
+            self.ended_s = time.perf_counter()
+        on_end = self.on_end
+        if on_end is not None:
+            on_end(self)
+        self.waiters.wake()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs on this thread
+        return None
+
+
+def _fill(pending: Pending, payload: dict[str, Any]) -> None:
+    pending.value = payload.get("value")
+    pending.text = payload.get("text", "")
+    pending.replace = payload.get("replace", False)
+    pending.meta = payload.get("meta", {})
+    pending.done_s = time.perf_counter()
+    pending.is_done = True
+
+
+def _error_from(payload: dict[str, Any]) -> ProgramError:
+    return ProgramError(
+        payload["message"],
+        op=payload.get("op", ""),
+        source=payload.get("source"),
+        kind=payload.get("kind", "ProgramError"),
+    )
+
+
+def _copied(error: Exception) -> Exception:
+    """A fresh exception for each raise, so that tracebacks do not pile up on one object; an
+    author's own is raised as it is."""
+    if type(error) is ProgramError:
+        return ProgramError(error.message, op=error.op, source=error.source, kind=error.kind)
+    return EngineError(str(error)) if isinstance(error, EngineError) else error

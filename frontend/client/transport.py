@@ -1,0 +1,256 @@
+"""A client's session with a runtime, over connections that come and go.
+
+Each connection is a DEALER socket of its own, so that nothing of an old one arrives late; its
+monitor says when it is lost (ZeroMQ's heartbeats notice that within seconds, also of a peer that
+just vanished). Then a new socket says hello with the session's token, and both sides send again
+what the other has not taken. One thread owns a transport; nothing here knows of programs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ...errors import EngineError, ProtocolError
+from ..protocol import wire
+from ..protocol.keys import ClientKeys
+from ..protocol.link import Link
+from ..protocol.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
+from .greeting import mechanism_of
+
+LINGER_MS = 500
+RECONNECT_AFTER_S = 0.1
+NUM_HANG_UPS = 3  # on the handshake, before the first welcome, until it is asked why
+
+_WATCHED = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Transport:
+    """Sends and takes messages of one session; used by one thread.
+
+    Lifetime: from the first hello to `close`. What cannot be mended raises EngineError from `poll`.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        keys: ClientKeys | None,
+        wake_fd: int,
+        is_alive: Callable[[], str | None],
+        tenant: str | None,
+        silence_s: float = wire.RUNTIME_TIMEOUT_S,
+    ) -> None:
+        """`wake_fd`: becomes readable to end a `poll`; `is_alive`: why the runtime's process is
+        dead, or None; `tenant`: on whose account this client works; `silence_s`: after which a
+        runtime that is connected is given up."""
+        self.link = Link()
+        self.welcome: dict[str, Any] | None = None  # the first one
+        self.silence_s = silence_s
+        self._refusal: ProtocolError | None = None  # the runtime's last word
+        self._context = context
+        self._endpoint = endpoint
+        self._keys = keys
+        self._wake_fd = wake_fd
+        self._is_alive = is_alive
+        self._tenant = tenant
+        self._session: str | None = None
+        self._is_up = False  # welcomed on this socket
+        self._num_hang_ups = 0
+        self._reopen_at: float | None = None
+        self._last_sent_s = self._last_heard_s = self._lost_s = time.monotonic()
+        self._dealer: zmq.Socket[bytes]
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        self._open()
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """A new socket, and hello on it."""
+        self._dealer = dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, LINGER_MS)
+        dealer.setsockopt(zmq.SNDHWM, 0)  # credits bound what is under way
+        dealer.setsockopt(zmq.RCVHWM, 0)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
+        if self._keys is not None:
+            dealer.curve_serverkey = self._keys.server_public
+            dealer.curve_publickey = self._keys.public
+            dealer.curve_secretkey = self._keys.secret
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._poller.register(dealer, zmq.POLLIN)
+        if not self._endpoint.startswith("inproc://"):
+            self._monitor = dealer.get_monitor_socket(_WATCHED)
+            self._poller.register(self._monitor, zmq.POLLIN)
+        self._reopen_at = None
+        dealer.connect(self._endpoint)
+        who = {"session": self._session, "tenant": self._tenant}
+        known: dict[str, Any] = {name: value for name, value in who.items() if value is not None}
+        self._send(wire.encode("hello", client="stemma", ack=self.link.told(), **known))
+
+    def _shut(self, linger_ms: int) -> None:
+        if self._monitor is not None:
+            self._dealer.disable_monitor()
+            self._monitor = None
+        self._dealer.close(linger_ms)
+
+    def close(self) -> None:
+        """Say goodbye, send what is left, close."""
+        if self._is_up:
+            self._send(wire.encode("bye"))
+        self._shut(LINGER_MS)
+
+    def _lose(self, now: float) -> None:
+        """The connection is gone: say hello on a new one soon."""
+        self._shut(0)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        if self._is_up:
+            self._lost_s = now
+        self._is_up = False
+        self._reopen_at = now + RECONNECT_AFTER_S
+
+    # --- in -------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[wire.Message]:
+        """Wait for messages, `wake_fd` or the time; what is to be carried out, in order.
+
+        Raises EngineError where the session cannot go on, ProtocolError where the runtime says so.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._reopen_at is not None:
+            timeout_s = min(timeout_s, RECONNECT_AFTER_S)
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        now = time.monotonic()
+        messages: list[wire.Message] = []
+        if self._monitor in ready and self._has_broken():
+            messages = self._receive()  # what came before: a farewell may be among it
+            self._lose(now)
+        elif self._dealer in ready and self._reopen_at is None:
+            self._last_heard_s = now
+            messages = self._receive()
+        if self._reopen_at is not None and now >= self._reopen_at:
+            self._open()
+        self._check_peer(now)
+        return messages
+
+    def _receive(self) -> list[wire.Message]:
+        messages: list[wire.Message] = []
+        while True:
+            try:
+                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            message = wire.decode(parts, wire.RUNTIME_OPS)
+            if message.op == "error":
+                self._refusal = ProtocolError(str(message.header.get("message")))
+                if not messages:  # else the next poll's to say: these came before it
+                    raise self._refusal
+                return messages
+            if message.op == "welcome":
+                self._be_welcomed(message.header)
+            elif self.link.take(message) and message.op not in ("pong", "credit"):
+                messages.append(message)
+
+    def _be_welcomed(self, header: dict[str, Any]) -> None:
+        session = str(header.get("session", ""))
+        if self._session is not None and session != self._session:
+            raise EngineError(
+                f"the runtime at {self._endpoint} does not know this session any more: it was "
+                "started anew, or the connection was away for longer than its grace period"
+            )
+        self._session = session
+        self.link.resume(header.get("ack", 0))
+        self._is_up = True
+        if self.welcome is None:
+            self.welcome = header
+
+    def _has_broken(self) -> bool:
+        """What the socket's monitor has seen. Raises EngineError for a handshake that failed."""
+        is_lost = False
+        while self._monitor is not None and self._monitor.poll(0):
+            event = int(parse_monitor_message(self._monitor.recv_multipart())["event"])
+            is_lost = is_lost or event == zmq.EVENT_DISCONNECTED
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise EngineError(
+                    f"the runtime at {self._endpoint} refused client_key: it does not know this key"
+                )
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                raise self._mismatch()
+            if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self.welcome is None:
+                self._num_hang_ups += 1
+                if self._num_hang_ups % NUM_HANG_UPS == 0:
+                    self._explain_hang_ups()
+        return is_lost
+
+    def _explain_hang_ups(self) -> None:
+        """Raises EngineError, unless it may be that nobody is behind the address yet."""
+        mechanism = mechanism_of(self._endpoint)
+        if mechanism is None:
+            return
+        if (mechanism == "NULL") != (self._keys is None):
+            raise self._mismatch()
+        if self._keys is not None:
+            raise EngineError(
+                f"{self._endpoint} hung up on the handshake: server_key is not its key"
+            )
+
+    def _mismatch(self) -> EngineError:
+        own = "none" if self._keys is None else "keys"
+        return EngineError(
+            f"{self._endpoint} does not shake hands: one side has keys (CURVE), this has {own}"
+        )
+
+    def _check_peer(self, now: float) -> None:
+        reason = self._is_alive()
+        if reason is None and self.welcome is not None:
+            grace_s = float(self.welcome.get("grace_s", wire.GRACE_S))
+            if not self._is_up and now - self._lost_s > grace_s:
+                reason = (
+                    f"the connection to {self._endpoint} broke and was not back in {grace_s:g} s"
+                )
+            elif self._is_up and now - self._last_heard_s > self.silence_s:
+                reason = f"the runtime has been silent for {now - self._last_heard_s:.0f} s"
+        if reason is not None:
+            raise EngineError(reason)
+
+    # --- out ------------------------------------------------------------------------------------
+
+    def send(self) -> bool:
+        """Send what was put into the link, acknowledge, keep the runtime awake; whether anything
+        of the link's went out."""
+        if not self._is_up:
+            return False
+        has_sent = False
+        while (parts := self.link.unsent()) is not None:
+            if not self._send(parts):
+                break
+            self.link.sent()
+            has_sent = True
+        if self.link.owes_ack:
+            self._send(wire.encode("credit", ack=self.link.told()))
+        elif time.monotonic() - self._last_sent_s > wire.HEARTBEAT_S:
+            self._send(wire.encode("ping", ack=self.link.told()))
+        return has_sent
+
+    def _send(self, parts: list[bytes]) -> bool:
+        """False where the socket has no connection to send on: one that was refused, as its monitor
+        will say."""
+        try:
+            self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        self._last_sent_s = time.monotonic()
+        return True

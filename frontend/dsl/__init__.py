@@ -1,0 +1,1 @@
+"""What authors write: functions, states, gens, forks, batches."""

@@ -1,0 +1,184 @@
+"""What can be appended to a program's state: text, token ids, roles, and the sums of expressions.
+
+Expressions are inert values; `ProgramState.__iadd__` turns them into ops. What calls the model is
+in `generation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+from ...errors import InvalidProgram
+from ..protocol.ir import GenParams
+
+ROLES = ("system", "user", "assistant")
+
+
+class Expr:
+    """Base of all expressions; they add up with each other and with strings."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expr | str | None) -> Sum:
+        return Sum((*_parts(self), *_parts(other)))
+
+    def __radd__(self, other: Expr | str | None) -> Sum:
+        return Sum((*_parts(other), *_parts(self)))
+
+
+Appendable: TypeAlias = Expr | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Expr):
+    """Several expressions, one after the other."""
+
+    items: tuple[Expr | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensExpr(Expr):
+    """Token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenExpr(Expr):
+    """A generation; an empty name keeps the value unnamed."""
+
+    name: str
+    params: GenParams
+
+
+@dataclass(frozen=True, slots=True)
+class SelectExpr(Expr):
+    """A choice among texts; an empty name keeps the value unnamed."""
+
+    name: str
+    choices: tuple[str, ...]
+    method: str
+    lora_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBeginExpr(Expr):
+    """Opens a chat message."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEndExpr(Expr):
+    """Closes a chat message."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class VarExpr(Expr):
+    """The value of an op of the same program, resolved by the runtime."""
+
+    program: object
+    branch: int
+    seq: int
+    owner: object  # the state it was taken from: while this lives, the branch is not dropped
+
+
+@dataclass(frozen=True, slots=True)
+class ImageExpr(Expr):
+    """An image of a prompt, by path, URL or data."""
+
+    source: Any
+
+
+def tokens(token_ids: Sequence[int]) -> Expr:
+    """Append token ids as they are, without BOS; for programs that tokenize by themselves."""
+    ids = tuple(token_ids)
+    if not ids or not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise InvalidProgram.of("token_ids", token_ids, "at least one integer >= 0")
+    return TokensExpr(ids)
+
+
+def image(source: Any) -> Expr:
+    """An image; a model that reads only text refuses it where it is appended."""
+    return ImageExpr(source)
+
+
+def video(path: str, num_frames: int) -> NoReturn:
+    """Refused: no model of Stemma's reads videos. Raises InvalidProgram."""
+    raise InvalidProgram("video: no model here reads videos; describe it in text", "video")
+
+
+def separate_reasoning(expr: Appendable = None, model_type: str | None = None) -> NoReturn:
+    """Refused: SGLang's way takes text back that was appended already. Raises InvalidProgram.
+
+    Generate the reasoning under a name of its own instead: `gen("thought", stop="</think>")`.
+    """
+    raise InvalidProgram(
+        "separate_reasoning: text that was appended cannot be taken back; give the reasoning a "
+        'name of its own, as in gen("thought", stop="</think>") + "</think>" + gen("answer")',
+        "separate_reasoning",
+    )
+
+
+def role(name: str, content: Appendable = None) -> Sum:
+    """A whole chat message of role `name`."""
+    return Sum((RoleBeginExpr(name), *_parts(content), RoleEndExpr(name)))
+
+
+def system(content: Appendable = None) -> Sum:
+    """A system message."""
+    return role("system", content)
+
+
+def user(content: Appendable = None) -> Sum:
+    """A user's message."""
+    return role("user", content)
+
+
+def assistant(content: Appendable = None) -> Sum:
+    """An assistant's message, usually `assistant(gen("answer"))`."""
+    return role("assistant", content)
+
+
+def system_begin() -> Expr:
+    """Open a system message."""
+    return RoleBeginExpr("system")
+
+
+def system_end() -> Expr:
+    """Close the open system message."""
+    return RoleEndExpr("system")
+
+
+def user_begin() -> Expr:
+    """Open a user's message."""
+    return RoleBeginExpr("user")
+
+
+def user_end() -> Expr:
+    """Close the open user's message."""
+    return RoleEndExpr("user")
+
+
+def assistant_begin() -> Expr:
+    """Open an assistant's message."""
+    return RoleBeginExpr("assistant")
+
+
+def assistant_end() -> Expr:
+    """Close the open assistant's message."""
+    return RoleEndExpr("assistant")
+
+
+def _parts(value: Appendable) -> tuple[Expr | str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, Sum):
+        return value.items
+    if isinstance(value, Expr | str):
+        return (value,)
+    raise InvalidProgram.of("expression", value, "a string or an expression such as gen(...)")

@@ -1,0 +1,121 @@
+"""The branches of one fork: a list that can be appended to as a whole and joined."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar, overload
+
+from ...errors import InvalidProgram
+from ..client.values import Gathered
+from ..protocol import ir
+from .expr import Appendable, Expr
+from .source_lines import source_line
+from .writing import BranchWriter
+
+S = TypeVar("S", bound=BranchWriter)
+ForEach: TypeAlias = Appendable | Sequence[Appendable] | Callable[[int], Appendable]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A join that needs only so many of its branches."""
+
+    num_needed: int
+    mode: ir.JoinMode
+
+
+def first(num_needed: int, mode: ir.JoinMode = "gather_variable") -> First:
+    """`forks.join(st.first(2))`: the first two branches to end well are enough; the others are
+    stopped at once. It fails when fewer can still end well."""
+    is_int = isinstance(num_needed, int) and not isinstance(num_needed, bool)
+    if not is_int or num_needed < 1:
+        raise InvalidProgram.of("num_needed", num_needed, "an integer >= 1")
+    return First(num_needed, mode)
+
+
+class Forks(Generic[S]):
+    """Several branches of one parent."""
+
+    def __init__(self, parent: S, children: list[S]) -> None:
+        self._parent = parent
+        self._children = children
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    @overload
+    def __getitem__(self, index: int) -> S: ...
+    @overload
+    def __getitem__(self, index: slice) -> Forks[S]: ...
+    def __getitem__(self, index: int | slice) -> S | Forks[S]:
+        """One branch, or several, which can be appended to and joined by themselves."""
+        if isinstance(index, slice):
+            return Forks(self._parent, self._children[index])
+        return self._children[index]
+
+    def __setitem__(self, index: int | slice, child: S | Forks[S]) -> None:
+        """What `forks[i] += ...` ends with; a branch cannot be replaced."""
+        if isinstance(index, slice):
+            is_same = isinstance(child, Forks) and child._children == self._children[index]
+        else:
+            is_same = child is self._children[index]
+        if not is_same:
+            raise InvalidProgram("a branch of a fork cannot be replaced, only appended to")
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._children)
+
+    def __iadd__(self, other: ForEach) -> Forks[S]:
+        """Append to each branch: the same, an item of a list each, or what a function of the
+        branch's index returns."""
+        source = source_line(sys._getframe(1))
+        if isinstance(other, str | Expr) or other is None:
+            items: Sequence[Appendable] = [other] * len(self)
+        elif callable(other):
+            items = [other(index) for index in range(len(self))]
+        elif isinstance(other, Sequence) and len(other) == len(self):
+            items = other
+        else:
+            raise InvalidProgram.of("forks +=", other, f"one item for each of {len(self)} branches")
+        for child, item in zip(self._children, items, strict=True):
+            child._append(item, source)
+        return self
+
+    def join(self, how: ir.JoinMode | First = "gather_variable") -> None:
+        """End the branches and wait for them in the runtime (not here).
+
+        "gather_variable": each value made in the branches becomes a list on the parent, in the
+        order of the branches. "concate_and_append": what each branch appended since the fork is
+        appended to the parent. A failed branch fails the join, at the parent's next wait. With
+        `st.first(k)` only the first k branches to end well count, still in their order.
+        """
+        mode = how.mode if isinstance(how, First) else how
+        if mode not in ir.JOIN_MODES:
+            raise InvalidProgram.of("mode", mode, f"one of {ir.JOIN_MODES}")
+        num_needed = how.num_needed if isinstance(how, First) else None
+        if num_needed is not None and num_needed > len(self):
+            raise InvalidProgram.of("num_needed", num_needed, f"at most {len(self)}, the branches")
+        source = source_line(sys._getframe(1))
+        for child in self._children:
+            child._end(source)
+        parent = self._parent
+        numbers = tuple(child._branch for child in self._children)
+        op = ir.Join(parent._branch, parent._next(), source, numbers, mode, num_needed)
+        pending = parent._send(op)
+        if num_needed is not None:
+            parent._program.ignore_errors_of(numbers)
+        parent._note(pending)
+        if mode == "gather_variable":
+            names = {name: None for child in self._children for name in child._own_vars}
+            for name in names:
+                items = tuple(child._own_vars.get(name) for child in self._children)
+                parent._vars[name] = parent._own_vars[name] = Gathered(pending, items)
+
+
+def require_no_offsets(offsets: Sequence[int] | None) -> None:
+    """Raises InvalidProgram for an offset of positions: none would be carried out."""
+    if offsets is not None and any(offsets):
+        allowed = "None: the branches of a fork go on at the position where it is"
+        raise InvalidProgram.of("position_ids_offset", offsets, allowed)

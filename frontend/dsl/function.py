@@ -1,0 +1,379 @@
+"""`@function`: a Python function whose first parameter is the program's state becomes a program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from ...errors import BatchError, InvalidProgram
+from ..client.backend import Backend
+from ..client.program import Defaults, Program
+from ..client.progress import progress_bar as show_progress
+from ..protocol.ir import GenParams
+from ..trace import observer
+from .batch import Batch, Execute, ExecuteAsync, FinishedStates
+from .options import RUN_OPTIONS, RunOptions, checked_seed
+from .prefix import cache_prefix
+from .state import ProgramState
+
+if TYPE_CHECKING:
+    from ..trace.graph import Graph
+
+MAX_THREADS = 64
+
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+Arguments = Mapping[str, Any] | Sequence[Any]  # of one program of a batch
+
+
+class Function:
+    """A program that can be run, streamed, and run over a batch; also of an `async def`.
+
+    Options of `run`, `run_batch`, `stream` and their async twins, of which a parameter of the
+    function's own with the same name wins, also over those that only one of them has: `backend`;
+    `seed`, which fixes all draws; and defaults for every gen that does not say itself: `max_tokens`
+    (or `max_new_tokens`), `min_tokens`, `n`, `stop`, `stop_token_ids`, `stop_regex`, `temperature`,
+    `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`,
+    `ignore_eos`, `priority`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`. SGLang's
+    `use_thread` and `return_text_in_logprobs` have no effect: no program needs a thread, and the
+    text is always there.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        bound: Mapping[str, object] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        self._fn = fn
+        self._bound = dict(bound or {})
+        self._num_api_spec_tokens = num_api_spec_tokens
+        self.__name__ = getattr(fn, "__name__", "program")
+        self.__doc__ = fn.__doc__
+        self.is_async = inspect.iscoroutinefunction(fn)
+        parameters = list(inspect.signature(fn).parameters.values())
+        if not parameters:
+            raise InvalidProgram(f"{self.__name__}() needs the state as its first parameter")
+        self._state_name = parameters[0].name
+        self._argument_names = [p.name for p in parameters[1:]]
+        self._keywords = {p.name for p in parameters[1:] if p.kind in _BY_KEYWORD}
+        self._run_options = RUN_OPTIONS - self._keywords
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """With a state first: run inside that program (an async one: to be awaited), and return
+        what the function returns. Else the same as `run`."""
+        state = args[0] if args else kwargs.get(self._state_name)
+        if isinstance(state, ProgramState):
+            return self._fn(*args, **{**self._bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters but the state, in their order."""
+        return tuple(self._argument_names)
+
+    def bind(self, /, **kwargs: object) -> Function:
+        """The same program with some arguments fixed."""
+        unknown = sorted(set(kwargs).difference(self._argument_names))
+        if unknown:
+            allowed = f"a parameter of {self.__name__}"
+            raise InvalidProgram.of(unknown[0], kwargs[unknown[0]], allowed)
+        return Function(self._fn, {**self._bound, **kwargs}, self._num_api_spec_tokens)
+
+    # --- one run ---------------------------------------------------------------------------------
+
+    def run(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run once and return the state; raises what failed inside, also in forks nobody read.
+
+        With `stream=True` it returns at once, see `stream`.
+        """
+        if self._take(kwargs, "stream", False):
+            return self.stream(*args, **kwargs)
+        if self.is_async:
+            done: ProgramState = _run_loop(self.arun, *args, **kwargs)
+            return done
+        options, kwargs = self._split(kwargs)
+        state = options.start()
+        self._execute(state, args, kwargs)
+        try:
+            state._program.wait_done()
+        except BaseException:  # also Ctrl-C: leave nothing running
+            state.cancel()
+            raise
+        return state
+
+    async def arun(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` for async code. A plain function runs on a thread, an async one needs none."""
+        options, kwargs = self._split(kwargs)
+        state = options.start()
+        try:
+            await self._execute_async(state, args, kwargs)
+            await state._program.wait_done_async()
+        except BaseException:  # also a cancelled task
+            state.cancel()
+            raise
+        return state
+
+    def stream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+        """Start and return at once; `state.text_iter()` yields the text as it comes.
+
+        Once nobody has the returned state any more, the program is cancelled.
+        """
+        options, kwargs = self._split(kwargs)
+        state = options.start(stream=True)
+        reader = _reader_of(state)
+        target = self._execute_quietly
+        runner = threading.Thread(target=target, args=(state, args, kwargs), daemon=True)
+        runner.start()
+        state._program.runner = runner.ident
+        return reader
+
+    async def astream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+        """`stream` for async code; read `state.text_async_iter()`."""
+        if not self.is_async:
+            return self.stream(*args, **kwargs)
+        options, kwargs = self._split(kwargs)
+        state = options.start(stream=True)
+        running = self._execute_async_quietly(state, args, kwargs)
+        state._program.runner = asyncio.get_running_loop().create_task(running)
+        return _reader_of(state)
+
+    # --- batches ---------------------------------------------------------------------------------
+
+    def run_batch(self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any) -> Any:
+        """Run once for each set of arguments, a mapping or a list; all are in flight together.
+
+        Returns the states in the same order; with `generator_style=True` an iterator that yields
+        each as soon as it and those before it are done. At most `num_threads` ("auto": 64)
+        functions wait at a time; those that never wait, and async ones, need no thread. All
+        instances are finished before one BatchError names those that failed; with
+        `raise_errors=False` nothing is raised and `state.error()` tells. `progress_bar=True` shows
+        how many are done.
+        """
+        num_threads = self._take(kwargs, "num_threads", "auto")
+        threads = MAX_THREADS if num_threads == "auto" else int(num_threads)
+        if threads < 1:
+            raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
+        generator_style = self._take(kwargs, "generator_style", False)
+        if self.is_async and not generator_style:
+            return _run_loop(self.arun_batch, batch_kwargs, **kwargs)
+        progress_bar = self._take(kwargs, "progress_bar", False)
+        raise_errors = self._take(kwargs, "raise_errors", True)
+        batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
+
+        def run() -> None:
+            try:
+                if self.is_async:
+                    asyncio.run(batch.run_async(execute_async, lambda: None))
+                else:
+                    batch.run(execute, threads)
+            except BaseException as error:
+                batch.interrupt(error)
+
+        states = self._finished(batch, progress_bar, raise_errors)
+        finished = FinishedStates(batch, states)
+        if not generator_style:
+            run()
+            return list(finished)
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(run,), name="stemma-batch", daemon=True).start()
+        return finished
+
+    async def arun_batch(
+        self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any
+    ) -> list[ProgramState]:
+        """`run_batch` for async code; async functions are a task each, plain ones use threads. Of
+        its options it has `progress_bar` and `raise_errors`."""
+        progress_bar = self._take(kwargs, "progress_bar", False)
+        raise_errors = self._take(kwargs, "raise_errors", True)
+        batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
+        with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
+            if self.is_async:
+                await batch.run_async(execute_async, advance)
+            else:
+                await batch.run_beside(execute, MAX_THREADS, advance)
+        return list(FinishedStates(batch, self._finished(batch, False, raise_errors)))
+
+    def _batch(
+        self, batch_kwargs: Sequence[Arguments], kwargs: Mapping[str, Any]
+    ) -> tuple[Batch, Execute, ExecuteAsync]:
+        """The programs, and how the function is run in one of them."""
+        options, shared = self._split(kwargs)
+
+        def execute(index: int, state: ProgramState) -> None:
+            args, given = _arguments(batch_kwargs[index])
+            self._execute(state, args, {**shared, **given} if shared else given)
+
+        async def execute_async(index: int, state: ProgramState) -> None:
+            args, given = _arguments(batch_kwargs[index])
+            await self._execute_async(state, args, {**shared, **given})
+
+        states = [options.start(instance=index) for index in range(len(batch_kwargs))]
+        return Batch(states), execute, execute_async
+
+    def _finished(
+        self, batch: Batch, progress_bar: bool, raise_errors: bool
+    ) -> Generator[ProgramState, None, None]:
+        with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
+            for state in batch.finished():
+                advance()
+                yield state
+        if batch.errors and raise_errors:
+            raise BatchError(batch.errors, len(batch.states)) from batch.errors[min(batch.errors)]
+
+    # --- before running --------------------------------------------------------------------------
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> Graph:
+        """The graph of all ops up to the first wait; nothing is sent to a backend."""
+        from .capture import trace_of
+
+        self._take(kwargs, "backend", None)  # SGLang's
+        return trace_of(self._fn, args, {**self._bound, **kwargs})
+
+    def cache(self, backend: Backend | None = None) -> int:
+        """Compute, on `backend`, what all runs of this program begin with whatever their arguments
+        are, so that later runs find it; returns the number of tokens.
+
+        The function is run without a backend, with unknown arguments, up to where the text depends
+        on one or the model is called. Its own code up to there is carried out.
+        """
+        missing = [name for name in self._argument_names if name not in self._bound]
+        return cache_prefix(self._fn, self._bound, missing, self._options({"backend": backend}))
+
+    # --- carrying out ----------------------------------------------------------------------------
+
+    def _execute(self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self.is_async:  # in a thread of a batch or a stream, which runs no other loop
+            asyncio.run(self._execute_async(state, args, kwargs))
+            return
+        try:
+            given = {**self._bound, **kwargs} if self._bound else kwargs
+            state.ret_value = self._fn(state, *args, **given)
+        except Exception as error:
+            state._program.fail(error)
+            raise
+        except BaseException:  # Ctrl-C
+            state._program.cancel()
+            raise
+        state._program.end()
+
+    async def _execute_async(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if not self.is_async:
+            await asyncio.to_thread(self._execute, state, args, kwargs)
+            return
+        program = state._program
+        program.loop_thread = threading.get_ident()
+        try:
+            state.ret_value = await self._fn(state, *args, **{**self._bound, **kwargs})
+        except Exception as error:
+            program.fail(error)
+            raise
+        except BaseException:  # a cancelled task
+            program.cancel()
+            raise
+        finally:
+            program.loop_thread = None
+        program.end()
+
+    def _execute_quietly(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """For a streaming thread: the error is raised where the stream is read."""
+        with contextlib.suppress(Exception):
+            self._execute(state, args, kwargs)
+
+    async def _execute_async_quietly(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        with contextlib.suppress(Exception):
+            await self._execute_async(state, args, kwargs)
+
+    def _take(self, given: dict[str, Any], name: str, default: Any) -> Any:
+        """An option of the call, out of `given`, unless the function has a parameter so called."""
+        return default if name in self._keywords else given.pop(name, default)
+
+    def _split(self, kwargs: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
+        """Options of the run apart from arguments of the function."""
+        given = {name: value for name, value in kwargs.items() if name in self._run_options}
+        rest = {name: value for name, value in kwargs.items() if name not in self._run_options}
+        return self._options(given), rest
+
+    def _options(self, given: Mapping[str, Any]) -> RunOptions:
+        spec = self._num_api_spec_tokens
+        return RunOptions(given, name=self.__name__, num_api_spec_tokens=spec)
+
+
+def _reader_of(state: ProgramState) -> ProgramState:
+    """What a streaming run returns: all that `state` is, which only the function has, as long as it
+    runs. So when this one goes nobody is left who could read, and the program is cancelled."""
+    reader = ProgramState.__new__(ProgramState)
+    reader.__dict__ = state.__dict__
+    weakref.finalize(reader, state._program.cancel_soon).atexit = False
+    return reader
+
+
+def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(given, dict | Mapping):  # a dict is found out the quick way
+        return (), given
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return given, {}
+    raise InvalidProgram.of("batch_kwargs", given, "a mapping or a list of arguments each")
+
+
+def _run_loop(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run a coroutine function to its end, where no event loop runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run(*args, **kwargs))
+    raise InvalidProgram(f"an event loop runs here already: await fn.{run.__name__}(...) instead")
+
+
+def open_program(
+    backend: Backend,
+    *,
+    seed: int = 0,
+    instance: int = 0,
+    stream: bool = False,
+    defaults: GenParams | None = None,
+    name: str = "program",
+) -> ProgramState:
+    """Start a program by hand, without a function; end it with `state.end()`."""
+    program = Program(
+        backend.channel,
+        seed=checked_seed(seed),
+        instance=instance,
+        stream=stream,
+        defaults=None if defaults is None else Defaults(defaults),
+        name=name,
+    )
+    observer.program_started(program)
+    return ProgramState(program)
+
+
+@overload
+def function(fn: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Function: ...
+@overload
+def function(
+    fn: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    fn: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Make a program of a function whose first parameter is the state. `@function` or
+    `@function()`.
+
+    `num_api_spec_tokens`: on a backend that asks a server call by call, ask for so many tokens more
+    and reuse what fits the text that follows; it saves calls and changes no result.
+    """
+    if fn is None:
+        return lambda fn: Function(fn, num_api_spec_tokens=num_api_spec_tokens)
+    return Function(fn, num_api_spec_tokens=num_api_spec_tokens)

@@ -1,0 +1,321 @@
+"""What calls the model: `gen`, its short forms, and `select`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from ...errors import InvalidProgram
+from ..protocol.constraint import Constraint, Formats, PropertyOrder, Whitespace, constraint_of
+from ..protocol.ir import (
+    CHOICES_METHODS,
+    MAX_CHOICES,
+    MAX_OP_NAME_CHARS,
+    ChoicesMethod,
+    GenParams,
+    logit_bias_pairs,
+)
+from .expr import Expr, GenExpr, SelectExpr
+
+token_length_normalized: ChoicesMethod = "token_length_normalized"
+greedy_token_selection: ChoicesMethod = "greedy_token_selection"
+unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
+
+MAX_GREEDY_TEMPERATURE = 1e-5  # of a select; SGLang's bound
+MAX_REGEX_CHARS = 4096
+MAX_REMEMBERED = 256
+
+P = ParamSpec("P")
+E = TypeVar("E", bound=Expr)
+
+# Unhashable, too large to keep, or numbers within a tuple: 1, 1.0 and True are one key there.
+_NOT_REMEMBERED = frozenset(
+    ("regex", "json_schema", "ebnf", "structural_tag", "choices", "logit_bias", "stop_token_ids")
+)
+
+
+def _remembered(make: Callable[P, E]) -> Callable[P, E]:
+    """The same params for the same arguments, whatever the name: thousands of programs of a batch
+    ask for them again and again, and what is derived from them is then also made once."""
+    remembered = functools.lru_cache(MAX_REMEMBERED, typed=True)(make)
+
+    @functools.wraps(make)
+    def made(name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 or not _NOT_REMEMBERED.isdisjoint(kwargs):
+            return make(name, *args, **kwargs)  # type: ignore[arg-type]
+        try:
+            unnamed: Any = remembered(None, *args, **kwargs)
+        except TypeError:  # a list, such as `stop`; or an argument that there is not
+            return make(name, *args, **kwargs)  # type: ignore[arg-type]
+        return unnamed if name is None else GenExpr(_checked_name(name), unnamed.params)
+
+    return made  # type: ignore[return-value]
+
+
+@_remembered
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    json_schema: object = None,
+    *,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    logprobs: int | None = None,
+    logprob_start: int | None = None,
+    priority: int | None = None,
+    deadline: float | None = None,
+    ebnf: str | None = None,
+    structural_tag: object = None,
+    whitespace: Whitespace | None = None,
+    property_order: PropertyOrder | None = None,
+    formats: Formats | None = None,
+    lenient: bool | None = None,
+    jump_forward: bool | None = None,
+    lora_path: str | None = None,
+) -> Expr:
+    """Generate text and call it `name`.
+
+    Args:
+        name: `state[name]` is the generated text; None: unnamed.
+        max_tokens: at most this many tokens, >= 1 (default 128).
+        min_tokens: no end-of-sequence or stop token before so many, and no stop string in them.
+        n: so many samples of one prompt, 1 to 64, each with draws of its own; with n > 1
+            `state[name]` is a list, and the program goes on with its first item.
+        stop: end before the first of these strings; they are not part of the output.
+        stop_token_ids: end before the first of these tokens.
+        stop_regex: end before the first match of one of these, in the syntax of Python's `re`.
+        temperature: >= 0, 0 is greedy (default: the model's, else 1).
+        top_p: in (0, 1]; draw from the smallest set of tokens with this probability.
+        top_k: >= 1; draw from the k likeliest tokens; -1: from all.
+        min_p: in [0, 1]; draw from tokens with this share of the likeliest one's probability.
+        frequency_penalty: in [-2, 2]; off a token's logit for each time that it was generated.
+        presence_penalty: in [-2, 2]; off the logit of a token that was generated.
+        ignore_eos: go on past the model's end-of-sequence token.
+        return_logprob: SGLang's way to say `logprobs=top_logprobs_num`; False: none at all.
+        logprob_start_len: the same as `logprob_start`; -1: none of the prompt's.
+        top_logprobs_num: the same as `logprobs`.
+        return_text_in_logprobs: of no effect, the text of a token is always there.
+        dtype: int, float, bool ("True" or "False") or str (in double quotes); the value is text.
+        choices: the same as `select(name, choices)`.
+        choices_method: see `select`.
+        regex: the whole output matches it.
+        json_schema: the output is JSON of this schema: a dict, JSON text, or a pydantic model
+            class, whose objects take no further properties unless it says `extra="allow"`.
+        repetition_penalty: in (0, 10]; divides (where negative, multiplies) the logit of a token
+            that the prompt or the output has.
+        logit_bias: [-100, 100] by token id, added to the logits; at most 1,024.
+        seed: makes this op's draws reproducible whatever the program's seed is.
+        logprobs: n >= 0: `get_meta_info(name)["logprobs"]` has the log probability of each token
+            and of the n likeliest at its place.
+        logprob_start: with `logprobs`: `get_meta_info(name)["prompt_logprobs"]` has those of the
+            prompt's tokens from this position on, and of the n likeliest beside each.
+        priority: in [-1000, 1000], default 0; where the engine schedules by priority, the highest
+            runs first.
+        deadline: seconds from when the runtime has it; fails where it cannot be met.
+        ebnf: the output is in the language of this grammar, in Lark's or GBNF's syntax.
+        structural_tag: free text with tags that hold JSON, see docs/constrained-decoding.md.
+        whitespace: between JSON's tokens, "compact" (none, the default) or "flexible".
+        property_order: of JSON objects, that of the "schema" (default) or "any".
+        formats: "enforce" those of a schema's strings (default), or "ignore" them.
+        lenient: enforce what can be of the schema, check the rest afterwards and name it in
+            `get_meta_info(name)["warnings"]`; default: a schema that cannot be enforced fails.
+        jump_forward: False: compute tokens one by one also where only one can follow.
+        lora_path: the name of a LoRA adapter that the engine serves; "": none, also where the run
+            has one.
+    """
+    given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "choices": choices}
+    constraint = _constraint(
+        **given,
+        dtype=_DTYPES_BY_NAME.get(dtype, dtype) if isinstance(dtype, str) else dtype,
+        structural_tag=structural_tag,
+        whitespace=whitespace,
+        property_order=property_order,
+        formats=formats,
+        lenient=lenient,
+    )
+    wanted = _logprobs(logprobs, return_logprob, top_logprobs_num, logprob_start_len, logprob_start)
+    if choices is not None:
+        useless = {"n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline}
+        return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
+    if choices_method is not None:
+        raise InvalidProgram.of("choices_method", choices_method, "only together with choices")
+    params = GenParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=None if top_k == -1 else top_k,  # -1: SGLang's way to say "all"
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=None if logit_bias is None else logit_bias_pairs(logit_bias),
+        min_tokens=min_tokens,
+        n=n,
+        seed=seed,
+        stop=texts_of("stop", stop),
+        stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),
+        stop_regex=regexes_of(stop_regex),
+        ignore_eos=ignore_eos,
+        logprobs=wanted[0],
+        logprob_start=wanted[1],
+        priority=priority,
+        deadline_s=deadline,
+        constraint=constraint,
+        jump_forward=jump_forward,
+        lora_path=checked_lora_path(lora_path),
+    )
+    return GenExpr(_checked_name(name), params)
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Expr:
+    """`gen(..., dtype=int)`."""
+    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **options)
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Expr:
+    """`gen(..., dtype=str)`."""
+    return gen(name, max_tokens, n=n, stop=stop, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] = (),
+    temperature: float | None = 0.0,
+    choices_method: ChoicesMethod | None = "token_length_normalized",
+    lora_path: str | None = None,
+) -> Expr:
+    """Append the likeliest of `choices` and call it `name`.
+
+    `choices_method` is "token_length_normalized" (highest mean log probability a token),
+    "greedy_token_selection" (token by token, the likeliest among the choices still possible) or
+    "unconditional_likelihood_normalized" (log probability with this context less that without).
+    Nothing is drawn, so `temperature` can only be 0, as in SGLang. `lora_path`: see `gen`.
+    """
+    if isinstance(choices, str):
+        raise InvalidProgram.of("choices", choices, "a list of texts")
+    texts = tuple(choices)
+    if not texts or len(texts) > MAX_CHOICES or not all(isinstance(c, str) and c for c in texts):
+        raise InvalidProgram.of("choices", choices, f"1 to {MAX_CHOICES} non-empty strings")
+    if temperature is not None and not 0 <= temperature <= MAX_GREEDY_TEMPERATURE:
+        raise InvalidProgram.of("temperature", temperature, "0: the likeliest choice is taken")
+    method = CHOICES_METHODS[0] if choices_method is None else choices_method
+    if method not in CHOICES_METHODS:
+        raise InvalidProgram.of("choices_method", choices_method, f"one of {CHOICES_METHODS}")
+    return SelectExpr(_checked_name(name), texts, method, checked_lora_path(lora_path))
+
+
+def _select_of_gen(
+    name: str | None,
+    choices: Sequence[str],
+    temperature: float | None,
+    method: ChoicesMethod | None,
+    lora_path: str | None,
+    useless: Mapping[str, object],
+) -> Expr:
+    for field, value in useless.items():
+        if value is not None and not (field == "n" and value == 1):
+            raise InvalidProgram.of(field, value, "not together with choices")
+    return select(name, choices, temperature, method, lora_path)
+
+
+def checked_lora_path(name: object) -> str | None:
+    """An adapter's name, "" or None. Raises InvalidProgram."""
+    if name is None or (isinstance(name, str) and len(name) <= MAX_OP_NAME_CHARS):
+        return name
+    allowed = f"an adapter's name of at most {MAX_OP_NAME_CHARS} characters, or None"
+    raise InvalidProgram.of("lora_path", name, allowed)
+
+
+def texts_of(field: str, given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """One text or several, as GenParams has them."""
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def regexes_of(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """One pattern or several. Raises InvalidProgram for what is none."""
+    patterns = texts_of("stop_regex", given)
+    for pattern in patterns or ():
+        if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_REGEX_CHARS:
+            allowed = f"patterns of 1 to {MAX_REGEX_CHARS} characters"
+            raise InvalidProgram.of("stop_regex", pattern, allowed)
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidProgram.of("stop_regex", pattern, f"a pattern of `re`: {error}") from error
+    return patterns
+
+
+def _logprobs(
+    logprobs: int | None,
+    is_wanted: bool | None,
+    num_top: int | None,
+    start_len: int | None,
+    start: int | None,
+) -> tuple[int | None, int | None]:
+    """GenParams' (logprobs, logprob_start) of our options and SGLang's."""
+    if logprobs is not None and (is_wanted is False or num_top not in (None, logprobs)):
+        raise InvalidProgram.of("logprobs", logprobs, "not together with other words for it")
+    if is_wanted is False:
+        return None, None
+    if start is None and start_len != -1:
+        start = start_len
+    num = logprobs if logprobs is not None else num_top
+    if num is None and (is_wanted or start is not None):
+        num = 0
+    return num, start
+
+
+def _constraint(**given: Any) -> Constraint | None:
+    for value in given.values():
+        if value is not None:
+            return constraint_of(**given)
+    return None
+
+
+_DTYPES_BY_NAME: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def _checked_name(name: str | None) -> str:
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_OP_NAME_CHARS:
+        allowed = f"a string of 1 to {MAX_OP_NAME_CHARS} characters, or None"
+        raise InvalidProgram.of("name", name, allowed)
+    return name

@@ -1,0 +1,264 @@
+"""Reading a branch: values, text and messages, waiting on a thread or in a coroutine.
+
+Each method that waits has a twin for async functions: `aget` for `s["x"]`, `atext` for `text()`,
+`adone` for `sync()`, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from ...errors import InvalidProgram
+from ..client.program import Pending, Program
+from ..client.values import Known, Piece, Span, Value, meta_of, pendings_of, text_of, value_of
+
+
+class Message:
+    """A chat message: its role and the pieces of its content."""
+
+    __slots__ = ("pieces", "role")
+
+    def __init__(self, role: str, pieces: list[Piece] | None = None) -> None:
+        self.role = role
+        self.pieces = pieces or []
+
+    def copy(self) -> Message:
+        return Message(self.role, list(self.pieces))
+
+
+class BranchReader:
+    """What can be read of one branch of a running program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._pieces: list[Piece] = []
+        self._vars: dict[str, Value] = {}
+        self._messages: list[Message] = []
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """The value called `name`; waits for it. Raises ProgramError, KeyError if never made."""
+        found = self._lookup(name)
+        self._settle(found)
+        return value_of(found)
+
+    async def aget(self, name: str) -> Any:
+        """`state[name]` for async functions."""
+        found = await self._lookup_async(name)
+        await self._settle_async(found)
+        return value_of(found)
+
+    def get_var(self, name: str) -> Any:
+        """The same as `state[name]`."""
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._vars
+
+    def names(self) -> list[str]:
+        """Names of all values of this branch, in the order in which they were made."""
+        return list(self._vars)
+
+    def generated(self) -> list[str]:
+        """Those of `names` that were generated or selected: what `get_meta_info` knows."""
+        return [name for name, value in self._vars.items() if isinstance(value, Pending)]
+
+    def get_meta_info(self, name: str) -> Any:
+        """How `name` came about, as a dict; waits for it. A list of them, as the values are, for
+        the samples of a gen with n > 1 and for what a join has gathered.
+
+        Keys: id, prompt_tokens, cached_tokens, completion_tokens, output_ids (the value's token
+        ids), queue_s, time_to_first_token_s, latency_s, finish_reason ("stop" or "length");
+        matched_stop, logprobs, prompt_logprobs, choice_logprobs where there are any.
+        """
+        found = self._lookup(name)
+        self._settle(found)
+        return meta_of(name, found)
+
+    async def aget_meta_info(self, name: str) -> Any:
+        """`get_meta_info` for async functions."""
+        found = await self._lookup_async(name)
+        await self._settle_async(found)
+        return meta_of(name, found)
+
+    def _lookup(self, name: str) -> Value:
+        """A value of this branch; a reader of a run that goes on elsewhere waits for its making."""
+        if name not in self._vars and self._is_run_elsewhere():
+            self._wait_until(lambda: name in self._vars)
+        return self._found(name)
+
+    async def _lookup_async(self, name: str) -> Value:
+        if name not in self._vars and self._is_run_elsewhere():
+            await self._wait_until_async(lambda: name in self._vars)
+        return self._found(name)
+
+    def _found(self, name: str) -> Value:
+        try:
+            return self._vars[name]
+        except KeyError:
+            if self._is_run_elsewhere():
+                self._program.raise_disconnect()
+            raise KeyError(f"no value called {name!r}; there are {sorted(self._vars)}") from None
+
+    def _settle(self, found: Value) -> None:
+        for pending in pendings_of(found):
+            self._program.wait(pending)
+
+    async def _settle_async(self, found: Value) -> None:
+        for pending in pendings_of(found):
+            await self._program.wait_async(pending)
+
+    # --- text ------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """All text of this branch, the chat template's marks included; waits for all of it."""
+        self._wait_for_the_runner()
+        pieces = tuple(self._pieces)
+        self._settle(Span(pieces, 0))
+        return text_of(pieces)
+
+    async def atext(self) -> str:
+        """`text` for async functions."""
+        await self._wait_for_the_runner_async()
+        pieces = tuple(self._pieces)
+        await self._settle_async(Span(pieces, 0))
+        return text_of(pieces)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The chat messages so far as `{"role", "content"}`; waits for all of them."""
+        self._wait_for_the_runner()
+        for message in self._messages:
+            self._settle(Span(tuple(message.pieces), 0))
+        return self._all_messages()
+
+    async def amessages(self) -> list[dict[str, str]]:
+        """`messages` for async functions."""
+        await self._wait_for_the_runner_async()
+        for message in self._messages:
+            await self._settle_async(Span(tuple(message.pieces), 0))
+        return self._all_messages()
+
+    def _all_messages(self) -> list[dict[str, str]]:
+        return [{"role": m.role, "content": _content(m)} for m in self._messages]
+
+    def sync(self) -> None:
+        """Wait until everything appended to this branch so far is done; raise what failed, also
+        what has ended the program as a whole."""
+        self._settle(Span(tuple(self._pieces), 0))
+        self._program.raise_disconnect()
+
+    async def adone(self) -> None:
+        """`sync` for async functions."""
+        await self._settle_async(Span(tuple(self._pieces), 0))
+        self._program.raise_disconnect()
+
+    # --- text as it comes ------------------------------------------------------------------------
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """Text as it comes: of the value `var_name`, or of the whole branch until the program ends.
+
+        Pieces arrive one by one when the program runs with `stream=True`, else op by op. Raises
+        what failed, for the whole branch also in forks that nobody read.
+        """
+        if var_name is not None:
+            for piece in _pieces_of(var_name, self._lookup(var_name)):
+                yield from self._chunks_of(piece)
+            return
+        num_done = 0
+        while self._wait_for_piece(num_done):
+            yield from self._chunks_of(self._pieces[num_done])
+            num_done += 1
+        self._program.wait_done()
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """`text_iter` for async functions.
+
+        With `return_meta_data`, of one value only: pairs of text and meta info; the meta info is
+        empty until the last pair, whose text is empty.
+        """
+        if var_name is not None:
+            for piece in _pieces_of(var_name, await self._lookup_async(var_name)):
+                async for chunk in self._chunks_of_async(piece):
+                    yield (chunk, {}) if return_meta_data else chunk
+            if return_meta_data:
+                yield "", await self.aget_meta_info(var_name)
+            return
+        num_done = 0
+        while await self._wait_for_piece_async(num_done):
+            async for chunk in self._chunks_of_async(self._pieces[num_done]):
+                yield chunk
+            num_done += 1
+        await self._program.wait_done_async()
+
+    def _chunks_of(self, piece: Piece) -> Iterator[str]:
+        """Chunks of a result; all of its text at once where the program does not stream."""
+        if isinstance(piece, str):
+            yield piece
+            return
+        num_sent = 0
+        while fresh := self._program.wait_chunks(piece, num_sent):
+            num_sent += len(fresh)
+            yield "".join(fresh)
+        if not num_sent and piece.text:
+            yield piece.text
+
+    async def _chunks_of_async(self, piece: Piece) -> AsyncIterator[str]:
+        if isinstance(piece, str):
+            yield piece
+            return
+        num_sent = 0
+        while fresh := await self._program.wait_chunks_async(piece, num_sent):
+            num_sent += len(fresh)
+            yield "".join(fresh)
+        if not num_sent and piece.text:
+            yield piece.text
+
+    # --- waiting for a function that runs elsewhere ---------------------------------------------
+
+    def _is_run_elsewhere(self) -> bool:
+        return self._program.is_run_elsewhere()
+
+    def _wait_for_piece(self, index: int) -> bool:
+        """Whether the branch has a piece `index`, once that is known."""
+        self._wait_until(lambda: len(self._pieces) > index)
+        return len(self._pieces) > index
+
+    async def _wait_for_piece_async(self, index: int) -> bool:
+        await self._wait_until_async(lambda: len(self._pieces) > index)
+        return len(self._pieces) > index
+
+    def _wait_for_the_runner(self) -> None:
+        """A reader of a run that goes on elsewhere waits until that has appended all."""
+        if self._is_run_elsewhere():
+            self._wait_until(lambda: False)
+
+    async def _wait_for_the_runner_async(self) -> None:
+        if self._is_run_elsewhere():
+            await self._wait_until_async(lambda: False)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        program = self._program
+        program.wait_until(lambda: condition() or program.is_ended or program.is_done)
+
+    async def _wait_until_async(self, condition: Callable[[], bool]) -> None:
+        program = self._program
+        await program.waiters.wait_async(lambda: condition() or program.is_ended or program.is_done)
+
+
+def _pieces_of(name: str, found: Value) -> tuple[Piece, ...]:
+    """Of one value's text. Raises InvalidProgram for the values of several branches."""
+    if isinstance(found, Pending):
+        return (found,)
+    if isinstance(found, Known):
+        return (str(found.value),)
+    if isinstance(found, Span):
+        return found.pieces[found.start :]
+    raise InvalidProgram(f"{name!r} was gathered by a join; iterate over the branches' own")
+
+
+def _content(message: Message) -> str:
+    return "".join(piece if isinstance(piece, str) else piece.text for piece in message.pieces)

@@ -1,0 +1,240 @@
+"""A program's state as its author sees it: append expressions, read values, fork and join.
+
+Appending never waits: it sends an op and goes on. Reading (`state["x"]`, `text()`, `sync()`) waits
+until the runtime has answered, and raises what went wrong, naming the source line of the failed op.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InvalidProgram
+from ..client.program import Pending, Program
+from ..client.values import Known, Piece, Span
+from ..protocol import ir
+from .expr import Appendable, Expr, Sum, TokensExpr, VarExpr, role
+from .forks import Forks, require_no_offsets
+from .hints import HintHandle, hint
+from .scopes import PauseScope, RoleScope, VarScope
+from .source_lines import source_line
+from .writing import BranchWriter
+
+if TYPE_CHECKING:
+    from ..trace.report import Report
+
+
+class ProgramState(BranchWriter):
+    """One branch of a running program.
+
+    `state += expr` appends; `state["x"]` waits for a value and returns it; `state.var("x")` is the
+    same value without waiting, good only for appending.
+    """
+
+    _parent: ProgramState | None = None  # here, for the finalizer of one that never was made whole
+
+    def __init__(self, program: Program, parent: ProgramState | None = None) -> None:
+        super().__init__(program, parent)
+        self._parent = parent
+        self.ret_value: Any = None  # what the program's function returned
+
+    def __del__(self) -> None:
+        """Nobody can read this fork any more."""
+        if self._parent is not None and not self._is_joined:
+            self._program.note_dropped(self._branch, self._seq)
+
+    # --- appending -------------------------------------------------------------------------------
+
+    def __iadd__(self, other: Appendable) -> ProgramState:
+        self._append(other, source_line(sys._getframe(1)))
+        return self
+
+    def append(self, other: Appendable) -> ProgramState:
+        """The same as `state += other`."""
+        self._append(other, source_line(sys._getframe(1)))
+        return self
+
+    # --- roles and scopes ------------------------------------------------------------------------
+
+    def system(self, content: Appendable = None) -> RoleScope[ProgramState] | None:
+        """`s.system("...")` appends a message; `with s.system():` opens one for the block."""
+        return self._role("system", content)
+
+    def user(self, content: Appendable = None) -> RoleScope[ProgramState] | None:
+        """`s.user("...")` appends a message; `with s.user():` opens one for the block."""
+        return self._role("user", content)
+
+    def assistant(self, content: Appendable = None) -> RoleScope[ProgramState] | None:
+        """`s.assistant(gen("x"))` appends a message; `with s.assistant():` opens one."""
+        return self._role("assistant", content)
+
+    def _role(self, name: str, content: Appendable) -> RoleScope[ProgramState] | None:
+        source = source_line(sys._getframe(2))
+        if content is None:
+            return RoleScope(self, name, source)
+        self._append(role(name, content), source)
+        return None
+
+    def var_scope(self, name: str) -> VarScope[ProgramState]:
+        """`with s.var_scope("x"):` what is appended within is also the value `x`."""
+        return VarScope(self, name)
+
+    def pause(self, expected_s: float | None = None, label: str = "") -> PauseScope[ProgramState]:
+        """`with s.pause(expected_s=2):` this branch works outside for about that long.
+
+        The runtime is told at once: it keeps or moves the branch's KV by that. Also `async with`.
+        """
+        return PauseScope(self, expected_s, label, source_line(sys._getframe(1)))
+
+    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`fn(*args, **kwargs)` inside a pause: a tool, or any function; what it raises comes
+        through. An async one is to be awaited in an async function, elsewhere it is run."""
+        source = source_line(sys._getframe(1))
+        expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")
+        pause = PauseScope(self, expected_s, label, source)
+        if not inspect.iscoroutinefunction(getattr(fn, "fn", fn)):
+            with pause:
+                return fn(*args, **kwargs)
+        called = _awaited(pause, fn, args, kwargs)
+        return called if self._program.loop_thread is not None else asyncio.run(called)
+
+    async def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`call` for async functions; a plain function runs on a thread, so that others go on."""
+        source = source_line(sys._getframe(1))
+        expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")
+        async with PauseScope(self, expected_s, label, source):
+            if inspect.iscoroutinefunction(getattr(fn, "fn", fn)):
+                return await fn(*args, **kwargs)
+            return await asyncio.to_thread(fn, *args, **kwargs)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Bind a plain value to `name`, for this branch and the forks it makes later."""
+        self._vars[name] = self._own_vars[name] = Known(value)
+
+    def set_var(self, name: str, value: object) -> None:
+        """The same as `state[name] = value`."""
+        self[name] = value
+
+    def var(self, name: str) -> Expr:
+        """The value called `name` as something to append, without waiting for it."""
+        found = self._lookup(name)
+        if isinstance(found, Pending):
+            return self._var_of(found)
+        if isinstance(found, Known):
+            return Sum((str(found.value),))
+        if isinstance(found, Span):
+            return Sum(tuple(map(self._var_of_piece, found.pieces[found.start :])))
+        raise InvalidProgram(f"var({name!r}) was gathered by a join and is a list; index it first")
+
+    def _var_of(self, pending: Pending) -> VarExpr:
+        return VarExpr(self._program, pending.branch, pending.seq, self)
+
+    def _var_of_piece(self, piece: Piece) -> Expr | str:
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece.op, ir.Tokens):
+            return TokensExpr(piece.op.token_ids)
+        if isinstance(piece.op, ir.Gen | ir.Select | ir.Var):
+            return self._var_of(piece)
+        raise InvalidProgram(f"a var of text with a {piece.op.kind} in it; use its value")
+
+    # --- KV hints --------------------------------------------------------------------------------
+
+    def pin(self, ttl_s: float | None = None) -> HintHandle:
+        """Ask that the KV of all that this branch has is kept for `ttl_s` (None: the runtime's)."""
+        return self._hint("pin", source_line(sys._getframe(1)), ttl_s=ttl_s)
+
+    def retain(self, priority: int | None = None, ttl_s: float | None = None) -> HintHandle:
+        """Ask that it is evicted after what has a lower priority, in [0, 100]."""
+        source = source_line(sys._getframe(1))
+        return self._hint("retain", source, ttl_s=ttl_s, priority=priority)
+
+    def demote(self, tier: ir.Tier = "host") -> HintHandle:
+        """Ask that it is moved to `tier`, "host" or "disk"."""
+        return self._hint("demote", source_line(sys._getframe(1)), tier=tier)
+
+    def prefetch(self, tier: ir.Tier = "device") -> HintHandle:
+        """Ask that it is brought to `tier`, "device" or "host"."""
+        return self._hint("prefetch", source_line(sys._getframe(1)), tier=tier)
+
+    def share(self) -> HintHandle:
+        """Say that others will go on from the same text."""
+        return self._hint("share", source_line(sys._getframe(1)))
+
+    def _hint(self, action: ir.HintAction, source: str | None, **options: Any) -> HintHandle:
+        op = hint(self._branch, self._next(), source, action, **options)
+        return HintHandle(self._program, self._send(op), self)
+
+    # --- errors, the end -------------------------------------------------------------------------
+
+    def error(self) -> Exception | None:
+        """What stopped this branch, or None; does not wait and does not raise."""
+        return self._program.failure_of_branch(self._branch)
+
+    def end(self) -> None:
+        """Say that nothing more is appended, for a program opened by hand."""
+        self._program.end()
+
+    def cancel(self) -> None:
+        """Stop the whole program; reading what was not finished raises."""
+        self._program.cancel()
+
+    def report(self) -> Report:
+        """What each call of the program took: times, tokens, what evicted what."""
+        from ..trace.report import report_of
+
+        return report_of(self._program)
+
+    # --- forks -----------------------------------------------------------------------------------
+
+    def fork(
+        self, size: int = 1, position_ids_offset: Sequence[int] | None = None
+    ) -> Forks[ProgramState]:
+        """`size` branches, each going on from here; the prefix they share is computed once.
+
+        `position_ids_offset` is SGLang's and has no effect there; here only zeros are taken.
+        """
+        if not isinstance(size, int) or not 1 <= size <= 65_536:
+            raise InvalidProgram.of("size", size, "an integer in [1, 65536]")
+        require_no_offsets(position_ids_offset)
+        return self._fork(size, source_line(sys._getframe(1)))
+
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> ProgramState:
+        """One branch going on from here. `with s.copy() as t:` joins it at the end of the block, so
+        that each value made in it is a list of one on this branch, as in SGLang."""
+        require_no_offsets(position_ids_offset)
+        return self._fork(1, source_line(sys._getframe(1)))[0]
+
+    def _fork(self, size: int, source: str | None) -> Forks[ProgramState]:
+        seq = self._next()
+        children = [ProgramState(self._program, self) for _ in range(size)]
+        numbers = tuple(child._branch for child in children)
+        try:
+            self._send(ir.Fork(self._branch, seq, source, numbers))
+        except BaseException:
+            for child in children:
+                child._is_joined = True  # it never began
+            raise
+        return Forks(self, children)
+
+    def __enter__(self) -> ProgramState:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._parent is not None and not self._is_joined:
+            Forks(self._parent, [self]).join()
+
+
+async def _awaited(
+    pause: PauseScope[ProgramState],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    async with pause:
+        return await fn(*args, **kwargs)

@@ -1,0 +1,157 @@
+"""Writing a branch: each op is sent as it is appended, and what it will add to the text is noted.
+
+Knows ops and expressions; how a program's author writes them is above (`state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import InvalidProgram
+from ..client.program import Pending, Program
+from ..client.values import Piece, Span, Value
+from ..protocol import ir
+from .expr import (
+    Appendable,
+    GenExpr,
+    ImageExpr,
+    RoleBeginExpr,
+    RoleEndExpr,
+    SelectExpr,
+    Sum,
+    TokensExpr,
+    VarExpr,
+)
+from .reading import BranchReader, Message
+
+
+class BranchWriter(BranchReader):
+    """One branch of a running program, and what it has appended: `_seq` ops so far."""
+
+    def __init__(self, program: Program, parent: BranchWriter | None) -> None:
+        """A fork of `parent` begins with all that it has."""
+        super().__init__(program)
+        self._branch = program.new_branch()
+        self._seq = 0
+        self._open_role: str | None = None
+        self._is_joined = False
+        self._own_vars: dict[str, Value] = {}
+        if parent is not None:
+            self._pieces = list(parent._pieces)
+            self._vars = dict(parent._vars)
+            self._messages = [message.copy() for message in parent._messages]
+            self._open_role = parent._open_role
+
+    def _append(self, other: Appendable, source: str | None) -> None:
+        append = _APPENDERS.get(type(other))
+        if append is not None:
+            append(self, other, source)
+        elif isinstance(other, str):
+            self._append_text(other, source)
+        elif other is not None:
+            raise InvalidProgram.of("state +=", other, "a string or an expression like gen(...)")
+
+    def _append_text(self, text: str, source: str | None) -> None:
+        if text:
+            self._send_silent(ir.Text(self._branch, self._next(), source, text))
+            self._note(text)
+
+    def _append_sum(self, total: Sum, source: str | None) -> None:
+        for item in total.items:
+            self._append(item, source)
+
+    def _append_tokens(self, ids: TokensExpr, source: str | None) -> None:
+        self._note(self._send(ir.Tokens(self._branch, self._next(), source, ids.token_ids)))
+
+    def _append_gen(self, gen: GenExpr, source: str | None) -> None:
+        defaults = self._program.defaults
+        params = gen.params if defaults is None else defaults.applied_to(gen.params)
+        self._bind(gen.name, ir.Gen(self._branch, self._next(), source, gen.name, params))
+
+    def _append_select(self, select: SelectExpr, source: str | None) -> None:
+        name, choices, method = select.name, select.choices, select.method
+        head = (self._branch, self._next(), source, name)
+        op = ir.Select(*head, choices, method, lora_path=select.lora_path)
+        self._bind(name, op)
+
+    def _append_image(self, image: ImageExpr, source: str | None) -> None:
+        raise InvalidProgram(f"image: the model {self._program.model} reads only text", "image")
+
+    def _append_var(self, var: VarExpr, source: str | None) -> None:
+        if var.program is not self._program:
+            raise InvalidProgram("a var of another program cannot be appended; use its value")
+        self._note(self._send(ir.Var(self._branch, self._next(), source, var.branch, var.seq)))
+
+    def _next(self) -> int:
+        """The number of this branch's next op."""
+        if self._is_joined:
+            raise InvalidProgram("this branch was joined; nothing can be appended to it")
+        return self._seq
+
+    def _send(self, op: ir.Op) -> Pending:
+        """Send the next op; if that raises, nothing was appended."""
+        pending = self._program.send(op)
+        self._seq += 1
+        return pending
+
+    def _send_silent(self, op: ir.Op) -> None:
+        self._program.send_silent(op)
+        self._seq += 1
+
+    def _note(self, piece: Piece) -> None:
+        if self._open_role is not None:
+            self._messages[-1].pieces.append(piece)
+        self._pieces.append(piece)
+        self._program.waiters.wake()  # who iterates over the text
+
+    def _note_mark(self, piece: Piece) -> None:
+        """A piece that is no part of a message's content."""
+        self._pieces.append(piece)
+        self._program.waiters.wake()
+
+    def _bind(self, name: str, op: ir.Op) -> None:
+        pending = self._send(op)
+        if name:
+            self._vars[name] = self._own_vars[name] = pending
+        self._note(pending)
+
+    def _begin_role(self, begin: RoleBeginExpr, source: str | None) -> None:
+        name = begin.role
+        if self._open_role is not None:
+            raise InvalidProgram(f"{name} message begun inside a {self._open_role} message")
+        self._note_mark(self._send(ir.RoleBegin(self._branch, self._next(), source, name)))
+        self._open_role = name
+        self._messages.append(Message(name))
+
+    def _end_role(self, end: RoleEndExpr, source: str | None) -> None:
+        if self._open_role != end.role:
+            raise InvalidProgram(f"{end.role}_end() but the open message is {self._open_role}")
+        self._note_mark(self._send(ir.RoleEnd(self._branch, self._next(), source)))
+        self._open_role = None
+
+    def _bind_span(self, name: str, start: int) -> None:
+        self._vars[name] = self._own_vars[name] = Span(tuple(self._pieces), start)
+        self._program.waiters.wake()
+
+    def _send_pause(self, expected_s: float | None, label: str, source: str | None) -> None:
+        self._send_silent(ir.Pause(self._branch, self._next(), source, expected_s, label))
+        self._program.flush()
+
+    def _end(self, source: str | None) -> None:
+        if not self._is_joined:
+            self._send_silent(ir.End(self._branch, self._next(), source))
+            self._is_joined = True
+
+
+_APPENDERS: dict[type, Callable[[BranchWriter, Any, str | None], None]] = {
+    str: BranchWriter._append_text,
+    Sum: BranchWriter._append_sum,
+    GenExpr: BranchWriter._append_gen,
+    SelectExpr: BranchWriter._append_select,
+    RoleBeginExpr: BranchWriter._begin_role,
+    RoleEndExpr: BranchWriter._end_role,
+    TokensExpr: BranchWriter._append_tokens,
+    VarExpr: BranchWriter._append_var,
+    ImageExpr: BranchWriter._append_image,
+}

@@ -1,0 +1,1 @@
+"""The program IR and how it travels; shared by client and runtime."""

@@ -1,0 +1,472 @@
+"""The program IR: a program is a tree of branches, a branch is an append-only log of ops.
+
+An op carries its branch, its sequence number on that branch and the source line that made it. The
+IR knows nothing of models or KV; it is what the DSL writes and what travels to the runtime. On the
+wire an op is a list: `[kind, branch, seq, source, *fields]`.
+
+    branch 0:  Text  RoleBegin  Text  Fork(1, 2) ......... Join(1, 2)  Gen
+    branch 1:                         Text  Gen  End ------^
+    branch 2:                         Text  Gen  End ------^
+
+Three ops say what a program knows of its KV and change no text: `Pause` (it works elsewhere now),
+`Hint` (an action on the KV of what the branch has so far) and `Drop` (nobody reads this branch).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, get_args
+
+from ...errors import InvalidProgram
+from .constraint import Constraint
+
+MAX_REQUEST_PRIORITY = 1000
+
+ChoicesMethod = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+JoinMode = Literal["gather_variable", "concate_and_append"]
+HintAction = Literal["pin", "retain", "demote", "prefetch", "share"]
+Tier = Literal["device", "host", "disk"]
+Pooling = Literal["last", "mean"]
+
+CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
+JOIN_MODES: tuple[str, ...] = get_args(JoinMode)
+HINT_ACTIONS: tuple[str, ...] = get_args(HintAction)
+TIERS: tuple[str, ...] = get_args(Tier)
+POOLINGS: tuple[str, ...] = get_args(Pooling)
+MAX_CHOICES = 1024
+MAX_SAMPLES = 64
+MAX_OP_NAME_CHARS = 1024
+MAX_SOURCE_CHARS = 4096
+MAX_FIELDS_CHARS = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GenParams:
+    """What a `gen` asks for; `None` means the model's or the runtime's default. With `n` > 1 the
+    value is a list, and the branch goes on with its first item."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+    priority: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None  # (token id, bias)
+    min_tokens: int | None = None
+    n: int | None = None  # samples, 1 to MAX_SAMPLES
+    constraint: Constraint | None = None  # what the output must be
+    jump_forward: bool | None = None  # False: sample what is forced anyhow, token by token
+    stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
+    deadline_s: float | None = None  # seconds from now; an error where it cannot be met
+    logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
+    lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
+    _wire: dict[str, object] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def with_defaults(self, defaults: GenParams) -> GenParams:
+        """This, with what it leaves open taken from `defaults`."""
+        return self if defaults == NOTHING_GIVEN else replace(defaults, **self.given())
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not None."""
+        values = ((name, getattr(self, name)) for name in _GEN_FIELDS)
+        return {name: value for name, value in values if value is not None}
+
+    def to_wire(self) -> dict[str, object]:
+        """Only what was given. Made once, as many programs send the same params; not to change."""
+        if self._wire is None:
+            given = self.given()
+            if self.constraint is not None:
+                given["constraint"] = asdict(self.constraint)
+            object.__setattr__(self, "_wire", given)
+        assert self._wire is not None
+        return self._wire
+
+    @classmethod
+    def from_wire(cls, given: object) -> GenParams:
+        """Raises InvalidProgram on a name that is not a field."""
+        if not isinstance(given, dict):
+            raise InvalidProgram.of("gen params", given, "an object")
+        unknown = sorted(set(given).difference(_GEN_FIELDS))
+        if unknown:
+            raise InvalidProgram.of(unknown[0], given[unknown[0]], f"one of {sorted(_GEN_FIELDS)}")
+        values = {name: _frozen(value) for name, value in given.items()}
+        if "constraint" in values:
+            values["constraint"] = Constraint.from_wire(values["constraint"])
+        for name, value in values.items():
+            if value is None:  # JSON's for a number that is none
+                raise InvalidProgram.of(name, value, "a finite number, or left out")
+        return cls(**values)
+
+
+def logit_bias_pairs(bias: Mapping[Any, float]) -> tuple[tuple[int, float], ...]:
+    """A bias by token id as GenParams has it; ids may be strings of digits, as in OpenAI's JSON.
+
+    Raises InvalidProgram for a key that is no token id.
+    """
+    try:
+        return tuple((int(token_id), value) for token_id, value in bias.items())
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidProgram.of("logit_bias", bias, "a bias for each token id") from None
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists, and lists within these, as tuples."""
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+
+
+NOTHING_GIVEN = GenParams()
+_GEN_FIELDS = tuple(f.name for f in fields(GenParams) if f.init)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Base of all ops: the `seq`-th op of `branch`, written at `source` ("file:line")."""
+
+    kind: ClassVar[str] = ""
+
+    branch: int
+    seq: int
+    source: str | None
+
+    def to_wire(self) -> list[object]:
+        """`[kind, branch, seq, source, *fields]`, ready for JSON."""
+        return [self.kind, *_VALUES_OF[self.kind](self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Op):
+    """Append literal text. `is_replay` marks text that this runtime may itself have generated
+    (an assistant turn sent back by a chat client): its known token ids are then used again."""
+
+    kind: ClassVar[str] = "text"
+    text: str = ""
+    is_replay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(Op):
+    """Append token ids as they are, without BOS; for clients that tokenize themselves."""
+
+    kind: ClassVar[str] = "tokens"
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Op):
+    """Generate, append what was generated and call it `name`."""
+
+    kind: ClassVar[str] = "gen"
+    name: str = ""
+    params: GenParams = field(default_factory=GenParams)
+
+    def to_wire(self) -> list[object]:
+        return [self.kind, self.branch, self.seq, self.source, self.name, self.params.to_wire()]
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Op):
+    """Append the likeliest of `choices` under `method` and call it `name`. With `choice_ids` the
+    choices are token ids, and no texts are given."""
+
+    kind: ClassVar[str] = "select"
+    name: str = ""
+    choices: tuple[str, ...] = ()
+    method: str = CHOICES_METHODS[0]
+    choice_ids: tuple[tuple[int, ...], ...] = ()
+    lora_path: str | None = None  # as in GenParams
+
+    def to_wire(self) -> list[object]:
+        head = [self.kind, self.branch, self.seq, self.source, self.name]
+        if self.lora_path is not None:
+            texts, ids = self.choices or None, self.choice_ids or None
+            return [*head, texts, self.method, ids, self.lora_path]
+        if self.choice_ids:
+            return [*head, self.choices or None, self.method, self.choice_ids]
+        return [*head, self.choices, self.method]
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Op):
+    """Make an embedding of all that the branch has so far and call it `name`; appends nothing. The
+    value is a list of floats, as long as the model's hidden states are wide: the last token's final
+    one or the mean of all, with `normalize` scaled to length 1."""
+
+    kind: ClassVar[str] = "embed"
+    name: str = ""
+    pooling: str = POOLINGS[0]
+    normalize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Op):
+    """Open a chat message of `role`; the chat template says what that appends.
+
+    `fields`: JSON text of an object whose items the template sees beside role and content, such as
+    `tool_calls` and `tool_call_id`. With `"content": null` in it an assistant's message has no
+    content, and no text follows in it.
+    """
+
+    kind: ClassVar[str] = "role_begin"
+    role: str = ""
+    fields: str | None = None
+
+    def to_wire(self) -> list[object]:
+        extra = () if self.fields is None else (self.fields,)
+        return [self.kind, self.branch, self.seq, self.source, self.role, *extra]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Op):
+    """Close the open chat message."""
+
+    kind: ClassVar[str] = "role_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Op):
+    """Start `children`, each from this branch's state here."""
+
+    kind: ClassVar[str] = "fork"
+    children: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Op):
+    """Wait for the `End` of each child; fails if one failed. `concate_and_append` also appends what
+    each child appended since its fork, in order.
+
+    With `num_needed` the first that many to end well are enough: the others stop at once, and it
+    fails only when too few are left. The value is the list of the indices that counted, ascending;
+    only those are appended.
+    """
+
+    kind: ClassVar[str] = "join"
+    children: tuple[int, ...] = ()
+    mode: str = JOIN_MODES[0]
+    num_needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Var(Op):
+    """Append the value of the op `(of_branch, of_seq)`: the one symbolic value."""
+
+    kind: ClassVar[str] = "var"
+    of_branch: int = 0
+    of_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Op):
+    """The branch now works outside (a tool call); the next op that appends something ends that.
+    `expected_s`: how long it is expected to take, None where that is not known."""
+
+    kind: ClassVar[str] = "pause"
+    expected_s: float | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint(Op):
+    """One action on the KV of all that the branch has so far; the value is its outcome:
+    {"action_id", "outcome", "reason", "num_tokens"}. It never fails the branch."""
+
+    kind: ClassVar[str] = "hint"
+    action: str = HINT_ACTIONS[0]
+    ttl_ms: int | None = None  # pin, retain
+    priority: int | None = None  # retain: in [0, 100], higher is kept longer
+    tier: str | None = None  # demote: to it; prefetch: to it
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Op):
+    """Nobody will read this branch: the last op of its log, but it acts on arrival. The branch
+    stops at once, unless others still wait for what it makes."""
+
+    kind: ClassVar[str] = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class End(Op):
+    """No op follows on this branch."""
+
+    kind: ClassVar[str] = "end"
+
+
+# What changes no output. Draws depend on an op's place among the others only (`Places`).
+SILENT_OPS = (Pause, Hint, Drop)
+
+
+class Places:
+    """The places of one branch's ops, counted without those that change nothing: with or without
+    hints a program draws the same."""
+
+    __slots__ = ("_num_silent", "_shifts")
+
+    def __init__(self) -> None:
+        self._num_silent = 0
+        self._shifts: dict[int, int] = {}  # by seq, of ops behind a silent one that have a place
+
+    def note(self, op: Op) -> None:
+        """The next op of the branch."""
+        if isinstance(op, SILENT_OPS):
+            self._num_silent += 1
+        elif self._num_silent and isinstance(op, Gen | Fork):
+            self._shifts[op.seq] = self._num_silent
+
+    def of(self, op: Gen | Fork) -> int:
+        """Where it stands."""
+        return op.seq - self._shifts.get(op.seq, 0)
+
+
+_OPS: dict[str, type[Op]] = {
+    op.kind: op
+    for op in (
+        Text,
+        Tokens,
+        Gen,
+        Select,
+        Embed,
+        RoleBegin,
+        RoleEnd,
+        Fork,
+        Join,
+        Var,
+        Pause,
+        Hint,
+        Drop,
+        End,
+    )
+}
+_VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
+_INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
+_OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
+_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
+_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields", "lora_path"})
+_MAX_CHARS = {
+    "name": MAX_OP_NAME_CHARS, "label": MAX_OP_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
+    "lora_path": MAX_OP_NAME_CHARS,
+}  # fmt: skip
+_ALLOWED = {
+    "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
+    "pooling": POOLINGS,
+}  # fmt: skip
+_MAX_INT = 2**31 - 1
+MAX_PAUSE_S = 86_400.0
+
+
+def op_from_wire(item: object) -> Op:
+    """Decode and check one op. Raises InvalidProgram with the field and what it may be."""
+    kind = item[0] if isinstance(item, list) and len(item) >= 4 else None
+    if not isinstance(item, list) or not isinstance(kind, str) or kind not in _OPS:
+        raise InvalidProgram.of("op", item, f"[kind, branch, seq, source, ...], kind in {[*_OPS]}")
+    cls = _OPS[kind]
+    names = [f.name for f in fields(cls)]
+    if len(item) - 1 > len(names):
+        raise InvalidProgram.of("op", item, f"{kind} takes {names}")
+    values = {name: _checked(name, value) for name, value in zip(names, item[1:])}
+    return cls(**values)
+
+
+def _checked(name: str, value: object) -> Any:
+    if name == "params":
+        return GenParams.from_wire(value)
+    if name in _INT_FIELDS:
+        return _require_int(name, value)
+    if name == "children":
+        return tuple(_require_int(name, child) for child in _require_list(name, value, 65_536))
+    if name == "token_ids":
+        return tuple(_require_int(name, item) for item in _require_list(name, value, 1 << 24))
+    if name == "choices":
+        return () if value is None else _checked_choices(value)  # None: they are given as ids
+    if name == "choice_ids":
+        return () if value is None else _checked_choice_ids(value)
+    if name in ("is_replay", "normalize"):
+        return bool(value)
+    if name == "source":
+        return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
+    if name in _OPTIONAL_INT_FIELDS:
+        return _checked_optional_int(name, value)
+    if name == "expected_s":
+        return _checked_seconds(name, value)
+    if name in _OPTIONAL_STR_FIELDS:
+        return None if value is None else _checked_str(name, value)
+    assert name in _STR_FIELDS, name
+    return _checked_str(name, value)
+
+
+def _require_int(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT:
+        raise InvalidProgram.of(name, value, f"an integer in [0, {_MAX_INT}]")
+    return value
+
+
+def _checked_optional_int(name: str, value: object) -> int | None:
+    low, high = _OPTIONAL_INT_FIELDS[name]
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_int and low <= value <= high):  # type: ignore[operator]
+        raise InvalidProgram.of(name, value, f"an integer in [{low}, {high}], or null")
+    return value  # type: ignore[return-value]
+
+
+def _checked_seconds(name: str, value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 <= value <= MAX_PAUSE_S):  # type: ignore[operator]
+        raise InvalidProgram.of(name, value, f"a number in [0, {MAX_PAUSE_S:g}], or null")
+    return None if value is None else float(value)  # type: ignore[arg-type]
+
+
+def _require_list(name: str, value: object, most: int) -> Sequence[object]:
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise InvalidProgram.of(name, value, f"a list of 1 to {most} items")
+    return value
+
+
+def _checked_choices(value: object) -> tuple[str, ...]:
+    choices = _require_list("choices", value, MAX_CHOICES)
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidProgram.of("choices", value, "non-empty strings")
+    return tuple(str(choice) for choice in choices)
+
+
+def _checked_choice_ids(value: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(
+            _require_int("choice_ids", token_id)
+            for token_id in _require_list("choice_ids", ids, 1 << 20)
+        )
+        for ids in _require_list("choice_ids", value, MAX_CHOICES)
+    )
+
+
+def _checked_str(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidProgram.of(name, value, "a string")
+    if name in _ALLOWED and value not in _ALLOWED[name]:
+        raise InvalidProgram.of(name, value, f"one of {_ALLOWED[name]}")
+    if len(value) > (most := _MAX_CHARS.get(name, len(value))):
+        raise InvalidProgram.of(name, f"{len(value)} characters", f"at most {most} characters")
+    return value
+
+
+def seed_of_sample(seed: int, index: int) -> int:
+    """The seed of sample `index` of several that are drawn under `seed`; that of sample 0 is
+    `seed` itself, so that the first of n samples is what a single one would be."""
+    if index == 0:
+        return seed
+    key = repr((seed, index)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1

@@ -1,0 +1,218 @@
+"""The matrix products and parameters of a model, counted from its config. Torch-free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..kernels.attention_options import AttentionOptions
+from ..runtime.checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
+
+_GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+# Architectures whose layers have norms before and after both blocks; others have two.
+_WITH_FOUR_NORMS = frozenset({"Gemma2ForCausalLM", *_GEMMA3})
+# Whose checkpoints have one module for queries, keys and values, and one for gates and ups.
+_FUSED = frozenset({"Phi3ForCausalLM"})
+# Those that norm query and key heads: each by itself with one weight for all, or all together.
+_WITH_HEAD_NORMS = frozenset({"Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_GEMMA3})
+_WITH_WHOLE_NORMS = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM"})
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A weight [out_features, in_features] that `count` places of the model have, each its own.
+
+    Of `num_experts` weights at such a place a token is multiplied by `num_used`.
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    count: int
+    num_experts: int = 1
+    num_used: int = 1
+    num_modules: int = 0  # of the checkpoint that it is made of, if adapters go beside them
+    is_quantized: bool = True  # where the model's linear layers are
+    is_sampled_only: bool = False  # only for tokens whose logits are asked for
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all places and experts."""
+        return self.in_features * self.out_features * self.count * self.num_experts
+
+    def num_touched(self, num_tokens: int) -> float:
+        """Weights of a place that a step of so many tokens reads, on average where each token's
+        experts are drawn evenly."""
+        share = self.num_used / self.num_experts
+        return self.num_experts * (1.0 - (1.0 - share) ** num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayers:
+    """`count` layers whose queries see as much."""
+
+    count: int
+    num_visible: int | None  # keys that a query sees at most, its own among them; None: all before
+
+    def num_keys(self, num_tokens: int, before: int) -> int:
+        """Keys that `num_tokens` queries see, each counted once, of a row with `before` earlier
+        ones."""
+        keys = before + num_tokens
+        return keys if self.num_visible is None else min(keys, self.num_visible + num_tokens - 1)
+
+    def num_pairs(self, num_tokens: int, before: int) -> int:
+        """The sum over the queries of the keys that each sees."""
+        growing = num_tokens
+        if self.num_visible is not None:
+            growing = min(num_tokens, max(0, self.num_visible - before))
+        pairs = growing * before + growing * (growing + 1) // 2
+        return pairs + (num_tokens - growing) * (self.num_visible or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Everything of a model that takes memory or time, but for its KV."""
+
+    products: tuple[Product, ...]
+    attention: tuple[AttentionLayers, ...]
+    embedding_parameters: int  # a tied head's, too, which is then no parameter of its own
+    is_head_tied: bool
+    other_parameters: int  # norms, biases, and the gates of shared experts
+
+    @classmethod
+    def of(cls, config: DecoderConfig) -> ModelShape:
+        """Count it."""
+        hidden = config.hidden_size
+        head = Product(
+            "lm_head", hidden, config.vocab_size, 1, is_quantized=False, is_sampled_only=True
+        )
+        attention = (
+            _latent_products(config, config.latent)
+            if config.latent is not None
+            else _attention_products(config)
+        )
+        return cls(
+            products=(*attention, *_feed_forward_products(config), head),
+            attention=_attention_layers(config),
+            embedding_parameters=hidden * config.vocab_size,
+            is_head_tied=config.tie_word_embeddings,
+            other_parameters=hidden + _norms(config) + _biases(config) + _expert_vectors(config),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the checkpoint."""
+        products = sum(product.num_parameters for product in self.products)
+        tied = self.embedding_parameters if self.is_head_tied else 0
+        return products - tied + self.embedding_parameters + self.other_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Without those of the experts that a token does not take."""
+        idle = sum(
+            p.num_parameters * (p.num_experts - p.num_used) // p.num_experts for p in self.products
+        )
+        return self.num_parameters - idle
+
+
+def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:
+    counts = Counter(_num_visible(config, kind) for kind in config.layer_kinds)
+    return tuple(AttentionLayers(count, visible) for visible, count in counts.items())
+
+
+def _num_visible(config: DecoderConfig, kind: int) -> int | None:
+    options = config.attention_kinds[kind]
+    if not isinstance(options, AttentionOptions) or options.window is None:
+        return None
+    return options.window + options.num_sink_tokens
+
+
+def _attention_products(config: DecoderConfig) -> Iterator[Product]:
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    hidden, layers = config.hidden_size, config.num_layers
+    num_modules = 1 if config.architecture in _FUSED else 3
+    yield Product("qkv", hidden, q_size + 2 * kv_size, layers, num_modules=num_modules)
+    yield Product("attention output", q_size, hidden, layers, num_modules=1)
+
+
+def _latent_products(config: DecoderConfig, latent: LatentConfig) -> Iterator[Product]:
+    hidden, layers, heads = config.hidden_size, config.num_layers, config.num_heads
+    query_size = heads * (latent.nope_dim + latent.rope_dim)
+    if latent.query_latent_dim is None:
+        yield Product("query", hidden, query_size, layers, num_modules=1)
+    else:
+        yield Product("query down", hidden, latent.query_latent_dim, layers, num_modules=1)
+        yield Product("query up", latent.query_latent_dim, query_size, layers, num_modules=1)
+    row_size = latent.latent_dim + latent.rope_dim
+    yield Product("latent", hidden, row_size, layers, num_modules=1)
+    up_size = heads * (latent.nope_dim + latent.value_dim)
+    yield Product("latent up", latent.latent_dim, up_size, layers, is_quantized=False)
+    yield Product("attention output", heads * latent.value_dim, hidden, layers, num_modules=1)
+
+
+def _feed_forward_products(config: DecoderConfig) -> Iterator[Product]:
+    experts = config.experts
+    num_dense = config.num_layers - (0 if experts is None else len(experts.layers))
+    if num_dense:
+        yield from _dense(config, "mlp", config.intermediate_size, num_dense)
+    if experts is not None:
+        yield from _expert_products(config, experts)
+
+
+def _expert_products(config: DecoderConfig, experts: ExpertsConfig) -> Iterator[Product]:
+    hidden, count = config.hidden_size, len(experts.layers)
+    yield Product("router", hidden, experts.num_experts, count, is_quantized=False)
+    number = (experts.num_experts, experts.routing.num_chosen)
+    size = experts.intermediate_size
+    yield Product("experts gate and up", hidden, 2 * size, count, *number)
+    yield Product("experts down", size, hidden, count, *number)
+    if experts.shared_intermediate_size:
+        yield from _dense(config, "shared expert", experts.shared_intermediate_size, count)
+
+
+def _dense(config: DecoderConfig, name: str, size: int, count: int) -> Iterator[Product]:
+    hidden, num_modules = config.hidden_size, 1 if config.architecture in _FUSED else 2
+    yield Product(f"{name} gate and up", hidden, 2 * size, count, num_modules=num_modules)
+    yield Product(f"{name} down", size, hidden, count, num_modules=1)
+
+
+def _norms(config: DecoderConfig) -> int:
+    """Of all layers."""
+    own = 0
+    if config.latent is not None:
+        own = config.latent.latent_dim + (config.latent.query_latent_dim or 0)
+    elif config.architecture in _WITH_HEAD_NORMS:
+        own = 2 * config.head_dim
+    elif config.architecture in _WITH_WHOLE_NORMS:
+        own = (config.num_heads + config.num_kv_heads) * config.head_dim
+    number = 4 if config.architecture in _WITH_FOUR_NORMS else 2
+    return config.num_layers * (number * config.hidden_size + own)
+
+
+def _biases(config: DecoderConfig) -> int:
+    """Of all layers' attention and feed-forward blocks, shared experts among these."""
+    attention = config.hidden_size if config.output_bias else 0
+    if config.qkv_bias:
+        latent = config.latent
+        attention += (
+            (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+            if latent is None
+            else (latent.query_latent_dim or 0) + latent.latent_dim + latent.rope_dim
+        )
+    gated = 0
+    if config.mlp_bias:
+        blocks = (p for p in _feed_forward_products(config) if p.num_experts == 1)
+        gated = sum(p.out_features * p.count for p in blocks if p.is_quantized)
+    return config.num_layers * attention + gated
+
+
+def _expert_vectors(config: DecoderConfig) -> int:
+    """The routers' selection biases and the gates of shared experts."""
+    experts = config.experts
+    if experts is None:
+        return 0
+    gate = config.hidden_size if experts.has_shared_gate else 0
+    bias = experts.num_experts if experts.has_selection_bias else 0
+    return len(experts.layers) * (gate + bias)

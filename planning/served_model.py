@@ -1,0 +1,79 @@
+"""A model as it is to be served: what its weights and KV take, and what fits. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.memory.kv_layout import KVLayout
+from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION, DEFAULT_GPU_MEM_FRACTION
+from .adapters import AdapterRoom
+from .formats import DTYPE_BYTES, WeightFormat
+from .model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model in a device's memory."""
+
+    weight_bytes: int
+    kv_bytes: int  # left for KV; 0 where the weights do not fit
+    kv_tokens: int  # that is so many tokens
+
+    def num_requests(self, request_tokens: int) -> int:
+        """That run at a time, sharing nothing."""
+        return self.kv_tokens // request_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model in one dtype and one format of weights and KV, before it is loaded."""
+
+    config: ModelConfig
+    shape: ModelShape
+    format: WeightFormat
+    kv_bytes_per_token: int
+    adapters: AdapterRoom | None = None  # None: none are served
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        dtype: str,
+        quantization: str = "none",
+        kv_cache_dtype: KVCacheDtype = "auto",
+        adapters: AdapterRoom | None = None,
+    ) -> ServedModel:
+        """dtype: a resolved one, not "auto"; quantization and kv_cache_dtype as the flags."""
+        weights = WeightFormat(quantization, dtype)
+        layout = KVLayout.of(config, dtype, kv_cache_dtype)
+        return cls(config, ModelShape.of(config), weights, layout.bytes_per_token, adapters)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights."""
+        return self.format.model_bytes(self.shape)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Of the tables of all slots, in the dtype."""
+        if self.adapters is None:
+            return 0
+        return self.adapters.num_total(self.shape) * DTYPE_BYTES[self.format.dtype]
+
+    @property
+    def rotary_bytes(self) -> int:
+        """Of the cosines and sines of all positions of the context, a table for each kind of rotary
+        embedding that layers have."""
+        num_tables = 2 * len(set(self.config.layer_ropes))
+        num_positions = self.config.context_length
+        itemsize = DTYPE_BYTES[self.format.dtype]
+        return num_tables * num_positions * self.config.rotary_dim * itemsize
+
+    def fit(self, memory_bytes: int, *, is_gpu: bool) -> Fit:
+        """With the default share of what the weights, rotary tables and adapters leave for KV."""
+        share = DEFAULT_GPU_MEM_FRACTION if is_gpu else DEFAULT_CPU_MEM_FRACTION
+        left = memory_bytes - self.weight_bytes - self.rotary_bytes - self.adapter_bytes
+        kv_bytes = max(0, int(left * share))
+        return Fit(self.weight_bytes, kv_bytes, kv_bytes // self.kv_bytes_per_token)

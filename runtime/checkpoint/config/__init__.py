@@ -1,0 +1,1 @@
+"""config.json and generation_config.json, checked. No torch."""

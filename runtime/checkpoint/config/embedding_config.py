@@ -1,0 +1,54 @@
+"""How a checkpoint's embeddings are made: what its sentence-transformers files say, where it has
+them (modules.json and the configuration of the pooling module that it names). Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....frontend.protocol.ir import Pooling
+
+_PREFIX = "pooling_mode_"
+_MODES: dict[str, Pooling] = {"mean_tokens": "mean", "lasttoken": "last"}
+_KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConfig:
+    """A model without such files pools its last token: the only one that has seen the whole
+    text."""
+
+    pooling: Pooling = "last"
+    refusal: str | None = None  # why this model's embeddings cannot be made here
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> EmbeddingConfig:
+        """Of a checkpoint folder; what cannot be read or made refuses embeddings, nothing else."""
+        if not (folder / "modules.json").is_file():
+            return cls()
+        try:
+            return cls(_pooling(folder))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return cls(refusal=f"its sentence-transformers files: {error}")
+
+
+def _pooling(folder: Path) -> Pooling:
+    """Raises ValueError for what is not supported, and others for files that are no such files."""
+    modules = {
+        str(module["type"]).rpartition(".")[2]: str(module["path"])
+        for module in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    }
+    unknown = sorted(set(modules).difference(_KNOWN_MODULES))
+    if unknown:
+        raise ValueError(f"modules {unknown} are not supported, only {list(_KNOWN_MODULES)}")
+    path = folder / modules["Pooling"] / "config.json"
+    config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    modes = [name.removeprefix(_PREFIX) for name, is_on in config.items()
+             if name.startswith(_PREFIX) and is_on]  # fmt: skip
+    if len(modes) != 1 or modes[0] not in _MODES:
+        raise ValueError(f"pooling {modes} is not supported, only one of {list(_MODES)}")
+    return _MODES[modes[0]]

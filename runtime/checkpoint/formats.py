@@ -1,0 +1,49 @@
+"""Which formats a model may be asked for: what loading asks, and `stemma plan` before. Torch-free.
+
+Of what cannot be served each says what was asked for and what can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ...errors import InvalidRequest
+from ...kernels.kv_cache_dtype import KVCacheDtype
+from .gguf.shards import GgufModel
+from .gguf.unfold import weights_files
+from .quantized.quantization_config import packed_config
+
+
+def stored_method(folder: Path) -> str | None:
+    """By what the checkpoint's weights are quantized already ("awq", "GGUF"); None: they are
+    floating. Raises ModelLoadError for a method that is not read."""
+    for first in weights_files(folder)[:1]:
+        with closing(GgufModel(first)) as model:
+            return "GGUF" if model.is_quantized else None
+    config = packed_config(folder)
+    return None if config is None else config.method
+
+
+def require_quantization(quantization: str, folder: Path, method: str | None) -> None:
+    """quantization: as `--quantization`; method: the `stored_method` of the folder.
+
+    Raises InvalidRequest for weights that are quantized already.
+    """
+    if quantization != "none" and method is not None:
+        allowed = f"none with {folder}, whose weights are quantized already ({method})"
+        raise InvalidRequest.of("quantization", quantization, allowed)
+
+
+def require_kv_cache_dtype(
+    kv_cache_dtype: KVCacheDtype, known: Sequence[KVCacheDtype], dtype: str, device: str
+) -> None:
+    """known: what the device's kernels read with that dtype ("bfloat16"). Of latents `KVLayout`
+    knows.
+
+    Raises InvalidRequest for another.
+    """
+    if kv_cache_dtype not in known:
+        allowed = f"{' or '.join(known)} with dtype={dtype} on {device}"
+        raise InvalidRequest.of("kv_cache_dtype", kv_cache_dtype, allowed)

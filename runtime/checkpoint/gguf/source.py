@@ -1,0 +1,305 @@
+"""The tensors of GGUF files for a model that is built, quantized ones packed as they are.
+
+Linear layers get their numbers, scales and offsets as a `QuantizedWeight`; parts of one layer in
+differing formats (a Q4_K beside a Q6_K) are brought to the wider one, which is exact but for one
+rounding of offsets. Everything else (embedding, norms, biases) becomes floats. Rows are read and
+unpacked some megabytes at a time into their final place, so the peak is what stays plus little.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ....errors import ModelLoadError
+from ....kernels.ops import Weight
+from ....kernels.quantized_weight import QuantizedWeight
+from ..weight_source import ProgressCallback, empty_stack
+from .blocks import LAYOUTS, GroupLayout, fits_half, to_floats, to_groups
+from .hyperparameters import Hyperparameters
+from .names import CONVENTIONS, EMBEDDING, Origin, TensorNames
+from .reader import TensorPlace
+from .shards import GgufModel
+
+_CHUNK_VALUES = 1 << 22  # unpacked at a time; 16 MB as float32
+# Part of the config, see `rope`.
+_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+_STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a model asked for by one name: a matrix of the file, or one expert's."""
+
+    place: TensorPlace
+    origin: Origin
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.shape if self.origin.expert is None else self.place.shape[1:]
+
+    @property
+    def num_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def first_row(self) -> int:
+        return self.num_rows * (self.origin.expert or 0)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.place.format.is_quantized
+
+    @property
+    def is_vector(self) -> bool:
+        return len(self.shape) == 1
+
+    def targets(self, first: int, count: int) -> slice | Tensor:
+        """Where these of its rows belong."""
+        if self.origin.num_paired_heads is None or self.is_vector:
+            return slice(first, first + count)
+        return _unpaired(self.num_rows, self.origin.num_paired_heads)[first : first + count]
+
+
+class GgufWeights:
+    """A `WeightSource` over a GGUF file, or the parts of one.
+
+    Owns the open files until `close`; tensors handed out are copies and outlive them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        on_progress: ProgressCallback | None = None,
+        *,
+        has_stored_weights: bool = False,
+    ) -> None:
+        """`has_stored_weights`: `take_weight` gives floating weights as they are stored, not in
+        `dtype`, for who rounds them further."""
+        self.path = path
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._on_progress = on_progress
+        self._has_stored_weights = has_stored_weights
+        with ExitStack() as opened:
+            self._file = opened.enter_context(closing(GgufModel(path)))
+            self._names = _names_of(self._file)
+            opened.pop_all()
+        self._not_taken = set(self._file.tensors).difference(_IN_CONFIG)
+        self._bytes_total = sum(place.num_bytes for place in self._file.tensors.values())
+        self._bytes_done = 0
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any tensor has fewer than 16 bits."""
+        return self._file.is_quantized
+
+    def __contains__(self, name: str) -> bool:
+        origin = self._names.origin(name)
+        return origin is not None and origin.name in self._file.tensors
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        part = self._part(name, shape)
+        target = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        self._floats_into(part, target)
+        return target
+
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
+        parts = [self._part(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        return self._stacked(parts, shapes, self.dtype)
+
+    def _stacked(
+        self, parts: Sequence[_Part], shapes: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> Tensor:
+        stack, targets = empty_stack(shapes, dtype, self.device)
+        for part, target in zip(parts, targets, strict=True):
+            self._floats_into(part, target)
+        return stack
+
+    def take_weight(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Weight:
+        full_names = [f"{name}.weight" for name in names]
+        shapes = [(size, in_features) for size in out_features]
+        if self._is_split_latent(full_names):
+            return self._joined_latent(full_names[0], shapes[0])
+        parts = [self._part(name, shape) for name, shape in zip(full_names, shapes, strict=True)]
+        if all(part.is_quantized for part in parts):
+            return self._packed(parts, in_features)
+        return self._stacked(parts, shapes, self._floating_dtype(parts))
+
+    def tie_weight(self, table: Tensor) -> Weight:
+        """Packed as the file has it, where it is quantized."""
+        part = _Part(self._file.tensors[EMBEDDING], Origin(EMBEDDING))
+        return self._packed([part], table.shape[1]) if part.is_quantized else table
+
+    def skip(self, name: str) -> None:
+        origin = self._names.origin(name)
+        if origin is not None:
+            self._not_taken.discard(origin.name)
+
+    def finish(self) -> None:
+        if self._not_taken:
+            names = sorted(self._not_taken)
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            logger.warning("%s: %d tensors are not used: %s", self.path, len(names), shown)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _part(self, name: str, shape: Sequence[int]) -> _Part:
+        origin = self._names.origin(name)
+        if origin is None or origin.name not in self._file.tensors:
+            known = f" ({origin.name!r} in GGUF)" if origin is not None else ""
+            raise ModelLoadError(f"{self.path}: tensor {name!r}{known} is missing")
+        part = _Part(self._file.tensors[origin.name], origin)
+        is_within = origin.expert is None or (
+            len(part.place.shape) == 3 and origin.expert < part.place.shape[0]
+        )
+        # Axes of size 1 may have been dropped.
+        if not is_within or [n for n in part.shape if n > 1] != [n for n in shape if n > 1]:
+            raise ModelLoadError(
+                f"{self.path}: tensor {origin.name!r}: expected shape {list(shape)} for {name!r}, "
+                f"found {list(part.place.shape)}"
+            )
+        return part
+
+    def _floats_into(self, part: _Part, target: Tensor) -> None:
+        rows = target.view(part.num_rows, -1)
+        for place, raw in self._chunks(part):
+            values = to_floats(part.place.format, raw)
+            if part.origin.shift:
+                values = values - part.origin.shift
+            if part.is_vector and part.origin.num_paired_heads is not None:
+                order = _unpaired(values.shape[1], part.origin.num_paired_heads)
+                values = torch.empty_like(values).index_copy_(1, order.to(values.device), values)
+            rows[place] = values.to(target.dtype)
+
+    def _packed(self, parts: Sequence[_Part], in_features: int) -> QuantizedWeight:
+        layout = _widest([LAYOUTS[part.place.format.name] for part in parts])
+        num_rows = sum(part.num_rows for part in parts)
+        packed = torch.int8 if layout.bits == 8 else torch.uint8
+        num_groups = in_features // layout.group_size
+        values = self._empty(num_rows, in_features * layout.bits // 8, packed)
+        scales = self._empty(num_rows, num_groups, torch.float32)
+        offsets = self._empty(num_rows, num_groups, torch.float32) if layout.has_offsets else None
+        first = 0
+        for part in parts:
+            last = first + part.num_rows
+            for place, raw in self._chunks(part):
+                new = to_groups(part.place.format, raw, layout)
+                for whole, rows in zip((values, scales, offsets), new, strict=True):
+                    if whole is not None and rows is not None:
+                        whole[first:last][place] = rows
+            first = last
+        if self._has_half_scales(parts) and fits_half(scales, offsets):
+            scales = scales.half()
+            offsets = None if offsets is None else offsets.half()
+        return QuantizedWeight(layout.bits, layout.group_size, values, scales, offsets)
+
+    def _has_half_scales(self, parts: Sequence[_Part]) -> bool:
+        """Scales in float16, as most formats store them, unless the model computes in more: those
+        of the K formats are products with 6 bits, rounded by that to 11 of 17 bits."""
+        is_stored_so = all(part.place.format.name in ("Q4_0", "Q5_0", "Q8_0") for part in parts)
+        return is_stored_so or self.dtype.itemsize == 2
+
+    def _floating_dtype(self, parts: Sequence[_Part]) -> torch.dtype:
+        """Of a weight made of these, not all of which are quantized."""
+        if not self._has_stored_weights:
+            return self.dtype
+        stored = {_STORED_DTYPES.get(part.place.format.name, torch.float32) for part in parts}
+        return stored.pop() if len(stored) == 1 else torch.float32
+
+    def _empty(self, num_rows: int, row_size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty((num_rows, row_size), dtype=dtype, device=self.device)
+
+    def _chunks(self, part: _Part) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Some rows' bytes at a time, on the device, with the places of the rows."""
+        size = max(1, _CHUNK_VALUES // part.place.row_values)
+        for first in range(0, part.num_rows, size):
+            count = min(size, part.num_rows - first)
+            raw = torch.from_numpy(self._file.read(part.place, part.first_row + first, count))
+            yield part.targets(first, count), raw.to(self.device)
+            self._bytes_done += raw.nbytes
+            if self._on_progress is not None:
+                self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
+        self._not_taken.discard(part.place.name)
+
+    def _is_split_latent(self, names: Sequence[str]) -> bool:
+        """Whether this is DeepSeek's kv_b_proj, and the file has it in two parts."""
+        origin = self._names.origin(names[0])
+        tensors = self._file.tensors
+        return (
+            origin is not None
+            and origin.name not in tensors
+            and origin.name.endswith(".attn_kv_b.weight")
+            and origin.name.replace("attn_kv_b", "attn_k_b") in tensors
+        )
+
+    def _joined_latent(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """[num_heads * (nope_dim + value_dim), latent_dim] from keys' part, which the file has
+        transposed, and values' part, each with an axis of heads."""
+        origin = self._names.origin(name)
+        assert origin is not None, "asked before"
+        keys, values = (
+            self._whole(origin.name.replace("attn_kv_b", part)) for part in ("attn_k_b", "attn_v_b")
+        )
+        fits = keys.dim() == values.dim() == 3 and len(keys) == len(values)
+        if fits and keys.shape[1] == values.shape[2] == shape[1]:
+            joined = torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
+            if tuple(joined.shape) == shape:
+                return joined
+        raise ModelLoadError(
+            f"{self.path}: tensors {origin.name.replace('attn_kv_b', 'attn_k_b and attn_v_b')!r}: "
+            f"expected parts of {list(shape)}, found {list(keys.shape)} and {list(values.shape)}"
+        )
+
+    def _whole(self, name: str) -> Tensor:
+        """As it lies in the file, in the model's dtype."""
+        if name not in self._file.tensors:
+            raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
+        part = _Part(self._file.tensors[name], Origin(name))
+        target = torch.empty(part.shape, dtype=self.dtype, device=self.device)
+        self._floats_into(part, target)
+        return target
+
+
+def _names_of(file: GgufModel) -> TensorNames:
+    model = Hyperparameters(file)
+    if model.architecture not in CONVENTIONS:
+        known = ", ".join(sorted(CONVENTIONS))
+        raise model.fields.fail("general.architecture", f"one of {known}")
+    num_heads = model.integer("attention.head_count")
+    return TensorNames(
+        model.architecture, num_heads, model.integer("attention.head_count_kv", num_heads)
+    )
+
+
+def _unpaired(num_rows: int, num_heads: int) -> Tensor:
+    """Where rows of heads in pairs belong: (a0, b0, a1, b1, ...) to (a0, a1, ..., b0, b1, ...)."""
+    rows = torch.arange(num_rows)
+    head_dim = num_rows // num_heads
+    within = rows % head_dim
+    return rows - within + within % 2 * (head_dim // 2) + within // 2
+
+
+def _widest(layouts: Sequence[GroupLayout]) -> GroupLayout:
+    """What all of them can be brought to without a loss. (4 bits beside 8 make 8, in which no
+    numbers are shifted.)"""
+    return GroupLayout(
+        8 if any(layout.bits == 8 for layout in layouts) else 4,
+        min(layout.group_size for layout in layouts),
+        any(layout.has_offsets for layout in layouts),
+    )

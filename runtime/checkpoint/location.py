@@ -1,0 +1,108 @@
+"""What users type for a model, as a folder in Hugging Face layout; everything else takes folders.
+
+FOLDER                     as it is, or, where it has no safetensors, the one GGUF model in it
+FILE.gguf                  unfolded once into a folder of the cache (see weights/gguf); of a model
+                           in parts any part
+NAME/MODEL[@REVISION]      a model of the Hugging Face hub (see hub)
+NAME/MODEL/FILE.gguf       a GGUF file of it
+stemma-tiny                the embedded model, where no folder here is called so
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ...errors import InvalidRequest, ModelLoadError
+from .gguf.header_copy import copy_header
+from .gguf.shard_names import shard_names
+from .gguf.unfold import only_model_of, unfold
+from .hub import fetch_file, fetch_snapshot, read_file
+from .pickled import PICKLED_SUFFIXES, why_not_pickled
+from .progress import ByteProgress
+
+EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
+
+
+_PART = r"[A-Za-z0-9][\w.-]*"
+_HUB_ID = re.compile(rf"(?P<repo>{_PART}(/{_PART})?)(@(?P<revision>[\w./-]+))?")
+_HUB_FILE = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})/(?P<file>[\w./-]+\.gguf)(@(?P<revision>[\w./-]+))?"
+)
+
+
+def locate_model(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    on_progress: ByteProgress | None = None,
+    describe_in: Path | None = None,
+) -> Path:
+    """The model's folder. `revision`: of a model of the hub, a branch, a tag or a commit;
+    `on_progress` hears of what is downloaded. With `describe_in`, a folder of the caller's, a model
+    of the hub is only described, and its weights are not fetched: of a GGUF file there is a copy of
+    its header in that folder, and the model's folder is there, too.
+
+    Raises:
+        InvalidRequest: a revision of what has none, or two of them.
+        ModelLoadError: what cannot be found, fetched or loaded, with the reason.
+    """
+    text = str(model)
+    if text == EMBEDDED_MODEL.name and not os.path.exists(text):
+        text = str(EMBEDDED_MODEL)
+    if os.path.exists(os.path.expanduser(text)):  # False, no error, where a name is too long
+        path = Path(text).expanduser()
+        if revision is not None:
+            raise InvalidRequest.of("revision", revision, f"none with {text}, which is no hub id")
+        return _checkpoint_of(path) if path.is_dir() else _folder_of_file(path)
+    match = _HUB_FILE.fullmatch(text) or (None if _is_path(text) else _HUB_ID.fullmatch(text))
+    if match is None:
+        raise ModelLoadError(
+            f"model {text} does not exist; give a folder, a .gguf file or a hub id, as in "
+            "NAME/MODEL or NAME/MODEL@REVISION"
+        )
+    asked = match["revision"]
+    if asked and revision not in (None, asked):
+        raise InvalidRequest.of("revision", revision, f"{asked!r}, as in {text}, or none")
+    file = match.groupdict().get("file")
+    if file is None:
+        return fetch_snapshot(
+            match["repo"], asked or revision, on_progress, has_weights=describe_in is None
+        )
+    names = shard_names(file)
+    if describe_in is not None:
+        return _described(match["repo"], names, asked or revision, describe_in)
+    files = [fetch_file(match["repo"], name, asked or revision, on_progress) for name in names]
+    return unfold(files[0])
+
+
+def _described(repo: str, names: Sequence[str], revision: str | None, root: Path) -> Path:
+    """The folder of GGUF files of the hub by their headers alone."""
+    copies = [root / Path(name).name for name in names]
+    for name, copy in zip(names, copies, strict=True):
+        read_file(repo, name, partial(copy_header, name=f"{repo}/{name}", copy=copy), revision)
+    return unfold(copies[0], root)
+
+
+def _is_path(text: str) -> bool:
+    """Whether what does not exist was meant as a path."""
+    return text.startswith((".", "/", "~")) or text.endswith((".gguf", *PICKLED_SUFFIXES))
+
+
+def _checkpoint_of(folder: Path) -> Path:
+    """The folder itself, unless all that it holds of a model is in GGUF."""
+    file = only_model_of(folder)
+    return folder if file is None else unfold(file)
+
+
+def _folder_of_file(file: Path) -> Path:
+    if file.suffix == ".gguf":
+        return unfold(file)
+    if file.suffix in PICKLED_SUFFIXES:
+        raise ModelLoadError(why_not_pickled(str(file.parent), [file.name]))
+    if file.suffix == ".safetensors":
+        raise ModelLoadError(f"{file} is one file of a model: give its folder, {file.parent}")
+    raise ModelLoadError(f"{file} is neither a folder nor a .gguf file")

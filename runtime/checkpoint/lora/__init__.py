@@ -1,0 +1,1 @@
+"""Low-rank adapters: what is in their folders, and who knows them by name."""

@@ -1,0 +1,1 @@
+"""Packed integer weights: read, made while loading, written."""

@@ -1,0 +1,130 @@
+"""What a checkpoint's config.json says of its quantization, checked. Torch-free.
+
+Only what the tensors themselves do not show is kept: bits and groups follow from their shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..config.fields import Fields
+from .kept_modules import KeptModules, kept_by_awq, kept_by_compressed, kept_by_gptq
+
+SUPPORTED = (
+    "gptq (4 and 8 bits), awq (gemm, 4 bits) and compressed-tensors (pack-quantized, int-quantized)"
+)
+OUR_QUANTIZER = "stemma"  # in GPTQModel's meta.quantizer
+_FIELD = "quantization_config"
+_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedConfig:
+    """How the packed tensors of a quantized checkpoint are to be read."""
+
+    method: Literal["gptq", "awq", "compressed-tensors"]
+    bits: int
+    group_size: int | None  # None: a row's inputs are one group
+    kept: KeptModules
+    zero_shift: int = 0  # gptq: what was taken from the zero points before they were packed
+    activations: Literal["exact", "int8"] = "exact"
+    rounds_rest: bool = False  # written by `stemma quantize`: what is floating is to be rounded
+
+
+def packed_config(folder: Path) -> PackedConfig | None:
+    """None: the weights are floating.
+
+    Raises ModelLoadError for what is not supported, with the field, its value and what is.
+    """
+    config = Fields.read(folder / "config.json")
+    section = config.nested(_FIELD)
+    if section is None:  # as AutoGPTQ wrote it at first
+        alone = folder / "quantize_config.json"
+        return _gptq(Fields.read(alone)) if alone.exists() else None
+    method = section.get("quant_method")
+    if method == "gptq":
+        return _gptq(section)
+    if method == "awq":
+        return _awq(section)
+    if method == "compressed-tensors":
+        return _compressed(section)
+    raise section.fail(
+        "quant_method",
+        f"one of {SUPPORTED}; the model's unquantized checkpoint can be rounded with "
+        "--quantization int8, w8a8 or int4",
+    )
+
+
+def _gptq(section: Fields) -> PackedConfig:
+    """github.com/ModelCloud/GPTQModel, and AutoGPTQ before it."""
+    layout = section.get("checkpoint_format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        raise section.fail("checkpoint_format", "'gptq' or 'gptq_v2'")
+    shift = 1 if layout == "gptq" else 0
+    meta = section.nested("meta")
+    quantizers = meta.get("quantizer") if meta is not None else None
+    return PackedConfig(
+        "gptq",
+        _bits(section, (4, 8)),
+        _group_size(section),
+        kept_by_gptq(section),
+        zero_shift=shift,
+        rounds_rest=str(quantizers).find(f"'{OUR_QUANTIZER}:") >= 0,
+    )
+
+
+def _awq(section: Fields) -> PackedConfig:
+    """github.com/casper-hansen/AutoAWQ."""
+    version = section.get("version")
+    if version is not None and str(version).lower() != "gemm":
+        raise section.fail("version", "'gemm', the only layout of awq that is read")
+    return PackedConfig("awq", _bits(section, (4,)), _group_size(section), kept_by_awq(section))
+
+
+def _compressed(section: Fields) -> PackedConfig:
+    """github.com/vllm-project/compressed-tensors, which llm-compressor writes."""
+    if section.get("format") not in _COMPRESSED_FORMATS:
+        raise section.fail("format", f"one of {_COMPRESSED_FORMATS}")
+    groups = section.nested("config_groups")
+    if groups is None or len(groups.values) != 1:
+        raise section.fail("config_groups", "one group, for all linears alike")
+    (name,) = groups.values
+    scheme = groups.nested(name)
+    weights = None if scheme is None else scheme.nested("weights")
+    if scheme is None or weights is None:
+        raise groups.fail(name, "an object with 'weights'")
+    if weights.get("type") not in (None, "int"):
+        raise weights.fail("type", "'int'")
+    if weights.get("strategy") not in ("group", "channel"):
+        raise weights.fail("strategy", "'group' or 'channel'")
+    size = _group_size(weights) if weights.get("strategy") == "group" else None
+    kept = kept_by_compressed(section, scheme)
+    inputs = scheme.nested("input_activations")
+    if inputs is None:
+        bits = _bits(weights, (4, 8), "num_bits")
+        return PackedConfig("compressed-tensors", bits, size, kept)
+    if inputs.get("type") not in (None, "int"):
+        raise inputs.fail("type", "'int'")
+    _bits(inputs, (8,), "num_bits")
+    if inputs.get("dynamic") is not True or inputs.get("strategy") != "token":
+        raise scheme.fail("input_activations", "null, or dynamic with a scale a token")
+    bits = _bits(weights, (8,), "num_bits")
+    return PackedConfig("compressed-tensors", bits, size, kept, activations="int8")
+
+
+def _bits(section: Fields, allowed: tuple[int, ...], field: str = "bits") -> int:
+    bits = section.get(field)
+    if bits not in allowed:
+        raise section.fail(field, " or ".join(str(each) for each in allowed))
+    return int(bits)
+
+
+def _group_size(section: Fields) -> int | None:
+    size = section.get("group_size")
+    if size in (-1, None):
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 16 or size & (size - 1):
+        raise section.fail("group_size", "-1, or a power of two from 16 on")
+    return size

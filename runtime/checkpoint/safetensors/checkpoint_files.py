@@ -1,0 +1,47 @@
+"""Which files of a folder are its checkpoint: one, or those that an index names. Torch-free.
+
+The one file counts before an index, as for transformers: the index may be left over from shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from ....errors import ModelLoadError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """In order of their names; none where there is neither an index nor the one file.
+
+    Raises ModelLoadError for an index that is broken, or names a file that is not there.
+    """
+    single = folder / SINGLE_FILE
+    if single.exists():
+        return [single]
+    weight_map = read_index(folder) or {}
+    return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def read_index(folder: Path) -> Mapping[str, str] | None:
+    """The file's name of each tensor; None: the folder has no index. Raises ModelLoadError."""
+    index = folder / INDEX_FILE
+    if not index.exists():
+        return None
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelLoadError(f"{index} is not a valid index: {error!r}") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index}: field 'weight_map': expected a non-empty object")
+    files = {tensor: str(file) for tensor, file in weight_map.items()}
+    for file in set(files.values()):
+        if Path(file).name != file:
+            raise ModelLoadError(f"{index}: {file!r} is not a plain file name")
+        if not (folder / file).exists():
+            raise ModelLoadError(f"{folder / file} is missing, but {index.name} names it")
+    return files

@@ -1,0 +1,275 @@
+"""What a step makes of its hidden states: tokens, log-probabilities, sums; and the rows' results.
+
+    arrays   numpy, of the plan     ->  the device
+    launch   device tensors         ->  answers, device tensors by name
+    results  the answers in numpy   ->  RowResults
+
+The three are called one after the other on a CPU; on an accelerator the answers are read a step
+later. Nothing in `launch` waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...kernels.adjusted_rows import AdjustedRows
+from ...kernels.registry import Kernels
+from ...kernels.sampling_rows import SamplingRows
+from ...kernels.top_logprobs import top_logprobs
+from ..models.registry import CausalLM
+from ..schedule.plan import Row, RowResult, StepPlan, TokenLogprob
+from ..schedule.sampling_params import SamplingParams
+from .adjustments import RowAdjustment, adjusted_arrays
+from .inputs import WantedLogits
+from .sampling_inputs import sampling_arrays
+
+Arrays = dict[str, npt.NDArray[Any]]
+Answers = Mapping[str, npt.NDArray[Any]]
+
+NON_FINITE = "the model produced non-finite logits"
+NON_FINITE_STATES = "the model produced non-finite hidden states"
+NOTHING_ALLOWED = "the grammar allows no token"
+_NOTHING = RowResult()
+# Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
+_SCORED_AT_ONCE = 256
+# Of these, so many have their best tokens found at once (a key of 8 bytes a logit).
+_TOLD_AT_ONCE = 32
+
+
+class Tensors(Protocol):
+    """A step's arrays on the device, by name."""
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+
+class Readout:
+    """One step's; made when the plan is, asked for results when the step is done."""
+
+    def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
+        self._plan = plan
+        self._sampling = Sampling(plan, wanted, vocab_size) if wanted.sampled_rows else None
+        self._scoring = Scoring(plan, wanted) if wanted.scored_rows else None
+        self._pooled = wanted.pooled
+        self.is_sampled = np.zeros(len(plan.rows), dtype=bool)
+        self.is_sampled[list(wanted.sampled_rows)] = True
+
+    def arrays(self) -> Arrays:
+        """What `launch` needs on the device."""
+        parts = [part.arrays() for part in (self._sampling, self._scoring) if part is not None]
+        return {name: array for part in parts for name, array in part.items()}
+
+    def launch(
+        self,
+        kernels: Kernels,
+        model: CausalLM,
+        hidden: Tensor,
+        logits: Tensor | None,
+        staged: Tensors,
+        previous: Tensor,
+    ) -> dict[str, Tensor]:
+        """hidden [>= T, hidden_size]; logits [N, vocab_size] of the rows that sample, changed IN
+        PLACE; previous [P] int64: what the rows of the step before sampled, overwritten with what
+        this one's do."""
+        answers: dict[str, Tensor] = {}
+        if self._sampling is not None:
+            assert logits is not None
+            answers |= self._sampling.launch(kernels, logits, staged, previous)
+        if self._scoring is not None:
+            answers |= self._scoring.launch(kernels, model, hidden, staged)
+        if self._pooled:
+            sums = [
+                hidden[first:end].sum(dim=0, dtype=torch.float64) for _, first, end in self._pooled
+            ]
+            answers["pooled"] = torch.stack(sums)
+        return answers
+
+    def results(self, answers: Answers) -> tuple[RowResult, ...]:
+        """One a row of the plan; a row whose values are not finite gets `error`."""
+        results = [_NOTHING] * len(self._plan.rows)
+        if self._sampling is not None:
+            self._sampling.fill(results, answers)
+        if self._scoring is not None:
+            self._scoring.fill(results, answers)
+        for place, (index, _, _) in enumerate(self._pooled):
+            # A copy: the memory of answers may be the next step's.
+            results[index] = _pooled(answers["pooled"][place].copy())
+        return tuple(results)
+
+
+class Sampling:
+    """The rows of a step that sample, N of them."""
+
+    def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
+        self._plan = plan
+        self._indices = wanted.sampled_rows
+        self._positions = wanted.sampled_positions
+        self._vocab_size = vocab_size
+        rows = [plan.rows[index] for index in self._indices]
+        self._rows = rows
+        self._params = [_sampling_of(row) for row in rows]
+        self._told = [i for i, params in enumerate(self._params) if params.logprobs is not None]
+        self._masked = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+        self._adjusted = [
+            RowAdjustment(
+                place,
+                _sampling_of(row),
+                row.adjustment,
+                -1 if row.from_previous is None else row.from_previous,
+            )
+            for place, row in enumerate(rows)
+            if row.adjustment is not None
+        ]
+
+    def arrays(self) -> Arrays:
+        arrays = _named("sampling", sampling_arrays(self._params, self._positions))
+        arrays["sampled_rows"] = np.array(self._indices, dtype=np.int64)
+        if self._told:
+            arrays["told"] = np.array(self._told, dtype=np.int64)
+        if self._adjusted:
+            arrays |= _named("adjusted", adjusted_arrays(self._adjusted, self._vocab_size))
+        if self._masked:
+            masks = self._plan.masks
+            assert masks is not None, "a row has a mask, the plan has none"
+            places, order = zip(*self._masked, strict=True)
+            arrays["masked"] = np.array(places, dtype=np.int64)
+            arrays["masks"] = masks[list(order)].view(np.int32)
+        return arrays
+
+    def launch(
+        self, kernels: Kernels, logits: Tensor, staged: Tensors, previous: Tensor
+    ) -> dict[str, Tensor]:
+        # What the model said, before it is changed.
+        said = logits.index_select(0, staged["told"]) if self._told else None
+        if self._adjusted:
+            adjusted = AdjustedRows(**_fields(AdjustedRows, "adjusted", staged))
+            kernels.adjust_logits(logits, adjusted, previous)
+        if self._masked:
+            kernels.apply_token_mask(logits, staged["masked"], staged["masks"])
+        rows = SamplingRows(**_fields(SamplingRows, "sampling", staged))
+        token_ids, is_finite = kernels.sample(logits, rows)
+        # A failed row's token is never shown, but a plan made ahead may name it.
+        previous.index_copy_(0, staged["sampled_rows"], token_ids)
+        answers = {"token_ids": token_ids, "is_finite": is_finite}
+        if said is not None:
+            chosen = token_ids.index_select(0, staged["told"])
+            answers["logprobs"] = kernels.token_logprobs(said, chosen)
+            if count := max(self._num_told(place) for place in self._told):
+                answers["top_ids"], answers["top_logprobs"] = top_logprobs(said, count)
+        return answers
+
+    def fill(self, results: list[RowResult], answers: Answers) -> None:
+        token_ids = answers["token_ids"].tolist()
+        for index, token_id in zip(self._indices, token_ids, strict=True):
+            results[index] = RowResult(token_id=token_id)
+        for i, place in enumerate(self._told):
+            index, num_told = self._indices[place], self._num_told(place)
+            tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_told else ()
+            logprob = float(answers["logprobs"][i])
+            results[index] = replace(results[index], logprob=logprob, top_logprobs=tops[:num_told])
+        for place in np.flatnonzero(~answers["is_finite"]).tolist():
+            results[self._indices[place]] = RowResult(error=self._why_not_finite(self._rows[place]))
+
+    def _num_told(self, place: int) -> int:
+        return min(self._params[place].logprobs or 0, self._vocab_size)
+
+    def _why_not_finite(self, row: Row) -> str:
+        masks = self._plan.masks
+        is_empty = masks is not None and row.mask is not None and not masks[row.mask].any()
+        return NOTHING_ALLOWED if is_empty else NON_FINITE
+
+
+class Scoring:
+    """The rows of a step that have targets, M of these in all."""
+
+    def __init__(self, plan: StepPlan, wanted: WantedLogits) -> None:
+        assert wanted.scored_tokens is not None
+        self._tokens, self._target_ids = wanted.scored_tokens, wanted.target_ids
+        self._rows = [(index, plan.rows[index]) for index in wanted.scored_rows]
+
+    def arrays(self) -> Arrays:
+        return {"scored_tokens": self._tokens, "target_ids": self._target_ids}
+
+    def launch(
+        self, kernels: Kernels, model: CausalLM, hidden: Tensor, staged: Tensors
+    ) -> dict[str, Tensor]:
+        tokens, targets = staged["scored_tokens"], staged["target_ids"]
+        logprobs, best = [], []
+        told: dict[str, list[Tensor]] = {}
+        for first in range(0, len(targets), _SCORED_AT_ONCE):
+            part = slice(first, first + _SCORED_AT_ONCE)
+            logits = model.compute_logits(hidden.index_select(0, tokens[part]))
+            logprobs.append(kernels.token_logprobs(logits, targets[part]))
+            best.append(logits.argmax(dim=-1))
+            self._tell(logits, first, told)
+        answers = {"target_logprobs": torch.cat(logprobs), "target_argmax": torch.cat(best)}
+        return answers | {name: torch.cat(parts) for name, parts in told.items()}
+
+    def _tell(self, logits: Tensor, first: int, told: dict[str, list[Tensor]]) -> None:
+        """Add the best tokens at the targets whose logits these are, `first` and after."""
+        for index, start, end, count in self._wants_tops(logits.shape[-1]):
+            own = range(max(start - first, 0), min(end - first, len(logits)), _TOLD_AT_ONCE)
+            for at in own:
+                few = logits[at : min(at + _TOLD_AT_ONCE, own.stop)]
+                token_ids, logprobs = top_logprobs(few, count)
+                told.setdefault(f"target_top_ids.{index}", []).append(token_ids)
+                told.setdefault(f"target_top_logprobs.{index}", []).append(logprobs)
+
+    def _wants_tops(self, vocab_size: int) -> list[tuple[int, int, int, int]]:
+        """(row of the plan, first and end of its targets, tokens told) of the rows that do."""
+        ends = np.cumsum([len(row.target_ids) for _, row in self._rows]).tolist()
+        return [
+            (index, end - len(row.target_ids), end, min(row.num_top_targets, vocab_size))
+            for (index, row), end in zip(self._rows, ends, strict=True)
+            if row.num_top_targets
+        ]
+
+    def fill(self, results: list[RowResult], answers: Answers) -> None:
+        logprobs, best = answers["target_logprobs"].tolist(), answers["target_argmax"].tolist()
+        first = 0
+        for index, row in self._rows:
+            own = slice(first, first + len(row.target_ids))
+            first = own.stop
+            results[index] = _with_targets(results[index], logprobs[own], best[own])
+            if row.num_top_targets and results[index].error is None:
+                found = (answers[f"target_top_{kind}.{index}"] for kind in ("ids", "logprobs"))
+                tops = tuple(_tops(*at_target) for at_target in zip(*found, strict=True))
+                results[index] = replace(results[index], target_tops=tops)
+
+
+def _sampling_of(row: Row) -> SamplingParams:
+    assert row.sampling is not None, "only rows that sample are asked for their parameters"
+    return row.sampling
+
+
+def _named(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+
+
+def _fields(kind: type[Any], prefix: str, staged: Tensors) -> dict[str, Tensor]:
+    return {field.name: staged[f"{prefix}.{field.name}"] for field in fields(kind)}
+
+
+def _tops(
+    token_ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.floating]
+) -> tuple[TokenLogprob, ...]:
+    return tuple(map(TokenLogprob, token_ids.tolist(), logprobs.tolist()))
+
+
+def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> RowResult:
+    if not np.isfinite(logprobs).all():
+        return RowResult(error=NON_FINITE)
+    return replace(result, target_logprobs=tuple(logprobs), target_argmax=tuple(best))
+
+
+def _pooled(total: npt.NDArray[np.float64]) -> RowResult:
+    """total [hidden_size]: a sum in float64, whatever the states are in."""
+    if not np.isfinite(total).all():
+        return RowResult(error=NON_FINITE_STATES)
+    return RowResult(pooled=total)

@@ -1,0 +1,1 @@
+"""The disk tier: blocks of KV in files, by content. No torch."""

@@ -1,0 +1,72 @@
+"""Names of KV blocks: what a block's key stands for, so that equal keys mean equal KV.
+
+A block is the KV of 256 tokens, aligned to the root. Its key is a hash of all that its KV depends
+on: the layout (which model, which arithmetic), the namespace, every token before it (through the
+parent's key) and its own tokens, as in a Merkle chain (and as vLLM and LMCache name theirs). The
+hash is BLAKE2b with 256 bits, so nobody can make two prompts share a key. Tails are not blocks.
+
+Measured (AMD EPYC with AVX-512, one thread, minimum of 20 runs): 2.1 us a block.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from dataclasses import astuple, dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ..kv_layout import KVLayout
+
+BLOCK_TOKENS = 256
+KEY_BYTES = 32
+TOKEN_BYTES = 4  # a token id, int32 little-endian
+_FORMAT = b"stemma kv block 2"  # another one for any change in what keys or payloads mean
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """What makes KV interchangeable: which weights computed it, in which arithmetic and shape."""
+
+    model_revision: str  # of the weights (runtime/checkpoint/safetensors/revision.py)
+    dtype: str  # of the arithmetic, "bfloat16"
+    kv: KVLayout
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block's payload: part after part, each
+        [num_layers, num_vectors, BLOCK_TOKENS, vector_bytes]."""
+        return self.kv.bytes_per_token * BLOCK_TOKENS
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that stand for all of it."""
+        text = _FORMAT + repr(astuple(self)).encode()
+        return blake2b(text, digest_size=16).digest()
+
+
+class Block(NamedTuple):
+    """A block's name, and what it says."""
+
+    key: bytes  # [KEY_BYTES]
+    parent: bytes | None  # key of the block before it; None for the first one
+    token_ids: bytes  # [BLOCK_TOKENS] int32 little-endian
+
+
+def blocks_of(layout: BlockLayout, namespace: Hashable, token_ids: array[int]) -> list[Block]:
+    """The whole blocks of a sequence, from its first token on; `token_ids` has type code 'i'.
+
+    `namespace` must have a repr that is the same in every process, as strings, numbers and tuples
+    of them do.
+    """
+    ids = memoryview(token_ids).cast("B")
+    parent: bytes | None = None
+    before = blake2b(repr(namespace).encode(), key=layout.digest, digest_size=KEY_BYTES).digest()
+    blocks = []
+    step = BLOCK_TOKENS * TOKEN_BYTES
+    for start in range(0, len(ids) - step + 1, step):
+        run = bytes(ids[start : start + step])
+        key = blake2b(before + run, digest_size=KEY_BYTES).digest()
+        blocks.append(Block(key, parent, run))
+        parent = before = key
+    return blocks

@@ -1,0 +1,1 @@
+"""A family's config reader and its model."""

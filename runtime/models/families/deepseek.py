@@ -1,0 +1,117 @@
+"""DeepSeek-V2 and DeepSeek-V3: latent attention, shared experts, routing within groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....kernels.attention_options import LatentOptions
+from ....kernels.routing_options import RoutingOptions
+from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
+from ...checkpoint.config.fields import Fields
+from .decoder import read_decoder
+from .experts import with_experts
+
+_DEFAULTS_2 = {
+    "first_k_dense_replace": 0,
+    "n_shared_experts": 2,
+    "q_lora_rank": 1536,
+    "eos_token_id": 2,
+}
+_DEFAULTS_3 = {
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+    "max_position_embeddings": 4096,
+    "q_lora_rank": 1536,
+    "eos_token_id": 1,
+}
+
+
+def read_deepseek_v2(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS_2)
+    config.restrict("norm_topk_prob", False)
+    config.restrict("scoring_func", "softmax")
+    config.restrict("topk_method", "greedy", "group_limited_greedy")
+    routing = RoutingOptions(
+        config.integer("num_experts_per_tok"),
+        weight_factor=config.number("routed_scaling_factor", 1.0),
+    )
+    if config.get("topk_method") == "group_limited_greedy":
+        routing = _in_groups(routing, config)
+    decoder = _with_latents(config, architecture)
+    decoder = replace(decoder, mlp_bias=config.flag("mlp_bias", False))
+    return with_experts(decoder, config, _experts(config, decoder, routing))
+
+
+def read_deepseek_v3(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS_3)
+    config.restrict("scoring_func", "sigmoid")
+    config.restrict("topk_method", "noaux_tc")
+    routing = RoutingOptions(
+        config.integer("num_experts_per_tok"),
+        scoring="sigmoid",
+        is_normalized=config.flag("norm_topk_prob", True),
+        weight_factor=config.number("routed_scaling_factor", 2.5),
+        group_rank="best_two",
+    )
+    decoder = _with_latents(config, architecture)
+    experts = _experts(config, decoder, _in_groups(routing, config))
+    return with_experts(decoder, config, replace(experts, has_selection_bias=True))
+
+
+def _in_groups(routing: RoutingOptions, config: Fields) -> RoutingOptions:
+    num_groups, num_chosen = config.integer("n_group"), config.integer("topk_group")
+    return replace(routing, num_groups=num_groups, num_chosen_groups=num_chosen)
+
+
+def _experts(config: Fields, decoder: DecoderConfig, routing: RoutingOptions) -> ExpertsConfig:
+    config.restrict("moe_layer_freq", 1)
+    size = config.integer("moe_intermediate_size")
+    num_shared = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
+    return ExpertsConfig(
+        layers=tuple(range(config.count("first_k_dense_replace"), decoder.num_layers)),
+        num_experts=config.integer("n_routed_experts"),
+        intermediate_size=size,
+        shared_intermediate_size=size * num_shared,
+        routing=routing,
+    )
+
+
+def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
+    """What is cached of a token is one row for all heads, whatever number of KV heads is given."""
+    latent = LatentConfig(
+        latent_dim=config.integer("kv_lora_rank"),
+        rope_dim=config.integer("qk_rope_head_dim"),
+        nope_dim=config.integer("qk_nope_head_dim"),
+        value_dim=config.integer("v_head_dim"),
+        query_latent_dim=config.optional_integer("q_lora_rank"),
+        is_interleaved=config.flag("rope_interleave", True),
+    )
+    if latent.rope_dim % 2:
+        raise config.fail("qk_rope_head_dim", "an even number, as rotary embeddings need")
+    bias = config.flag("attention_bias", False)
+    if bias and latent.query_latent_dim is None:
+        raise config.fail("attention_bias", "false where q_lora_rank is null")
+    own = {"head_dim": latent.rope_dim, "num_key_value_heads": 1}
+    config = Fields(config.file, {**config.values, **own})
+    return replace(
+        read_decoder(config, architecture),
+        qkv_bias=bias,
+        output_bias=bias,
+        latent=latent,
+        attention_kinds=(LatentOptions(_scale(config, latent)),),
+    )
+
+
+def _scale(config: Fields, latent: LatentConfig) -> float:
+    """Of the scores. YaRN's temperature is in it, as far as it is that of all dimensions and not
+    of the rotated ones alone (Peng et al., "YaRN", section 3.4; DeepSeek-V2, section 3.1.4)."""
+    scale: float = (latent.nope_dim + latent.rope_dim) ** -0.5
+    fields = config.nested("rope_scaling") or config.nested("rope_parameters")
+    if fields is None or (fields.get("rope_type") or fields.get("type")) in (None, "default"):
+        return scale
+    factor = fields.number("factor", 1.0)
+    if not fields.get("mscale_all_dim") or factor <= 1:
+        return scale
+    temperature = 0.1 * fields.number("mscale_all_dim", 1.0) * math.log(factor) + 1
+    return scale * temperature**2

@@ -1,0 +1,44 @@
+"""Qwen2 and 2.5: biases at queries, keys and values. Qwen3: norms of queries and keys instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...checkpoint.config.decoder_config import DecoderConfig
+from ...checkpoint.config.fields import Fields
+from .decoder import read_decoder
+from .windows import with_windows
+
+_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+
+def read_qwen2(config: Fields, architecture: str) -> DecoderConfig:
+    return replace(_with_upper_windows(config, architecture), qkv_bias=True)
+
+
+def read_qwen3(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults({"head_dim": 128})
+    attention_bias = config.flag("attention_bias", False)
+    return replace(
+        _with_upper_windows(config, architecture),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+    )
+
+
+def _with_upper_windows(config: Fields, architecture: str) -> DecoderConfig:
+    """Layers from `max_window_layers` on have the window; checkpoints carry one that counts only
+    with `use_sliding_window`."""
+    config = config.with_defaults(_DEFAULTS)
+    config.restrict("mlp_bias", False)
+    config.restrict("use_mrope", False)
+    decoder = read_decoder(config, architecture)
+    has_window = config.flag("use_sliding_window", False)
+    window = config.optional_integer("sliding_window") if has_window else None
+    first = config.count("max_window_layers")
+    default = [window is not None and index >= first for index in range(decoder.num_layers)]
+    return with_windows(decoder, config, default=default, window=window)

@@ -1,0 +1,70 @@
+"""How config.json is read, by the name in its `architectures`.
+
+A new family is one reader and one line here, one class and one line in `models/registry.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from ....errors import ModelLoadError
+from ...checkpoint.config.decoder_config import DecoderConfig
+from ...checkpoint.config.fields import Fields
+from .deepseek import read_deepseek_v2, read_deepseek_v3
+from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
+from .granite import read_granite
+from .llama import read_llama
+from .mistral import read_mistral
+from .mixtral import read_mixtral
+from .olmo import read_olmo2, read_olmo3
+from .olmoe import read_olmoe
+from .phi3 import read_phi3
+from .qwen import read_qwen2, read_qwen3
+from .qwen_moe import read_qwen2_moe, read_qwen3_moe
+from .smollm3 import read_smollm3
+
+Reader = Callable[[Fields, str], DecoderConfig]
+"""(config.json, the architecture's name) -> the model; raises ModelLoadError."""
+
+FAMILIES: dict[str, Reader] = {
+    "LlamaForCausalLM": read_llama,
+    "MistralForCausalLM": read_mistral,
+    "MinistralForCausalLM": read_mistral,
+    "Qwen2ForCausalLM": read_qwen2,
+    "Qwen3ForCausalLM": read_qwen3,
+    "SmolLM3ForCausalLM": read_smollm3,
+    "GemmaForCausalLM": read_gemma,
+    "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
+    "Gemma3ForConditionalGeneration": read_gemma3_with_images,
+    "Phi3ForCausalLM": read_phi3,
+    "Olmo2ForCausalLM": read_olmo2,
+    "Olmo3ForCausalLM": read_olmo3,
+    "GraniteForCausalLM": read_granite,
+    "MixtralForCausalLM": read_mixtral,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "OlmoeForCausalLM": read_olmoe,
+    "DeepseekV2ForCausalLM": read_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
+}
+
+
+def read_family(config: Fields) -> DecoderConfig:
+    """Raises ModelLoadError for an architecture that nobody implements, or for a bad field."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise config.fail("architectures", "a list with the architecture's name")
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name](config, name)
+    raise ModelLoadError(f"{config.file}: {unknown_architecture(names[0])}")
+
+
+def unknown_architecture(name: str) -> str:
+    """What to say of it: the nearest name, and all that there are."""
+    nearest = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.6)
+    hint = f" (nearest: {nearest[0]})" if nearest else ""
+    known = ", ".join(sorted(FAMILIES))
+    return f"architecture {name!r} is not supported{hint}; supported are: {known}"

@@ -1,0 +1,63 @@
+"""Self-attention over the paged KV: fused qkv, rotary embedding, store, attend, project."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..forward_batch import ForwardBatch
+from .build import ModelBuild
+from .linear import LinearLayer
+from .norm import QueryKeyNorm
+from .rotary import Rotary
+
+
+class Attention:
+    """One layer's attention block. Knows its layer's index in the KV pool, and which of the
+    step's attention plans is its own."""
+
+    def __init__(
+        self,
+        build: ModelBuild,
+        name: str,
+        layer_index: int,
+        *,
+        query_key_norm: QueryKeyNorm | None = None,
+        is_fused: bool = False,
+    ) -> None:
+        """is_fused: the checkpoint has one matrix qkv_proj instead of three."""
+        config = build.config
+        self._layer_index = layer_index
+        self._kind = config.layer_kinds[layer_index]
+        self._kernels = build.kernels
+        self._num_heads = config.num_heads
+        self._head_dim = config.head_dim
+        self._q_size = config.num_heads * config.head_dim
+        sizes = [self._q_size, *[config.num_kv_heads * config.head_dim] * 2]
+        self._qkv = LinearLayer(
+            build,
+            [f"{name}.qkv_proj"] if is_fused else [f"{name}.{part}_proj" for part in "qkv"],
+            in_features=config.hidden_size,
+            out_features=[sum(sizes)] if is_fused else sizes,
+            bias=config.qkv_bias,
+        )
+        self._norm = query_key_norm
+        self._output = LinearLayer(
+            build,
+            [f"{name}.o_proj"],
+            in_features=self._q_size,
+            out_features=[config.hidden_size],
+            bias=config.output_bias,
+        )
+
+    def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size], rotary (cos, sin) each [T, 1, rotary_dim] -> [T, hidden_size]."""
+        # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
+        heads = self._qkv(x, batch).view(x.shape[0], -1, self._head_dim)
+        if self._norm is not None:
+            self._norm(heads)
+        kv_layer = batch.kv_layers[self._layer_index]
+        self._kernels.rotate_and_store(heads, *rotary, kv_layer, batch.slot_mapping)
+        queries = heads[:, : self._num_heads]
+        plan = batch.attention[self._kind]
+        attended = self._kernels.paged_attention(queries, kv_layer, plan)
+        return self._output(attended.reshape(-1, self._q_size), batch)

@@ -1,0 +1,25 @@
+"""What a model and its layers are made from; of use only while they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ....kernels.registry import Kernels
+from ...checkpoint.config.model_config import ModelConfig
+from ...checkpoint.weight_source import WeightSource
+from .adapter_tables import AdapterTables
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """Layers pull their tensors from `source` by name, and prepare them with `kernels`."""
+
+    config: ModelConfig
+    source: WeightSource
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    adapters: AdapterTables | None = None  # None: linear layers take none

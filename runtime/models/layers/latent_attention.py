@@ -1,0 +1,123 @@
+"""Multi-head latent attention over the paged latents, absorbed (DeepSeek-V2, section 2.1).
+
+A head's key and value are products of the token's latent with the head's own matrices:
+
+    key = [W_UK latent, rotated key]    value = W_UV latent
+
+so that its score is (W_UK^T q_nope) . latent + q_rope . rotated key, and its output W_UV times the
+weighted sum of latents. Only latent and rotated key are stored, one row for all heads; the products
+with W_UK and W_UV are made once a query, not once a key.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....kernels.ops import RMSNorm
+from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.reference.quantized import dequantize
+from ...checkpoint.config.model_config import LatentConfig
+from ..forward_batch import ForwardBatch
+from .build import ModelBuild
+from .linear import LinearLayer
+from .rotary import Rotary
+
+# Of the norms of latents, whatever the config says of the others, as Hugging Face does.
+_LATENT_NORM_EPS = 1e-6
+
+
+class LatentAttention:
+    """One layer's attention block. Knows its layer's index in the KV pool, and which of the
+    step's attention plans is its own."""
+
+    def __init__(self, build: ModelBuild, name: str, layer_index: int) -> None:
+        config, latent = build.config, _config_of(build)
+        self._layer_index = layer_index
+        self._kind = config.layer_kinds[layer_index]
+        self._kernels = build.kernels
+        self._num_heads = config.num_heads
+        self._latent = latent
+        query_size = config.num_heads * (latent.nope_dim + latent.rope_dim)
+        self._is_direct = latent.query_latent_dim is None
+        self._sizes = [latent.query_latent_dim or query_size, latent.latent_dim, latent.rope_dim]
+        query = f"{name}.q_proj" if self._is_direct else f"{name}.q_a_proj"
+        self._down = LinearLayer(
+            build,
+            [query, f"{name}.kv_a_proj_with_mqa"],
+            in_features=config.hidden_size,
+            out_features=[self._sizes[0], latent.latent_dim + latent.rope_dim],
+            bias=config.qkv_bias,
+        )
+        if latent.query_latent_dim is not None:
+            self._query_norm = _latent_norm(build, f"{name}.q_a_layernorm", latent.query_latent_dim)
+            self._query_up = LinearLayer(
+                build,
+                [f"{name}.q_b_proj"],
+                in_features=latent.query_latent_dim,
+                out_features=[query_size],
+            )
+        self._norm = _latent_norm(build, f"{name}.kv_a_layernorm", latent.latent_dim)
+        self._key_up, self._value_up = _take_up_projections(build, f"{name}.kv_b_proj", latent)
+        self._output = LinearLayer(
+            build,
+            [f"{name}.o_proj"],
+            in_features=config.num_heads * latent.value_dim,
+            out_features=[config.hidden_size],
+            bias=config.output_bias,
+        )
+
+    def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size], rotary (cos, sin) each [T, 1, rope_dim] -> [T, hidden_size]."""
+        query, latent, key = torch.split(self._down(x, batch), self._sizes, -1)
+        if not self._is_direct:
+            query = self._query_up(self._query_norm(query.contiguous()), batch)
+        query = query.view(len(x), self._num_heads, -1)
+        nope, rope = torch.split(query, [self._latent.nope_dim, self._latent.rope_dim], -1)
+        rotated = self._rotate(torch.cat((rope, key[:, None]), 1), rotary)
+        kv_layer = batch.kv_layers[self._layer_index]
+        assert isinstance(kv_layer, Tensor), "latents are not quantized"
+        stored = torch.cat((self._norm(latent.contiguous()), rotated[:, -1]), -1)
+        self._kernels.store_latent(stored, kv_layer, batch.slot_mapping)
+        # [H, T, nope_dim] @ [H, nope_dim, latent_dim]
+        q_latent = torch.bmm(nope.transpose(0, 1), self._key_up).transpose(0, 1)
+        attended = self._kernels.latent_attention(
+            q_latent, rotated[:, :-1], kv_layer, batch.attention[self._kind]
+        )
+        values = torch.bmm(attended.transpose(0, 1), self._value_up)
+        return self._output(values.transpose(0, 1).reshape(len(x), -1), batch)
+
+    def _rotate(self, heads: Tensor, rotary: Rotary) -> Tensor:
+        """heads [T, N, rope_dim] -> their rotation, a new tensor, its halves apart.
+
+        Checkpoints with interleaved pairs keep (a0, b0, a1, b1, ...); what is rotated here is (a0,
+        a1, ..., b0, b1, ...), queries and keys alike, so that their products stay the same.
+        """
+        cos, sin = rotary
+        if self._latent.is_interleaved:
+            pairs = heads.view(*heads.shape[:2], self._latent.rope_dim // 2, 2)
+            heads = pairs.transpose(-1, -2).flatten(-2)
+        return torch.addcmul(heads * cos, heads.roll(self._latent.rope_dim // 2, -1), sin)
+
+
+def _latent_norm(build: ModelBuild, name: str, size: int) -> RMSNorm:
+    weight = build.source.take(f"{name}.weight", (size,))
+    return build.kernels.make_rms_norm(weight, _LATENT_NORM_EPS)
+
+
+def _take_up_projections(
+    build: ModelBuild, name: str, latent: LatentConfig
+) -> tuple[Tensor, Tensor]:
+    """W_UK [H, nope_dim, latent_dim] and W_UV transposed, [H, latent_dim, value_dim]."""
+    num_heads, size = build.config.num_heads, latent.nope_dim + latent.value_dim
+    weight = build.source.take_weight([name], [num_heads * size], latent.latent_dim)
+    if isinstance(weight, QuantizedWeight):
+        weight = dequantize(weight, build.dtype)
+    heads = weight.view(num_heads, size, latent.latent_dim)
+    key_up, value_up = torch.split(heads, [latent.nope_dim, latent.value_dim], 1)
+    return key_up.contiguous(), value_up.transpose(1, 2).contiguous()
+
+
+def _config_of(build: ModelBuild) -> LatentConfig:
+    assert build.config.latent is not None, "the config says that the model has latent attention"
+    return build.config.latent

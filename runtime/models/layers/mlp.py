@@ -1,0 +1,45 @@
+"""The gated feed-forward block: down(activation(gate(x)) * up(x)), gate and up as one product."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..forward_batch import ForwardBatch
+from .build import ModelBuild
+from .linear import GatedLinearLayer, LinearLayer
+
+
+class GatedMLP:
+    """SwiGLU, or GeGLU where the config's activation says so."""
+
+    def __init__(
+        self,
+        build: ModelBuild,
+        name: str,
+        intermediate_size: int | None = None,
+        *,
+        is_fused: bool = False,
+    ) -> None:
+        """intermediate_size: None for the config's; is_fused: the checkpoint has one matrix
+        gate_up_proj instead of two."""
+        config = build.config
+        size = config.intermediate_size if intermediate_size is None else intermediate_size
+        self._gate_up = GatedLinearLayer(
+            build,
+            [f"{name}.{part}_proj" for part in (("gate_up",) if is_fused else ("gate", "up"))],
+            in_features=config.hidden_size,
+            size=size,
+            activation=config.activation,
+            bias=config.mlp_bias,
+        )
+        self._down = LinearLayer(
+            build,
+            [f"{name}.down_proj"],
+            in_features=size,
+            out_features=[config.hidden_size],
+            bias=config.mlp_bias,
+        )
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        return self._down(self._gate_up(x, batch), batch)

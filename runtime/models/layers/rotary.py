@@ -1,0 +1,164 @@
+"""Rotary position embedding: the table of cosines and sines, looked up once a step.
+
+The table is computed in float32 and then cast, whatever the dtype, as Hugging Face does. Scaled
+frequencies: linear (kaiokendev, 2023), dynamic NTK (bloc97, emozilla, 2023), Llama 3.1's, YaRN
+(Peng et al., "YaRN", 2023, section 3) and LongRoPE (Ding et al., "LongRoPE", 2024).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ....kernels.registry import Kernels
+from ...checkpoint.config.rope_scaling import RopeKind, RopeScaling
+from .build import ModelBuild
+
+# That a table is computed for at a time: some megabytes of float32, however long it is.
+_BLOCK_POSITIONS = 1 << 13
+
+Rotary = tuple[Tensor, Tensor]
+"""A step's cos and sin, as `RotaryTable.at` looks them up."""
+
+
+class RotaryTable:
+    """cos and sin of every position below `max_positions`, laid out for `ops.RotateAndStore`."""
+
+    def __init__(
+        self,
+        rotary_dim: int,
+        max_positions: int,
+        theta: float | None,
+        scaling: RopeScaling | None = None,
+        *,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """theta None: nothing turns, whatever the position."""
+        self._gather = kernels.gather_rows
+        inverse_frequency = inverse_frequencies(rotary_dim, theta, scaling, max_positions)
+        factor = 1.0 if scaling is None else scaling.attention_factor
+        shape = (max_positions, 1, rotary_dim)
+        self._cos, self._sin = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        for first in range(0, max_positions, _BLOCK_POSITIONS):
+            at = slice(first, min(first + _BLOCK_POSITIONS, max_positions))
+            angle = torch.arange(at.start, at.stop).float()[:, None] * inverse_frequency
+            cos, sin = angle.cos() * factor, angle.sin() * factor
+            self._cos[at, 0] = torch.cat((cos, cos), -1)
+            self._sin[at, 0] = torch.cat((-sin, sin), -1)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cos.nbytes + self._sin.nbytes
+
+    def at(self, positions: Tensor) -> Rotary:
+        """positions [T] int64 -> cos, sin, each [T, 1, rotary_dim]; sin's first half is negated."""
+        return self._gather(self._cos, positions), self._gather(self._sin, positions)
+
+
+class LayerRotary:
+    """Which rotary embedding each layer has: one table, and one lookup a step, for each kind."""
+
+    def __init__(self, build: ModelBuild) -> None:
+        config = build.config
+        ropes = config.layer_ropes
+        distinct = list(dict.fromkeys(ropes))
+        self._table_of_layer = [distinct.index(rope) for rope in ropes]
+        self.tables = [
+            RotaryTable(
+                config.rotary_dim,
+                build.max_model_len,
+                theta,
+                scaling,
+                kernels=build.kernels,
+                dtype=build.dtype,
+                device=build.device,
+            )
+            for theta, scaling in distinct
+        ]
+
+    def at(self, positions: Tensor) -> list[Rotary]:
+        """positions [T] int64 -> [num_layers]"""
+        found = [table.at(positions) for table in self.tables]
+        return [found[table] for table in self._table_of_layer]
+
+
+def inverse_frequencies(
+    rotary_dim: int, theta: float | None, scaling: RopeScaling | None, max_positions: int
+) -> Tensor:
+    """[rotary_dim / 2] float32, radians a position. Only dynamic NTK and LongRoPE look at
+    `max_positions`.
+
+    NOTE: these two change all frequencies with the length of the sequence, so that KV of a prefix
+    would depend on what comes later. Here they are computed once for `max_positions` (as if every
+    sequence were that long; vLLM does so too), which keeps KV shareable. Where that is not above
+    the original length dynamic NTK is no scaling, and LongRoPE takes its short factors.
+    """
+    if theta is None:
+        return torch.zeros(rotary_dim // 2)
+    if scaling is None:
+        return _plain(rotary_dim, theta)
+    if scaling.kind is RopeKind.LINEAR:
+        return _plain(rotary_dim, theta) / scaling.factor
+    if scaling.kind is RopeKind.DYNAMIC:
+        length = max(max_positions, scaling.original_max_positions)
+        stretch = scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
+        return _plain(rotary_dim, theta * stretch ** (rotary_dim / (rotary_dim - 2)))
+    if scaling.kind is RopeKind.LONGROPE:
+        is_long = max_positions > scaling.original_max_positions
+        factors = scaling.long_factors if is_long else scaling.short_factors
+        return 1.0 / (torch.tensor(factors) * _periods(rotary_dim, theta))
+    if scaling.kind is RopeKind.LLAMA3:
+        return _llama3(_plain(rotary_dim, theta), scaling)
+    return _yarn(rotary_dim, theta, scaling)
+
+
+def _plain(rotary_dim: int, theta: float) -> Tensor:
+    return 1.0 / _periods(rotary_dim, theta)
+
+
+def _periods(rotary_dim: int, theta: float) -> Tensor:
+    """Positions a radian."""
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+    periods: Tensor = theta**exponent
+    return periods
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Long waves are divided by the factor, short ones stay, those between are blended."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / plain
+    divided = plain / scaling.factor
+    share = (scaling.original_max_positions / wavelength - low) / (high - low)
+    blended = (1 - share) * plain / scaling.factor + share * plain
+    is_long = wavelength > scaling.original_max_positions / low
+    is_short = wavelength < scaling.original_max_positions / high
+    return torch.where(is_long, divided, torch.where(is_short, plain, blended))
+
+
+def _yarn(rotary_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """Dimensions that turn often within the original length stay, those that hardly turn are
+    divided by the factor, with a ramp between ("NTK-by-parts")."""
+    periods = _periods(rotary_dim, theta)
+    first = _dimension_that_turns(scaling.beta_fast, rotary_dim, theta, scaling)
+    last = _dimension_that_turns(scaling.beta_slow, rotary_dim, theta, scaling)
+    if scaling.is_truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    if first == last:
+        last += 0.001  # as Hugging Face does: no division by zero
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(
+        0, 1
+    )
+    return 1.0 / (scaling.factor * periods) * ramp + 1.0 / periods * (1 - ramp)
+
+
+def _dimension_that_turns(
+    num_turns: float, rotary_dim: int, theta: float, scaling: RopeScaling
+) -> float:
+    """Which dimension makes so many turns within the original length."""
+    wavelength = scaling.original_max_positions / num_turns
+    return rotary_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))

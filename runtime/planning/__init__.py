@@ -1,1 +1,0 @@
-"""What a model needs and how fast it will be, before it is loaded: sizes, rooflines, loads."""

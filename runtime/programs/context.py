@@ -1,0 +1,135 @@
+"""What all programs of an engine share: its tokenizer, template, defaults and queue."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...constrained.serving.follower import PendingGrammar
+from ...constrained.spec import GrammarSpec
+from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest
+from ...frontend.protocol import ir
+from ..checkpoint.lora.adapter import Adapter
+from ..checkpoint.lora.registry import AdapterRegistry
+from ..schedule.sampling_params import SamplingParams
+from ..tokenizer.chat_template import ChatTemplate
+from ..tokenizer.tokenizer import Tokenizer
+from .calls import RequestQueue
+from .hint_targets import Responses
+from .prefix_leases import Habits, KVLeases
+
+MAX_REPLAYS = 8192
+# Of GenParams.
+_NOT_SAMPLING = (
+    "constraint",
+    "deadline_s",
+    "jump_forward",
+    "logprob_start",
+    "lora_path",
+    "n",
+    "priority",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Sampling values of the model, for what a gen leaves open."""
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    eos_token_ids: tuple[int, ...] = ()
+
+    def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
+        """Of the first sample. Raises InvalidRequest naming the field at fault."""
+        values = given.given()
+        for name in _NOT_SAMPLING:
+            values.pop(name, None)
+        values.setdefault("max_tokens", self.max_tokens)
+        values.setdefault("temperature", self.temperature)
+        values.setdefault("top_p", self.top_p)
+        values.setdefault("top_k", self.top_k)
+        values.setdefault("min_p", self.min_p)
+        values.setdefault("repetition_penalty", self.repetition_penalty)
+        values.setdefault("seed", seed)
+        return SamplingParams(**values)
+
+    def stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        """Tokens that end an output."""
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        return frozenset((*sampling.stop_token_ids, *eos))
+
+
+class GrammarSource(Protocol):
+    """Where programs get their grammars."""
+
+    def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
+        """The grammar of this spec, perhaps still on its way; remembered within the namespace."""
+
+    def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
+        """Call `on_done` later with what makes `text` invalid under `schema`."""
+
+
+class Replays:
+    """Ids of assistant turns by what came before them and their text, so that a chat client that
+    sends a turn back as text meets the very ids in the cache. Each namespace
+    has its own. Bounded, least recently used."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+
+    def remember(self, namespace: str, before: array[int], text: str, ids: array[int]) -> None:
+        self._ids[self._key(namespace, before, text)] = ids
+        if len(self._ids) > MAX_REPLAYS:
+            self._ids.popitem(last=False)
+
+    def find(self, namespace: str, before: array[int], text: str) -> array[int] | None:
+        key = self._key(namespace, before, text)
+        if key in self._ids:
+            self._ids.move_to_end(key)
+        return self._ids.get(key)
+
+    @staticmethod
+    def _key(namespace: str, before: array[int], text: str) -> bytes:
+        head = f"{len(namespace)} {len(before)} {namespace}"
+        digest = hashlib.blake2b(head.encode("utf-8", "surrogatepass"), digest_size=16)
+        digest.update(before.tobytes())
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What all programs of an engine share."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    template: ChatTemplate
+    defaults: Defaults
+    queue: RequestQueue
+    next_request_id: Callable[[], int]
+    replays: Replays
+    grammars: GrammarSource | None = None
+    jump_forward: bool = True  # unless a gen says otherwise
+    kv: KVLeases | None = None  # None: nothing is leased
+    adapters: AdapterRegistry | None = None  # None: none are served
+    habits: Habits = field(default_factory=Habits)
+    responses: Responses = field(default_factory=Responses)
+    max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized
+
+    def adapter(self, name: str | None) -> Adapter | None:
+        """The adapter of this name; None: the model as it is. Raises InvalidRequest or
+        ModelNotFound."""
+        if not name:
+            return None
+        if self.adapters is None:
+            allowed = "none: this engine serves no adapters (enable_lora, lora_paths)"
+            raise InvalidRequest.of("lora_path", name[:MAX_MODEL_NAME_CHARS], allowed)
+        return self.adapters.find(name)

@@ -1,0 +1,187 @@
+"""Which prefixes a program will need again, and when: leases derived from where its branches are.
+
+    what a branch does              its prefix is due
+    a call waits or runs            now
+    waits for others (Var, Join)    soon
+    Pause                           when the pause is expected to end
+    nothing known                   after its client's usual time to think
+    has ended, or failed            never: its own part goes first
+
+A fork's prefix is kept until all children have had their first call. A branch has one lease at
+most; a program that has ended has none. What a program needs once only is never leased, so single
+calls pay nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...frontend.protocol import ir
+from ...radix.leases import Lease
+from ..schedule.queue.policy import RunningMean
+from .branch import Branch
+
+SOON_S = 0.2  # until others have done what a branch waits for (guess)
+FIRST_THINK_S = 0.5  # of a client that was never seen to think (guess)
+MIN_TTL_S = 30.0
+MAX_TTL_S = 3600.0
+TTL_FACTOR = 4.0  # times the expected time: what comes later than that comes no more (guess)
+FORK_PRIORITY = 10  # above single branches: a fork's prefix has many users
+MAX_HABITS = 4096
+
+
+class KVLeases(Protocol):
+    """What programs need of the cache; times are seconds from now."""
+
+    def retain(
+        self,
+        namespace: Hashable,
+        token_ids: Sequence[int],
+        *,
+        due_s: float,
+        ttl_s: float,
+        priority: int = 0,
+    ) -> Lease | None:
+        """Keep what is cached of a prefix for its next use; None where nothing is."""
+
+    def release_lease(self, lease: Lease, *, is_last_use: bool = False) -> None:
+        """End a lease; `is_last_use`: what nobody else uses of it goes before all else."""
+
+
+class Habits:
+    """How long clients think and tools take: running means, least recently seen forgotten."""
+
+    def __init__(self) -> None:
+        self._means: OrderedDict[Hashable, RunningMean] = OrderedDict()
+
+    def expected_s(self, key: Hashable) -> float:
+        """Seconds that this usually takes."""
+        mean = self._means.get(key)
+        return FIRST_THINK_S if mean is None else mean.value
+
+    def note(self, key: Hashable, seconds: float) -> None:
+        """It has taken so long."""
+        if key not in self._means:
+            self._means[key] = RunningMean(seconds, 0)
+        self._means[key].add(seconds)
+        self._means.move_to_end(key)
+        if len(self._means) > MAX_HABITS:
+            self._means.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A branch's lease, and since when it does nothing, and why."""
+
+    lease: Lease | None = None
+    idle_since_s: float | None = None
+    habit: Hashable = None
+    has_called: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _ForkKept:
+    """The prefix of a fork, for children that have not had a call yet."""
+
+    namespace: Hashable
+    ids: array[int]
+    children: set[Branch]
+    lease: Lease | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PrefixKeeper:
+    """Owns the leases of one program."""
+
+    kv: KVLeases
+    habits: Habits
+    tenant: Hashable
+    clock: Callable[[], float] = time.monotonic
+    namespace: Hashable = ""
+    _kept: dict[Branch, _Kept] = field(default_factory=dict)
+    _forks: dict[Branch, _ForkKept] = field(default_factory=dict)  # by child
+
+    def note_op(self, branch: Branch) -> None:
+        """An op has arrived for a branch."""
+        kept = self._kept.get(branch)
+        if kept is not None and kept.idle_since_s is not None:
+            self.habits.note(kept.habit, self.clock() - kept.idle_since_s)
+            kept.idle_since_s = None
+
+    def note_fork(self, branch: Branch, children: Sequence[Branch]) -> None:
+        """Children have begun where `branch` is now."""
+        if len(children) == 1:
+            return  # the child's own lease is as good
+        fork = _ForkKept(self._of(branch), branch.begun.ids[:], set(children))
+        self._forks.update(dict.fromkeys(children, fork))
+        self._renew_fork(fork)
+
+    def note_call_done(self, branch: Branch) -> None:
+        """A call of the branch has ended well: its KV is cached now."""
+        self._kept.setdefault(branch, _Kept()).has_called = True
+        self._leave_fork(branch)
+
+    def settle(self, branch: Branch, pause: ir.Pause | None, *, is_last: bool) -> None:
+        """The branch has gone as far as it can: keep what it will need. `is_last`: no op follows
+        on any branch, so one without ops has ended."""
+        if branch.error is not None or branch.is_ended or (is_last and not branch.log):
+            self.end(branch)
+            return
+        kept = self._kept.get(branch)
+        if kept is None or not kept.has_called:
+            return
+        due_s = self._due_s(branch, kept, pause)
+        ttl_s = min(MAX_TTL_S, max(MIN_TTL_S, TTL_FACTOR * due_s))
+        old, ids = kept.lease, branch.begun.ids
+        kept.lease = self.kv.retain(self._of(branch), ids, due_s=due_s, ttl_s=ttl_s)
+        if old is not None:
+            self.kv.release_lease(old)
+
+    def end(self, branch: Branch) -> None:
+        """The branch needs nothing any more."""
+        self._leave_fork(branch)
+        kept = self._kept.pop(branch, None)
+        if kept is not None and kept.lease is not None:
+            self.kv.release_lease(kept.lease, is_last_use=True)
+
+    def end_all(self) -> None:
+        """The program has ended."""
+        for branch in [*self._forks, *self._kept]:
+            self.end(branch)
+
+    def _due_s(self, branch: Branch, kept: _Kept, pause: ir.Pause | None) -> float:
+        if branch.call is not None:
+            return 0.0
+        if branch.is_waiting:
+            return SOON_S
+        kept.habit = (self.tenant, "think" if pause is None else pause.label)
+        kept.idle_since_s = self.clock()
+        if pause is not None and pause.expected_s is not None:
+            return pause.expected_s
+        return self.habits.expected_s(kept.habit)
+
+    def _of(self, branch: Branch) -> Hashable:
+        """Where the branch's KV is: where its last call's is, which may have an adapter."""
+        return self.namespace if branch.namespace is None else branch.namespace
+
+    def _leave_fork(self, child: Branch) -> None:
+        fork = self._forks.pop(child, None)
+        if fork is None:
+            return
+        fork.children.discard(child)
+        self._renew_fork(fork)
+
+    def _renew_fork(self, fork: _ForkKept) -> None:
+        """What is cached of the prefix may have grown; without children it is of no use."""
+        old, fork.lease = fork.lease, None
+        if fork.children:
+            fork.lease = self.kv.retain(
+                fork.namespace, fork.ids, due_s=0.0, ttl_s=MIN_TTL_S, priority=FORK_PRIORITY
+            )
+        if old is not None:
+            self.kv.release_lease(old)

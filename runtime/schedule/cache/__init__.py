@@ -1,0 +1,1 @@
+"""Which KV is kept, on all tiers. No torch."""

@@ -1,0 +1,269 @@
+"""The one door to KV pages: match, reserve, publish, release.
+
+    a request's tokens   0 ....... num_published ....... num_computed ....... capacity
+    their pages          |  the tree's (locked)  |      the request's own        |
+
+A prompt chunk enters the tree when it is planned, so that later rows of the same step can already
+read it; generated tokens enter when the request ends or is preempted. Where the tree already has a
+run by then, the request's own pages for it are freed. A failed step's inserts are taken out again.
+An entry of a page table never changes once it was sent, so a step in flight reads what was planned;
+what a request that ends leaves is given back when no step in flight names it (`Remains`).
+
+What is cached and nobody reads, on this tier and the colder ones, is prefix_cache.py's; what that
+keeps for programs gives way to any request that needs the pages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ....radix.check import check
+from ....radix.owners import note_user
+from ....radix.pages import Pages
+from ....radix.tree import Node
+from ..request import Request, RequestState
+from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
+from .tiers import Publication, withdraw
+
+__all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "Publication"]
+
+PREEMPTED_TTL_S = 600.0  # a preempted request's KV is leased so long (guess)
+PREEMPTED_PRIORITY = 1_000_000  # above all that programs may ask for
+
+
+class Remains(NamedTuple):
+    """What is left of a request that has gone: pages of its own, and a lock on what it read."""
+
+    pages: Pages
+    node: Node
+
+
+class KVCacheManager(PrefixCache):
+    """The cached prefixes, and what requests hold.
+
+    Invariant, after every step: free + cached + held by requests = `num_pages`.
+    """
+
+    def attach(self, request: Request) -> None:
+        """Match the request's tokens and lock what was found; it owns no pages yet."""
+        match = self.tree.match(request.namespace, request.token_ids, request.match_limit)
+        self.tree.lock(match.node)
+        note_user(match.node, request.program)
+        request.node = match.node
+        request.pages = array("i", match.pages)
+        request.num_published = request.num_computed_tokens = match.num_tokens
+        request.num_scheduled_tokens = match.num_tokens
+        request.num_sent_pages = 0
+
+    def load(self, request: Request) -> None:
+        """Fetch what the host has of an attached request's tokens and the device has not, where
+        that pays; the step that is being planned may read it."""
+        if self.host is None or request.num_published != request.num_computed_tokens:
+            return
+        done = request.num_computed_tokens
+        match = self.host.match(request.namespace, request.token_ids, request.match_limit)
+        if match is None or not self.costs.can_pay(match.num_tokens - done):
+            return
+        assert request.node is not None
+        self._beneficiary = request
+        node, pages = self._load_below(request.node, match.node, request.program)
+        self._beneficiary = None
+        if pages:
+            num_tokens = len(pages) * self.page_size
+            self.tree.move_lock(request.node, node)
+            request.node = node
+            request.pages.extend(pages)
+            request.num_published += num_tokens
+            request.num_computed_tokens += num_tokens
+            request.num_scheduled_tokens += num_tokens
+            request.num_host_tokens += num_tokens
+
+    def restore(self, request: Request) -> None:
+        """Put what was fetched of an attached request's tokens into its pages, as far as there are
+        any; the step that is being planned may read it."""
+        if self.stored is None or request.num_published != request.num_computed_tokens:
+            return
+        start = request.num_computed_tokens
+        num_pages = (self.stored.restorable_end(request, start) - start) // self.page_size
+        if num_pages <= 0:
+            return
+        self._beneficiary = request
+        self._make_room(min(num_pages, self.num_available_pages))
+        self._beneficiary = None
+        pages = self.allocator.allocate(min(num_pages, self.allocator.num_free))
+        if pages:
+            end = start + len(pages) * self.page_size
+            assert request.node is not None
+            run = request.token_ids[start:end]
+            inserted = self.tree.extend(request.node, run, pages, owner=request.program)
+            assert not inserted.num_existing, "the device had what was fetched"
+            self._loads.append(Publication(inserted.node, inserted.added_from))
+            self.tree.move_lock(request.node, inserted.node)
+            request.node = inserted.node
+            request.pages.extend(pages)
+            request.num_published = request.num_computed_tokens = end
+            request.num_scheduled_tokens = end
+            request.num_disk_tokens += end - start
+            self._copies.extend(self.stored.restore(request, start, end))
+
+    def catch_up(self, request: Request) -> None:
+        """Adopt what others have published of the request's tokens since it was attached. What a
+        plan in flight computes of them comes before: then it counts as computed after that."""
+        done = request.num_scheduled_tokens
+        if request.num_published != done:
+            return
+        if request.match_limit - done < self.page_size:
+            return
+        assert request.node is not None
+        rest = request.token_ids[done:]
+        match = self.tree.match_below(request.node, rest, request.match_limit - done)
+        if match.num_tokens:
+            self.tree.move_lock(request.node, match.node)
+            note_user(match.node, request.program)
+            request.node = match.node
+            request.pages.extend(match.pages)
+            request.num_published += match.num_tokens
+            request.num_scheduled_tokens += match.num_tokens
+            if request.num_computed_tokens == done:
+                request.num_computed_tokens += match.num_tokens
+
+    def reserve(self, request: Request, num_tokens: int) -> None:
+        """Give the request pages for its first `num_tokens` tokens, evicting what nobody uses, then
+        what is only leased.
+
+        Raises OutOfPages when there are not enough; the request's own pages are then as before.
+        """
+        missing = -(-num_tokens // self.page_size) - len(request.pages)
+        if missing <= 0:
+            return
+        if missing > self.allocator.num_free:
+            self._beneficiary = request
+            self._make_room(missing)
+            self._beneficiary = None
+        request.pages.extend(self.allocator.allocate(missing))
+
+    def break_pins(self, num_tokens: int) -> bool:
+        """Free room for `num_tokens` tokens more, from pins too, as a live request would starve;
+        whether that could be done."""
+        num_pages = -(-num_tokens // self.page_size)
+        self._make_room(num_pages, also_pins=True)
+        return self.allocator.num_free >= num_pages
+
+    def publish(self, request: Request, num_tokens: int) -> Publication | None:
+        """Put whole pages of the first `num_tokens` tokens into the tree, unless it has them."""
+        start, end = request.num_published, num_tokens - num_tokens % self.page_size
+        assert request.node is not None
+        run = request.token_ids[start:end]
+        if not run or self.tree.match_length_below(request.node, run):
+            return None
+        page_run = request.pages[start // self.page_size : end // self.page_size]
+        inserted = self.tree.extend(request.node, run, page_run, owner=request.program)
+        self.tree.move_lock(request.node, inserted.node)
+        request.node = inserted.node
+        request.num_published = end
+        return Publication(inserted.node, inserted.added_from)
+
+    def release(self, request: Request, *, keep: bool = True) -> None:
+        """Take back all that the request holds; with `keep`, what it computed stays cached."""
+        remains = self.detach(request, keep=keep)
+        if remains is not None:
+            self.give_back(remains)
+
+    def detach(self, request: Request, *, keep: bool = True) -> Remains | None:
+        """The same, but for what plans in flight may name of it: the caller gives that back."""
+        node = request.node
+        if node is None:
+            return None
+        start = request.num_published // self.page_size
+        own = request.pages[start:]
+        if keep and self.stored is not None and request.state is RequestState.RUNNING:
+            done = request.token_ids[: request.num_computed_tokens]
+            self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
+        num_whole = request.num_computed_tokens // self.page_size - start
+        if keep and num_whole > 0:
+            tokens = request.token_ids[request.num_published :][: num_whole * self.page_size]
+            inserted = self.tree.extend(node, tokens, own[:num_whole], owner=request.program)
+            self.tree.move_lock(node, inserted.node)
+            node = inserted.node
+            own = inserted.duplicate_pages + own[num_whole:]
+        request.node = None
+        request.pages = array("i")
+        request.num_published = request.num_computed_tokens = 0
+        request.num_scheduled_tokens = request.num_sent_pages = 0
+        return Remains(own, node)
+
+    def give_back(self, remains: Remains) -> None:
+        """No plan in flight names these any more."""
+        self.allocator.free(remains.pages)
+        self.tree.unlock(remains.node)
+
+    def unpublish(self, publications: Iterable[Publication]) -> None:
+        """Take inserts of a failed step out again, but for what a healthy request still reads."""
+        for publication in publications:
+            node, kept = publication.node, publication.added_from
+            if node.lock_ref:
+                continue
+            while node.start > kept and node.parent is not None:
+                if node.parent.lock_ref:
+                    kept = node.start
+                node = node.parent
+            self.allocator.free(
+                withdraw(self.tree, self.leases, Publication(publication.node, kept))
+            )
+
+    # --- Requests that wait -----------------------------------------------------------------------
+
+    def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
+        """A request was preempted: what it had computed is kept before all other content, until it
+        is admitted again or ends."""
+        request.lease = self.retain(
+            request.namespace, token_ids, due_s=0.0, ttl_s=PREEMPTED_TTL_S,
+            priority=PREEMPTED_PRIORITY,
+        )  # fmt: skip
+
+    def forget_preempted(self, request: Request) -> None:
+        """It runs again, or has ended."""
+        if request.lease is not None:
+            self.release_lease(request.lease)
+            request.lease = None
+
+    def look_up(self, request: Request) -> bool:
+        """Begin to fetch what only the store on disk has of a new request's tokens; whether the
+        request is to be held back until `take_fetched` returns it."""
+        if self.stored is None:
+            return False
+        namespace, token_ids, limit = request.namespace, request.token_ids, request.match_limit
+        num_cached = 0
+        if namespace in self.tree.roots:
+            num_cached = self.tree.match_length(namespace, token_ids[:limit])
+        on_host = None if self.host is None else self.host.match(namespace, token_ids, limit)
+        if on_host is not None:
+            num_cached = max(num_cached, on_host.num_tokens)
+        return self.stored.look_up(request, num_cached)
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether `take_fetched` would return any."""
+        return self.stored is not None and self.stored.has_ready
+
+    def take_fetched(self) -> list[Request]:
+        """Requests that need wait no longer for what is fetched, in order of arrival."""
+        return [] if self.stored is None else self.stored.take_ready()
+
+    def forget_fetched(self, request: Request) -> None:
+        """The request was admitted, or has ended."""
+        if self.stored is not None:
+            self.stored.forget(request)
+
+    def check(self, requests: Iterable[Request], remains: Sequence[Remains] = ()) -> None:
+        """Raises radix.check.CheckFailed when a page is lost or owned twice."""
+        running = [request for request in requests if request.node is not None]
+        held = [r.pages[r.num_published // self.page_size :] for r in running]
+        locks = [r.node for r in running if r.node is not None]
+        held += [left.pages for left in remains]
+        locks += [left.node for left in remains]
+        check(self.tree, self.allocator, held, locks, self.leases.nodes())
+        if self.host is not None:
+            self.host.check()

@@ -1,0 +1,405 @@
+"""Cached prefixes on all tiers: what is kept, what goes when pages are short, and what comes back.
+
+    device   radix tree and pages, which requests lock (kv_cache.py)
+    host     a tree and pages of its own (tiers.py): what the device evicts goes there
+    disk     whole blocks, also over a restart (stored_prefixes.py)
+
+What programs know of their prefixes are leases (radix/leases.py): they decide what is evicted,
+never what is computed. A lease follows its prefix: what it must give up on the device it goes on
+keeping on the host, and shortly before it is due that part is loaded again.
+
+Copies between tiers are collected for the next plan, which carries them out in their order before
+it computes anything: a copy that is still to be made may name pages that are given away here.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain
+from typing import NamedTuple
+
+from ....radix.leases import Lease, Leases
+from ....radix.owners import age_path
+from ....radix.pages import PageAllocator, Pages
+from ....radix.recent import recent_nodes
+from ....radix.snapshot import NodeSnapshot, snapshot_of
+from ....radix.tree import Node, RadixTree
+from ...memory.copies import BlockSave, TierCopy
+from ..plan import StepPlan, StepResult
+from ..request import Request
+from .stored_prefixes import StoredPrefixes
+from .tiers import HostTier, Publication, TierCosts, joined, withdraw
+
+DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
+PREFETCH_AHEAD_S = 0.05  # before its use is a prefix loaded (guess)
+MIN_EVICTED_TOKENS = 64  # at once, where they are copied to the host: one long copy, not many
+_UNOWNED = "(several)"  # the label of what no program has alone
+
+
+class Unsettled(NamedTuple):
+    """What is only in a tree because a plan's copies put it there: gone if the plan fails."""
+
+    loaded: tuple[Publication, ...]  # on the device
+    stored: tuple[Publication, ...]  # on the host
+
+
+_NO_TRANSFERS: tuple[tuple[TierCopy, ...], Unsettled] = ((), Unsettled((), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheOptions:
+    """What there is besides the device's pages."""
+
+    has_leases: bool = True  # else retain and pin keep nothing
+    pin_share: float = DEFAULT_PIN_SHARE
+    num_host_pages: int = 0
+    stored: StoredPrefixes | None = None  # on disk
+
+
+class PrefixCache:
+    """Owns the tree, the leases on it and the pool's page ids, and the tiers behind.
+
+    Invariant: the device's pages are free, in the tree, or held by a request.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        options: KVCacheOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` returns seconds; leases end and are due by it."""
+        self.options = options or KVCacheOptions()
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.clock = clock
+        self.tree = RadixTree(page_size)
+        self.allocator = PageAllocator(num_pages)
+        max_pinned = int(num_pages * self.options.pin_share)
+        num_host_pages = self.options.num_host_pages
+        self.num_evicted_tokens = 0  # since the start
+        self._copies: list[TierCopy] = []  # for the next plan, in their order
+        self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
+        self.stored = self.options.stored
+        at_once = min(MIN_EVICTED_TOKENS // page_size, num_pages // 32)
+        self._min_evicted = at_once if num_host_pages else 0
+        self.leases = Leases(self.tree, max_pinned, self._note_break if self.host else None)
+        self.costs = TierCosts()
+        self._broken: dict[Lease, tuple[Hashable, array[int]]] = {}  # with what they kept before
+        self._to_prefetch: list[tuple[float, int, Lease]] = []  # when, a number
+        self._prefetch_at: dict[Lease, float] = {}  # its valid entry there
+        self._num_prefetches = 0
+        self._loads: list[Publication] = []  # of the next plan
+        self._beneficiary: Request | None = None  # for whom pages are made free now
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that can be had without breaking a lease or preempting anybody."""
+        return self.allocator.num_free + self.tree.evictable_pages
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that can be had without preempting anybody or breaking a pin; perhaps a few more,
+        since pins of what is locked anyhow are counted too."""
+        num_unpinned = max(0, self.tree.leased_pages - self.tree.pinned_pages)
+        return self.num_free_pages + num_unpinned
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether a plan would have copies to make, if nothing else."""
+        return bool(self._copies)
+
+    def begin_step(self) -> None:
+        """A step is about to be planned: end the leases that have expired, load what is due."""
+        now_s = self.clock()
+        self.leases.expire(now_s)
+        if self.host is not None:
+            self.host.leases.expire(now_s)
+            self._prefetch_due(now_s)
+
+    def take_transfers(self) -> tuple[tuple[TierCopy, ...], Unsettled]:
+        """The copies between tiers that the plan now made must carry out first."""
+        if not self._copies:
+            return _NO_TRANSFERS
+        taken = joined(self._copies)
+        self._copies.clear()
+        loaded = tuple(self._loads)
+        self._loads.clear()
+        return taken, Unsettled(loaded, () if self.host is None else self.host.take_unsettled())
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """A plan was carried out."""
+        if self.host is not None:
+            self.costs.note(plan, result, self.page_size)
+        if self.stored is not None:
+            self.stored.settle(_saves(plan.transfers), result.payloads)
+
+    def undo_transfers(self, transfers: Sequence[TierCopy], unsettled: Unsettled) -> None:
+        """Their plan failed, and they may not have been made; no request reads them any more."""
+        if self.host is not None:
+            self.host.undo(unsettled.stored)
+        if self.stored is not None:
+            self.stored.settle(_saves(transfers), ())
+        for load in unsettled.loaded:
+            self.allocator.free(withdraw(self.tree, self.leases, load))
+
+    # --- What programs know and say ---------------------------------------------------------------
+
+    def retain(
+        self,
+        namespace: Hashable,
+        token_ids: Sequence[int],
+        *,
+        due_s: float,
+        ttl_s: float,
+        priority: int = 0,
+    ) -> Lease | None:
+        """Lease what is cached of a prefix that will be used again `due_s` from now; None where
+        nothing is. It ends `ttl_s` from now at the latest."""
+        if not self.options.has_leases:
+            return None
+        now_s = self.clock()
+        lease = Lease(None, 0, now_s + due_s, now_s + ttl_s, priority)
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.leases.move(lease, node)
+        if self.host is not None:
+            lease.colder = self.host.retain(namespace, token_ids, lease, None)
+            if lease.colder is not None:
+                lease.num_tokens = max(lease.num_tokens, lease.colder.num_tokens)
+            self._note_due(lease)
+        return lease if lease.is_active else None
+
+    def pin(self, namespace: Hashable, token_ids: Sequence[int], *, ttl_s: float) -> Lease | None:
+        """Pin what is cached of a prefix on the device, as far as the budget allows; None where
+        nothing is."""
+        if not self.options.has_leases:
+            return None
+        node = self._node_of(namespace, token_ids)
+        return None if node is None else self.leases.pin(node, expires_s=self.clock() + ttl_s)
+
+    def update_lease(self, lease: Lease, *, due_s: float, ttl_s: float) -> None:
+        """The use is expected `due_s` from now; nothing happens if the lease has ended."""
+        due_s, expires_s = self.clock() + due_s, self.clock() + ttl_s
+        self.leases.update(lease, due_s=due_s, expires_s=expires_s)
+        if lease.colder is not None and self.host is not None:
+            self.host.leases.update(lease.colder, due_s=due_s, expires_s=expires_s)
+            lease.due_s, lease.expires_s = due_s, expires_s
+            self._note_due(lease)
+
+    def release_lease(self, lease: Lease, *, is_last_use: bool = False) -> None:
+        """End a lease; nothing happens if it has ended. `is_last_use`: its program has ended, and
+        what only that one has used is evicted before all else."""
+        self.leases.release(lease, is_last_use=is_last_use)
+        if lease.colder is not None and self.host is not None:
+            self.host.leases.release(lease.colder, is_last_use=is_last_use)
+            lease.colder = None
+            self._prefetch_at.pop(lease, None)
+
+    def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
+        """What the device has of this prefix, and nobody else goes on from, is evicted before all
+        else."""
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            age_path(node, self.tree.use_order)
+
+    def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
+        """Copy what the device has of a prefix to the host, then let it give way; how many of its
+        tokens the host has."""
+        assert self.host is not None, "there is no host tier"
+        node = self._node_of(namespace, token_ids)
+        if node is not None:
+            self.host.store(namespace, *self.tree.path(node), node.owner)
+            age_path(node, self.tree.use_order)
+        return self.host.tree.match_length(namespace, token_ids)
+
+    def prefetch(
+        self, namespace: Hashable, token_ids: Sequence[int], due_s: float
+    ) -> tuple[Node | None, int]:
+        """Load what only the host has of a prefix, as far as pages are free or held by leases that
+        are due after `due_s`; where it then ends on the device, and the number of tokens loaded."""
+        match = None if self.host is None else self.host.match(namespace, token_ids, len(token_ids))
+        here = self.tree.match(namespace, token_ids)
+        num_missing = 0 if match is None else match.num_tokens - here.num_tokens
+        node, pages = here.node, array("i")
+        if match is not None and num_missing > 0:
+            self.tree.lock(here.node)
+            num_pages = num_missing // self.page_size
+            assert self.host is not None
+            self.host.tree.lock(match.node)
+            self._make_room(num_pages, due_after_s=due_s)
+            self.host.tree.unlock(match.node)
+            if self.allocator.num_free >= num_pages:
+                node, pages = self._load_below(here.node, match.node, match.node.owner)
+            self.tree.unlock(here.node)
+        return (None if node.is_root else node), len(pages) * self.page_size
+
+    def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
+        """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
+        None without a store that can be written."""
+        if self.stored is None or not self.stored.can_save:
+            return None
+        if namespace not in self.tree.roots:
+            return 0
+        match = self.tree.match(namespace, token_ids)
+        cached = array("i", token_ids[: match.num_tokens])
+        self._copies.extend(self.stored.saves(namespace, cached, match.pages))
+        return self.stored.num_kept_tokens(namespace, cached)
+
+    def flush(self) -> int:
+        """Drop all that no request uses, leased or not, on every tier; the tokens dropped from the
+        device."""
+        self.leases.release_all()
+        freed = self.tree.clear()
+        self.allocator.free(freed)
+        if self.host is not None:
+            self.host.flush()
+        return len(freed) * self.page_size
+
+    def snapshot(
+        self, locked: Iterable[Node], *, max_nodes: int, max_token_ids: int
+    ) -> list[NodeSnapshot]:
+        """The device's tree as plain data, parents first, with what the host has of each node;
+        `locked`: what requests hold. Past about `max_nodes` only the part that is held or was used
+        last."""
+        leased = (lease.node for lease in self.leases if lease.node is not None)
+        nodes = recent_nodes(self.tree, chain(locked, leased), max_nodes)
+        rows = [snapshot_of(node, max_token_ids) for node in nodes]
+        if self.host is not None:
+            for row, node in zip(rows, nodes, strict=True):
+                token_ids, _ = self.tree.path(node)
+                on_host = self.host.tree.match_length(node.namespace, token_ids)
+                row["host_tokens"] = max(0, on_host - node.start)
+        return rows
+
+    def describe_leases(self) -> dict[str, int]:
+        """How many leases there are, and what they keep, as plain data."""
+        return {
+            "num_leases": len(self.leases),
+            "num_broken": self.leases.num_broken,
+            "leased_tokens": self.tree.leased_pages * self.page_size,  # and not in use
+            "pinned_tokens": self.tree.pinned_pages * self.page_size,
+            "max_pinned_tokens": self.leases.max_pinned_pages * self.page_size,
+        }
+
+    # --- Room, and what goes for it ---------------------------------------------------------------
+
+    def _node_of(self, namespace: Hashable, token_ids: Sequence[int]) -> Node | None:
+        """What is cached of a prefix; None where nothing is."""
+        if namespace not in self.tree.roots:
+            return None
+        node = self.tree.match(namespace, token_ids).node
+        return None if node.is_root else node
+
+    def _make_room(
+        self, num_pages: int, *, due_after_s: float | None = None, also_pins: bool = False
+    ) -> None:
+        """Evict until `num_pages` are free, if that can be.
+
+        `due_after_s`: at the cost of no lease that is due earlier.
+        """
+        short = num_pages - self.allocator.num_free
+        if short <= 0:
+            return
+        if short > self.tree.evictable_pages:
+            wanted = short if also_pins else max(short, self._min_evicted)
+            self.leases.give_up(wanted, due_after_s=due_after_s, also_pins=also_pins)
+        if short <= self.tree.evictable_pages:
+            short = max(short, self._min_evicted)
+            freed = self.tree.evict(short, self._note_eviction)
+            self.allocator.free(freed)
+            self.num_evicted_tokens += len(freed) * self.page_size
+        self._follow_broken()
+
+    def _note_eviction(self, leaf: Node, num_kept_pages: int) -> None:
+        """A leaf is about to lose pages: they are counted, and first copied to the host unless they
+        were used for the last time."""
+        request = self._beneficiary
+        if request is not None:
+            label = _UNOWNED if leaf.owner is None else getattr(leaf.owner, "label", _UNOWNED)
+            num_tokens = (len(leaf.pages) - num_kept_pages) * self.page_size
+            request.evicted[label] = request.evicted.get(label, 0) + num_tokens
+        if self.host is not None and leaf.last_use:
+            self.host.store(leaf.namespace, *self.tree.path(leaf), leaf.owner)
+
+    def _note_break(self, lease: Lease) -> None:
+        """A lease is about to lose some of its end, which goes to the host."""
+        if lease.node is not None and lease not in self._broken:
+            self._broken[lease] = (lease.node.namespace, self.tree.path(lease.node)[0])
+
+    def _follow_broken(self) -> None:
+        """Leases go on keeping, on the host, what they had to give up here."""
+        if self._broken and self.host is not None:
+            for lease, (namespace, token_ids) in self._broken.items():
+                lease.colder = self.host.retain(namespace, token_ids, lease, lease.colder)
+                self._note_due(lease)
+            self._broken.clear()
+
+    def _load_below(self, node: Node, source: Node, owner: Hashable) -> tuple[Node, Pages]:
+        """Load what the host's path to `source` has below the device's `node`, which is locked and
+        part of it, as far as there are pages; the node where it ends, and the pages."""
+        host = self.host
+        assert host is not None
+        token_ids, host_pages = host.tree.path(source)
+        start = node.end // self.page_size
+        num_pages = min(len(host_pages) - start, self.num_available_pages)
+        host.tree.lock(source)  # making room here may make room there
+        self._make_room(num_pages)
+        host.tree.unlock(source)
+        num_pages = min(num_pages, self.allocator.num_free)
+        if num_pages <= 0:
+            return node, array("i")
+        end = start + num_pages
+        pages = self.allocator.allocate(num_pages)
+        run = token_ids[node.end : end * self.page_size]
+        known = owner if source.owner is owner else None
+        inserted = self.tree.extend(node, run, pages, owner=known)
+        assert not inserted.num_existing, "the device had what was loaded"
+        self._loads.append(Publication(inserted.node, inserted.added_from))
+        host.load(host_pages[start:end], pages)
+        return inserted.node, pages
+
+    # --- Loading before the use -------------------------------------------------------------------
+
+    def _note_due(self, lease: Lease) -> None:
+        """Load what only the host keeps of a lease's prefix shortly before it is due."""
+        when_s = lease.due_s - PREFETCH_AHEAD_S
+        if _num_missing(lease) and self._prefetch_at.get(lease) != when_s:
+            self._num_prefetches += 1
+            self._prefetch_at[lease] = when_s
+            heappush(self._to_prefetch, (when_s, self._num_prefetches, lease))
+
+    def _prefetch_due(self, now_s: float) -> None:
+        while self._to_prefetch and self._to_prefetch[0][0] <= now_s:
+            when_s, _, lease = heappop(self._to_prefetch)
+            if self._prefetch_at.get(lease) == when_s:
+                del self._prefetch_at[lease]
+                if now_s < lease.expires_s and _num_missing(lease):
+                    self.prefetch_lease(lease)
+
+    def prefetch_lease(self, lease: Lease) -> int:
+        """Load what only the host keeps of a lease's prefix, at the cost of nothing that is due
+        earlier; the number of tokens."""
+        colder = lease.colder
+        if self.host is None or colder is None or colder.node is None:
+            return 0
+        token_ids, _ = self.host.tree.path(colder.node)
+        node, num_tokens = self.prefetch(colder.node.namespace, token_ids, lease.due_s)
+        if node is not None and not lease.is_pin and node.end > lease.num_kept_tokens:
+            self.leases.move(lease, node)
+        return num_tokens
+
+
+def _saves(transfers: Sequence[TierCopy]) -> list[BlockSave]:
+    return [copy for copy in transfers if isinstance(copy, BlockSave)]
+
+
+def _num_missing(lease: Lease) -> int:
+    """Tokens of a lease's prefix that only the host keeps."""
+    return 0 if lease.colder is None else lease.colder.num_kept_tokens - lease.num_kept_tokens

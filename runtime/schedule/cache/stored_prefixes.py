@@ -1,0 +1,253 @@
+"""The KV store as the scheduler meets it: fetch before admission, restore with it, save behind it.
+
+    arrival      the request's blocks that the store has and the pool has not are fetched; the
+                 request is held back meanwhile, and holds no page
+    admission    what has arrived is copied into its pages by the plan that admits it
+    release      the whole blocks of what it computed are copied out by the next plan, and written
+
+Requests that wait for the same blocks share one fetch. A fetch that takes too long is not waited
+for: its request computes. A block that could not be read ends what is restored, nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import InvalidRequest
+from ...memory.copies import BlockRestore, BlockSave
+from ...memory.disk.block_file import Payload
+from ...memory.disk.block_key import BLOCK_TOKENS, Block, blocks_of
+from ...memory.disk.store import DiskStore, Fetch, StoreMode
+from ..request import Request
+
+MIN_FETCHED_TOKENS = 128  # what is less is computed: a fetch costs a step's delay (guess)
+MAX_FETCH_S = 5.0  # that a request is held back (guess)
+
+
+@dataclass(slots=True, eq=False)
+class _SharedFetch:
+    """A fetch and how many requests want something of it."""
+
+    fetch: Fetch
+    num_users: int = 0
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What a request may restore: its blocks from `first_block` on."""
+
+    first_block: int
+    places: list[tuple[_SharedFetch, int]]  # for each block: which fetch, and where in it
+    give_up_s: float  # when it is no longer held back
+
+    def fetches(self) -> set[_SharedFetch]:
+        return {shared for shared, _ in self.places}
+
+    def is_done(self) -> bool:
+        return all(shared.fetch.is_done for shared in self.fetches())
+
+
+class StoredPrefixes:
+    """Owns the store, what requests want of it, and nothing of the pool."""
+
+    def __init__(
+        self,
+        store: DiskStore,
+        page_size: int,
+        *,
+        max_fetch_s: float = MAX_FETCH_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises InvalidRequest unless blocks are whole pages."""
+        if BLOCK_TOKENS % page_size:
+            allowed = f"a divisor of {BLOCK_TOKENS}, the tokens of a block of the KV store"
+            raise InvalidRequest.of("page_size", page_size, allowed)
+        self.store = store
+        self.num_restored_tokens = 0
+        self._page_size = page_size
+        self._max_fetch_s = max_fetch_s
+        self._clock = clock
+        self._wanted: dict[Request, _Wanted] = {}
+        self._held: dict[Request, None] = {}  # in order of arrival, so of giving up too
+        self._num_fetches_seen = 0  # ended when last none of the held was ready
+        self._arriving: dict[bytes, tuple[_SharedFetch, int]] = {}  # by key; arrived ones too
+        self._saving: set[bytes] = set()  # keys that a plan copies out
+
+    # --- arrival ----------------------------------------------------------------------------------
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for their blocks."""
+        return len(self._held)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `take_ready` would return any. Asked between all steps, so it looks at all of
+        them only when a fetch has ended."""
+        first = next(iter(self._held), None)
+        if first is None:
+            return False
+        now_s, num_ended = self._clock(), self.store.num_fetches_ended
+        if num_ended == self._num_fetches_seen:
+            return now_s >= self._wanted[first].give_up_s
+        if any(self._is_ready(request, now_s) for request in self._held):
+            return True
+        self._num_fetches_seen = num_ended
+        return False
+
+    def look_up(self, request: Request, num_cached_tokens: int) -> bool:
+        """Fetch what the store has of a request's tokens beyond those that the pool has; whether
+        the request is held back until `take_ready` returns it."""
+        blocks = blocks_of(self.store.layout, request.namespace, request.token_ids)
+        num_stored = self.store.longest(blocks)
+        end = min(num_stored * BLOCK_TOKENS, request.match_limit)
+        if end - num_cached_tokens < MIN_FETCHED_TOKENS:
+            return False
+        first = num_cached_tokens // BLOCK_TOKENS
+        places = self._places(blocks[first:num_stored])
+        if not places:
+            return False
+        wanted = _Wanted(first, places, self._clock() + self._max_fetch_s)
+        self._wanted[request] = wanted
+        for shared in wanted.fetches():
+            shared.num_users += 1
+        if wanted.is_done():
+            return False
+        self._held[request] = None
+        return True
+
+    def take_ready(self) -> list[Request]:
+        """Requests that are held back no longer, in order of arrival."""
+        now_s = self._clock()
+        ready = [request for request in self._held if self._is_ready(request, now_s)]
+        for request in ready:
+            del self._held[request]
+        return ready
+
+    def is_held(self, request: Request) -> bool:
+        """Whether the request waits for its blocks."""
+        return request in self._held
+
+    def forget(self, request: Request) -> None:
+        """The request has what it can have, or has ended; nothing happens if it wants nothing."""
+        self._held.pop(request, None)
+        wanted = self._wanted.pop(request, None)
+        for shared in () if wanted is None else wanted.fetches():
+            shared.num_users -= 1
+            if not shared.num_users:
+                shared.fetch.release()
+                for block in shared.fetch.blocks:
+                    del self._arriving[block.key]
+
+    def _is_ready(self, request: Request, now_s: float) -> bool:
+        wanted = self._wanted[request]
+        return wanted.is_done() or now_s >= wanted.give_up_s
+
+    def _places(self, blocks: Sequence[Block]) -> list[tuple[_SharedFetch, int]]:
+        """Where these blocks arrive, up to the first that does not."""
+        new = [block for block in blocks if block.key not in self._arriving]
+        if new:
+            shared = _SharedFetch(self.store.fetch(new))
+            for place, block in enumerate(shared.fetch.blocks):
+                self._arriving[block.key] = (shared, place)
+        places = []
+        for block in blocks:
+            if block.key not in self._arriving:
+                break
+            places.append(self._arriving[block.key])
+        if new and shared not in {used for used, _ in places}:
+            shared.fetch.release()
+            for block in shared.fetch.blocks:
+                del self._arriving[block.key]
+        return places
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def restorable_end(self, request: Request, num_cached_tokens: int) -> int:
+        """How many leading tokens the request has when what has arrived is added to those that the
+        pool has; in whole pages."""
+        wanted = self._wanted.get(request)
+        end = num_cached_tokens
+        if wanted is None or num_cached_tokens // BLOCK_TOKENS < wanted.first_block:
+            return end
+        skipped = num_cached_tokens // BLOCK_TOKENS - wanted.first_block
+        for index, place in enumerate(wanted.places[skipped:], wanted.first_block + skipped):
+            if _payload(place) is None:
+                break
+            end = (index + 1) * BLOCK_TOKENS
+        limit = request.match_limit
+        return max(num_cached_tokens, min(end, limit - limit % self._page_size))
+
+    def restore(self, request: Request, start: int, end: int) -> list[BlockRestore]:
+        """The copies that put the tokens [start, end) into the request's pages; `end` is at most
+        `restorable_end`. The request then wants nothing any more."""
+        wanted = self._wanted[request]
+        restores = []
+        for index in range(start // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
+            payload = _payload(wanted.places[index - wanted.first_block])
+            assert payload is not None, f"block {index} has not arrived"
+            first = max(start, index * BLOCK_TOKENS)
+            last = min(end, (index + 1) * BLOCK_TOKENS)
+            pages = request.pages[first // self._page_size : last // self._page_size]
+            restores.append(BlockRestore(payload, first % BLOCK_TOKENS, pages))
+        self.num_restored_tokens += end - start
+        self.forget(request)
+        return restores
+
+    # --- release ----------------------------------------------------------------------------------
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the store takes blocks at all."""
+        return self.store.mode is StoreMode.WRITER
+
+    def num_kept_tokens(self, namespace: Hashable, token_ids: array[int]) -> int:
+        """How many tokens of a sequence are in the store, or on their way."""
+        blocks = blocks_of(self.store.layout, namespace, token_ids)
+        num_blocks = self.store.note_use(blocks)
+        while num_blocks < len(blocks) and blocks[num_blocks].key in self._saving:
+            num_blocks += 1
+        return num_blocks * BLOCK_TOKENS
+
+    def saves(
+        self, namespace: Hashable, token_ids: array[int], pages: Sequence[int]
+    ) -> list[BlockSave]:
+        """The copies that take the blocks of a sequence which the store lacks out of its pages, as
+        many as the store accepts."""
+        blocks = blocks_of(self.store.layout, namespace, token_ids)
+        per_block = BLOCK_TOKENS // self._page_size
+        room = self.store.num_accepted() - len(self._saving)
+        saves: list[BlockSave] = []
+        for index in range(self.store.note_use(blocks), len(blocks)):
+            if len(saves) >= room:
+                break
+            if blocks[index].key not in self._saving:
+                own = array("i", pages[index * per_block : (index + 1) * per_block])
+                saves.append(BlockSave(blocks[index], own))
+        self._saving.update(save.block.key for save in saves)
+        return saves
+
+    def settle(self, saves: Sequence[BlockSave], payloads: Sequence[Payload]) -> None:
+        """A plan copied these out; without payloads: it failed."""
+        for save, payload in zip(saves, payloads, strict=False):
+            self.store.save(save.block, payload)
+        self._saving.difference_update(save.block.key for save in saves)
+
+    def describe(self) -> dict[str, Any]:
+        """State and counters as plain data."""
+        return {
+            **self.store.describe(),
+            "num_held_requests": len(self._held),
+            "num_restored_tokens": self.num_restored_tokens,
+        }
+
+
+def _payload(place: tuple[_SharedFetch, int]) -> Payload | None:
+    """What has arrived there."""
+    shared, index = place
+    payloads = shared.fetch.payloads
+    return payloads[index] if index < len(payloads) else None

@@ -1,0 +1,218 @@
+"""The host tier: KV that the device had no room for, and the copies between the two.
+
+A second radix tree with pages of its own, so that residency is prefix-closed on each tier by
+construction and the device's tree pays nothing for it. What the device evicts is stored here first,
+with the ancestors that are missing; what a request finds here and not on the device is loaded,
+where that costs less than to compute it.
+
+Copies are `Transfer`s of the next plan, carried out in their order before the step computes. So a
+page may be evicted, stored, given away and loaded into within one plan: nothing here waits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ....radix.check import check
+from ....radix.leases import Lease, Leases
+from ....radix.pages import PageAllocator, Pages
+from ....radix.tree import Match, Node, RadixTree
+from ...memory.copies import TierCopy, Transfer
+from ..plan import StepPlan, StepResult
+
+MIN_LOADED_TOKENS = 16  # what is shorter is computed: a copy has a cost of its own (guess)
+_MIN_MEASURED_TOKENS = 32
+_MEMORY = 8  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What was put into a tree: the path to `node` from token `added_from` on."""
+
+    node: Node
+    added_from: int
+
+
+class TierCosts:
+    """Learns the seconds that a token takes, to compute and to copy; knows nothing at first, and
+    then takes copying to be cheaper."""
+
+    def __init__(self) -> None:
+        self.compute_s: float | None = None
+        self.copy_s: float | None = None
+
+    def note(self, plan: StepPlan, result: StepResult, page_size: int) -> None:
+        """A step took so long."""
+        copied = [len(t.device_pages) for t in plan.transfers if isinstance(t, Transfer)]
+        num_copied = sum(copied) * page_size if len(copied) == len(plan.transfers) else 0
+        if num_copied >= _MIN_MEASURED_TOKENS and result.transfer_s is not None:
+            self.copy_s = _mean(self.copy_s, result.transfer_s / num_copied)
+        if plan.num_tokens >= _MIN_MEASURED_TOKENS and result.duration_s is not None:
+            longest = max(len(row.input_ids) for row in plan.rows)
+            if 2 * longest > plan.num_tokens:  # a prompt, not a batch that decodes
+                self.compute_s = _mean(self.compute_s, result.duration_s / plan.num_tokens)
+
+    def can_pay(self, num_tokens: int) -> bool:
+        """Whether so many tokens are rather loaded than computed.
+
+        Each refusal makes copies a little cheaper, so that a bad measurement is not the last one.
+        """
+        if num_tokens < MIN_LOADED_TOKENS:
+            return False
+        if self.compute_s is None or self.copy_s is None or self.copy_s < self.compute_s:
+            return True
+        self.copy_s *= 0.9
+        return False
+
+
+class HostTier:
+    """Owns the host's tree, its leases and page ids.
+
+    Invariant, after every step: free + cached = `num_pages`; requests hold nothing here.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, copies: list[TierCopy]) -> None:
+        """`copies`: where those of the next plan are collected, in their order."""
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.tree = RadixTree(page_size)
+        self.allocator = PageAllocator(num_pages)
+        self.leases = Leases(self.tree, 0)
+        self.num_stored_tokens = 0  # copied here since the start
+        self.num_loaded_tokens = 0
+        self._copies = copies
+        self._unsettled: list[Publication] = []  # by copies that no plan has taken yet
+
+    def store(
+        self,
+        namespace: Hashable,
+        token_ids: Sequence[int],
+        device_pages: Pages,
+        owner: Hashable = None,
+    ) -> int:
+        """Copy what is missing of a path here, in favour of what was used least; how many leading
+        tokens of it are then here."""
+        match = self.tree.match(namespace, token_ids)
+        num_there = match.num_tokens // self.page_size
+        pages = self._allocate(match.node, len(device_pages) - num_there)
+        end = num_there + len(pages)
+        if pages:
+            run = token_ids[: end * self.page_size]
+            inserted = self.tree.insert(namespace, run, match.pages + pages, owner=owner)
+            self._unsettled.append(Publication(inserted.node, inserted.added_from))
+            self._copies.append(Transfer("store", device_pages[num_there:end], pages))
+            self.num_stored_tokens += len(pages) * self.page_size
+        return end * self.page_size
+
+    def match(self, namespace: Hashable, token_ids: Sequence[int], limit: int) -> Match | None:
+        """What is here of a prefix, None for nothing; it is a use."""
+        if namespace not in self.tree.roots:
+            return None
+        match = self.tree.match(namespace, token_ids, limit)
+        return match if match.num_tokens else None
+
+    def load(self, host_pages: Pages, device_pages: Pages) -> None:
+        """Copy pages to the device."""
+        self._copies.append(Transfer("load", device_pages, host_pages))
+        self.num_loaded_tokens += len(host_pages) * self.page_size
+
+    def retain(
+        self, namespace: Hashable, token_ids: Sequence[int], like: Lease, before: Lease | None
+    ) -> Lease | None:
+        """Keep what is here of a prefix as `like` keeps it on the device, in place of `before`."""
+        match = self.match(namespace, token_ids, len(token_ids))
+        if match is None or (before is not None and before.num_kept_tokens >= match.num_tokens):
+            return before
+        if before is not None:
+            self.leases.release(before)
+        return self.leases.retain(
+            match.node, due_s=like.due_s, expires_s=like.expires_s, priority=like.priority
+        )
+
+    def take_unsettled(self) -> tuple[Publication, ...]:
+        """What is only here once the copies of the plan now made were carried out."""
+        taken = tuple(self._unsettled)
+        self._unsettled.clear()
+        return taken
+
+    def undo(self, unsettled: Iterable[Publication]) -> None:
+        """That plan failed: what depended on its copies is not here."""
+        for publication in unsettled:
+            self.allocator.free(withdraw(self.tree, self.leases, publication))
+
+    def flush(self) -> int:
+        """Drop everything; the number of tokens dropped."""
+        self.leases.release_all()
+        freed = self.tree.clear()
+        self.allocator.free(freed)
+        return len(freed) * self.page_size
+
+    def describe(self) -> dict[str, int]:
+        """Its size, and what it has done, as plain data."""
+        return {
+            "total_tokens": self.num_pages * self.page_size,
+            "cached_tokens": self.tree.num_pages * self.page_size,
+            "num_leases": len(self.leases),
+            "stored_tokens": self.num_stored_tokens,
+            "loaded_tokens": self.num_loaded_tokens,
+        }
+
+    def check(self) -> None:
+        """Raises radix.check.CheckFailed when a page is lost or owned twice."""
+        check(self.tree, self.allocator, (), (), self.leases.nodes())
+
+    def _allocate(self, node: Node, num_pages: int) -> Pages:
+        """So many pages, or what can be had without what lies on the path to `node`."""
+        if num_pages <= 0:
+            return array("i")
+        short = num_pages - self.allocator.num_free
+        if short > 0:
+            self.tree.lock(node)
+            if short > self.tree.evictable_pages:
+                self.leases.give_up(short)
+            self.allocator.free(self.tree.evict(short))
+            self.tree.unlock(node)
+        return self.allocator.allocate(min(num_pages, self.allocator.num_free))
+
+
+def withdraw(tree: RadixTree, leases: Leases, publication: Publication) -> Pages:
+    """Take what was put into a tree out again, from under its leases too; the pages are the
+    caller's. Nobody locks it any more."""
+    node, kept = publication.node, publication.added_from
+    while node.start > kept and node.parent is not None:
+        node = node.parent
+    if node.is_attached and node.end > kept:
+        if node.start < kept:
+            tree.split(node, kept)
+        leases.withdraw(node)
+        return tree.remove(node)
+    return array("i")
+
+
+def joined(copies: Sequence[TierCopy]) -> tuple[TierCopy, ...]:
+    """Neighbouring transfers of one kind as one, as long as none writes what another writes."""
+    result: list[TierCopy] = []
+    written: set[int] = set()
+    for copy in copies:
+        last = result[-1] if result else None
+        if not isinstance(copy, Transfer):
+            result.append(copy)
+            continue
+        targets = copy.host_pages if copy.kind == "store" else copy.device_pages
+        is_like = isinstance(last, Transfer) and last.kind == copy.kind
+        if isinstance(last, Transfer) and is_like and written.isdisjoint(targets):
+            result[-1] = last._replace(
+                device_pages=last.device_pages + copy.device_pages,
+                host_pages=last.host_pages + copy.host_pages,
+            )
+            written.update(targets)
+        else:
+            result.append(copy)
+            written = set(targets)
+    return tuple(result)
+
+
+def _mean(before: float | None, value: float) -> float:
+    return value if before is None else before + (value - before) / _MEMORY

@@ -1,0 +1,1 @@
+"""Who waits, in which order, and who may start. No torch."""

@@ -1,0 +1,106 @@
+"""What a step costs, learned from the steps' own times: seconds for each step, decode row and
+prompt token, and which share of the device's time has been used.
+
+A step takes `fixed_s` whatever is in it, and more for each row: so a row's own cost is what one
+more of them adds. The sum of rows' own costs over the time that went by is the load: below 1 even
+when the device never rests, for steps with few rows are mostly `fixed_s`, which more rows would
+share.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..plan import StepPlan
+
+LOAD_MEMORY_S = 2.0  # seconds over which the load is a mean
+MIN_WAIT_S = 0.001
+_MEMORY = 64  # steps that the running means remember
+_MIN_PROMPT_TOKENS = 4  # of a step whose time says something of a prompt's token
+_DEFAULT_ROW_TOKENS = 2.0  # what a decode row costs before that is known (guess)
+
+
+class StepCosts:
+    """Running means over steps; costs are None or 0 until something was measured."""
+
+    def __init__(self) -> None:
+        self.prompt_token_s: float | None = None
+        self.decode_step_s: float | None = None  # of decode rows alone
+        self._num_rows = _Line()
+        self._load_s = 0.0  # seconds of work, fading
+        self._load_at_s = 0.0
+
+    @property
+    def decode_row_s(self) -> float:
+        """What one more decode row adds to a step."""
+        return self._num_rows.slope
+
+    @property
+    def row_tokens(self) -> float:
+        """What a decode row costs, in prompt tokens; its share of the step's fixed time counts."""
+        if not self.prompt_token_s or not self._num_rows.mean_x:
+            return _DEFAULT_ROW_TOKENS
+        share_s = self._num_rows.mean_y / self._num_rows.mean_x
+        return min(64.0, max(0.25, share_s / self.prompt_token_s))
+
+    def note(self, plan: StepPlan, duration_s: float, now_s: float) -> None:
+        """A step took so long, and ended now."""
+        lengths = [len(row.input_ids) for row in plan.rows]
+        num_rows = lengths.count(1)
+        num_prompt_tokens = sum(lengths) - num_rows
+        if not num_prompt_tokens:
+            self.decode_step_s = _mean(self.decode_step_s, duration_s)
+            self._num_rows.add(num_rows, duration_s)
+        elif num_prompt_tokens >= _MIN_PROMPT_TOKENS:
+            rest_s = duration_s - (self._num_rows.at(num_rows) if num_rows else 0.0)
+            token_s = max(rest_s, 0.0) / num_prompt_tokens
+            self.prompt_token_s = _mean(self.prompt_token_s, token_s)
+        work_s = num_rows * self.decode_row_s + num_prompt_tokens * (self.prompt_token_s or 0.0)
+        self._load_s = self._fading(now_s) + min(work_s, duration_s)
+        self._load_at_s = now_s
+
+    def load(self, now_s: float) -> float:
+        """Which share of the last seconds was work that would not have been cheaper in a fuller
+        step; in [0, about 1]."""
+        return self._fading(now_s) / LOAD_MEMORY_S
+
+    def seconds_until(self, load: float, now_s: float) -> float:
+        """How long until it is below that, if nothing is done; at least a millisecond."""
+        now = self.load(now_s)
+        return MIN_WAIT_S + (LOAD_MEMORY_S * math.log(now / load) if now > load else 0.0)
+
+    def _fading(self, now_s: float) -> float:
+        return self._load_s * math.exp((self._load_at_s - now_s) / LOAD_MEMORY_S)
+
+
+class _Line:
+    """The straight line through fading points (x, y), neither falling nor below 0."""
+
+    def __init__(self) -> None:
+        self.mean_x = self.mean_y = 0.0
+        self._num = 0
+        self._var = self._cov = 0.0
+
+    @property
+    def slope(self) -> float:
+        """In [0, mean_y / mean_x]."""
+        if self._var <= 0.0 or not self.mean_x:
+            return 0.0
+        return min(max(self._cov / self._var, 0.0), self.mean_y / self.mean_x)
+
+    def at(self, x: float) -> float:
+        """y there."""
+        return max(0.0, self.mean_y + self.slope * (x - self.mean_x))
+
+    def add(self, x: float, y: float) -> None:
+        self._num = min(self._num + 1, _MEMORY)
+        weight = 1 / self._num
+        dx, dy = x - self.mean_x, y - self.mean_y
+        self.mean_x += weight * dx
+        self.mean_y += weight * dy
+        self._var += weight * (dx * dx * (1 - weight) - self._var)
+        self._cov += weight * (dx * dy * (1 - weight) - self._cov)
+
+
+def _mean(before: float | None, value: float) -> float:
+    return value if before is None else before + (value - before) / 8

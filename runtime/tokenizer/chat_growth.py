@@ -1,0 +1,61 @@
+"""A chat template's marks for a conversation that grows, without rendering it anew at each message.
+
+Nearly every template writes a message as its neighbours have it, whatever lies further back. So
+the marks of one more message are read off a short conversation with the same beginning and the same
+end. That is a guess: who uses it renders the whole conversation once before anything is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import InvalidProgram
+from .chat_template import ChatTemplate, Told, Turn
+
+MIN_TURNS = 8  # shorter conversations are rendered as they are
+_TAIL_TURNS = 4  # at least so many of the last messages are rendered
+
+
+def grown_marks(
+    template: ChatTemplate,
+    turns: Sequence[Turn],
+    marks: Sequence[str],
+    turn: Turn | None,
+    told: Told,
+) -> list[str] | None:
+    """The marks of `turns`, whose own are `marks`, with one more message, or with a generation
+    prompt (None). None where that cannot be guessed.
+
+    Raises InvalidProgram with a `field` where the template leaves out the message's content.
+    """
+    short = _shortened(turns)
+    if short is None:
+        return None
+    try:
+        before = template.marks(short, told=told)
+        if turn is None:
+            after = template.marks(short, open_turn=True, told=told)
+        else:
+            after = template.marks([*short, turn], told=told)
+    except InvalidProgram as error:
+        if error.field == f"messages.{len(short)}.content":
+            raise InvalidProgram(str(error), f"messages.{len(turns)}.content") from error
+        return None
+    last = len(before) - 1
+    if after[:last] != before[:last] or not after[last].startswith(before[last]):
+        return None
+    fresh = after[last][len(before[last]) :]
+    return [*marks[:-1], marks[-1] + fresh, *after[last + 1 :]]
+
+
+def _shortened(turns: Sequence[Turn]) -> list[Turn] | None:
+    """The first user's message with what is before it, and some last messages that could follow
+    it; None where that would not be shorter."""
+    first = next((i for i, turn in enumerate(turns[:MIN_TURNS]) if turn.role == "user"), None)
+    if first is None or len(turns) <= MIN_TURNS:
+        return None
+    head, following = first + 1, turns[first + 1].role
+    for start in range(len(turns) - _TAIL_TURNS, head, -1):
+        if turns[start].role == following:
+            return [*turns[:head], *turns[start:]]
+    return None

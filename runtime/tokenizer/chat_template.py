@@ -1,0 +1,377 @@
+"""The model's chat template: which marks stand around the messages of a conversation.
+
+The template (jinja2, sandboxed) is rendered with a placeholder in place of each content, and cut at
+the placeholders. So the runtime learns the marks between contents and never re-tokenizes a content.
+A template that changes contents (say, drops earlier reasoning) therefore cannot do so here.
+
+What else clients say (tool calls of earlier turns, tools, variables) is rendered into the marks, in
+which special tokens are recognised. It must not make any: wherever such text holds one, or ends
+like the beginning of one, a seam goes into it, and marks are tokenized piece by piece between
+seams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ...errors import InvalidProgram, ModelLoadError
+from .tokenizer import STRUCTURE_MARKS, Tokenizer
+
+_MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
+_MAX_CACHED_CHARS = 8 * 1024 * 1024
+_MAX_VARIABLES = 64  # that `describe` names
+_SWITCHES = ("enable_thinking", "thinking")
+
+# By these the formats are told apart that a template may ask the model to write calls in.
+_FORMAT_MARKS = (
+    *STRUCTURE_MARKS,
+    "ipython",
+    "<function=",
+    "<arg_key>",
+    "tool_calls",
+    "reasoning_content",
+)
+
+# How messages with fields are shown: arguments as objects or as text, and what no content is.
+_VARIANTS = ((True, None), (False, None), (True, ""), (False, ""))
+
+_CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+# Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
+_FALLBACK = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message without its content. `fields`: JSON text of what the template sees beside it."""
+
+    role: str
+    fields: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    has_content: bool = True  # else it is all marks
+
+    @classmethod
+    def of(cls, role: str, fields: str | None) -> Turn:
+        """Raises InvalidProgram for fields that are no object, or name role or a content."""
+        if fields is None:
+            return cls(role)
+        try:
+            values = json.loads(fields)
+        except (ValueError, RecursionError) as error:
+            raise InvalidProgram(f"fields: not JSON: {error}", "fields") from error
+        if not isinstance(values, dict) or "role" in values or values.get("content") is not None:
+            allowed = "an object without role and content, or with a content of null"
+            raise InvalidProgram.of("fields", fields[:100], allowed)
+        has_content = "content" not in values
+        if not has_content and role != "assistant":
+            raise InvalidProgram.of("fields", fields[:100], "without content, but for assistant")
+        return cls(role, fields, values, has_content)
+
+    def without_content(self) -> Turn:
+        """The same as one that is all marks."""
+        return Turn(self.role, self.fields, self.values, has_content=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a template is told beside messages: tools in OpenAI's format, variables of its own."""
+
+    tools: tuple[Any, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    key: bytes = b""  # equal for equal ones
+    num_chars: int = 0  # of it all as JSON
+
+    @classmethod
+    def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Told:
+        """From JSON values."""
+        whole = json.dumps([list(tools), variables or {}], sort_keys=True).encode()
+        key = hashlib.blake2b(whole, digest_size=16).digest()
+        return cls(tuple(tools), variables or {}, key, len(whole))
+
+
+NOTHING_TOLD = Told()
+
+
+class ChatTemplate:
+    """Renders marks for a list of messages. Raises ModelLoadError for a template that is no
+    jinja2."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        source = _find_template(folder, tokenizer.config)
+        self.is_fallback = source is None
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+        environment.filters["tojson"] = _to_json
+        self._source = source or _FALLBACK
+        try:
+            self._template = environment.from_string(self._source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelLoadError(f"{folder}: the chat template is not jinja2: {error}") from error
+        self._tokenizer = tokenizer
+        self._variables = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+        self._reads = jinja2.meta.find_undeclared_variables(environment.parse(self._source))
+        self.knows_tools = "tools" in self._reads
+        secret = secrets.randbits(64)  # private-use characters and a number: nobody else writes it
+        self._placeholder = f"\ue000{secret}-{{index}}\ue001"
+        self._any_placeholder = re.compile(f"\ue000{secret}-([0-9]+)\ue001")
+        self._seam = f"\ue002{secret}\ue001"
+        self._guard = _Guard(tokenizer.special_texts, self._seam)
+        self._cache: dict[tuple[object, ...], list[str]] = {}
+        self._variants: Sequence[tuple[bool, str | None]] = _VARIANTS
+        self._guarded_turns: dict[tuple[Turn, bool], dict[str, Any]] = {}
+        self._guarded_told: dict[bytes, dict[str, Any]] = {}
+        self._num_cached_chars = 0
+
+    def marks(
+        self,
+        messages: Sequence[str | Turn],
+        *,
+        open_turn: bool = False,
+        told: Told = NOTHING_TOLD,
+    ) -> list[str]:
+        """One text more than there are contents: before the first one, between, after the last.
+
+        A role alone is a message without fields. With `open_turn` a generation prompt (an opened
+        assistant's turn) ends the last text. Raises InvalidProgram with the template's own words
+        when it refuses these messages; its `field` names a message whose content is left out.
+        """
+        turns = tuple(Turn(m) if isinstance(m, str) else m for m in messages)
+        if not told.variables and not self.knows_tools:
+            told = NOTHING_TOLD
+        key = (turns, open_turn, told.key)
+        if key not in self._cache:
+            marks = self._render(turns, open_turn, told)
+            self._make_room(1024 + sum(map(len, marks)))
+            self._cache[key] = marks
+        return self._cache[key]
+
+    def encode(self, mark: str) -> list[int]:
+        """Ids of a mark, or of a part of one."""
+        encode = self._tokenizer.encode_marks
+        return [i for piece in mark.split(self._seam) for i in encode(piece)]
+
+    def shown(self, mark: str) -> str:
+        """A mark as text."""
+        return mark.replace(self._seam, "")
+
+    def around_answer(self, told: Told = NOTHING_TOLD) -> tuple[str, str]:
+        """The generation prompt, and what follows an answer, as they are in a short conversation;
+        "" where the template refuses that."""
+        try:
+            closed = self.marks(["user"], told=told)[-1]
+            opened = self.marks(["user"], open_turn=True, told=told)[-1]
+            return opened.removeprefix(closed), self.marks(["user", "assistant"], told=told)[-1]
+        except InvalidProgram:
+            return "", ""
+
+    def describe(self) -> dict[str, Any]:
+        """What an HTTP side needs to know to read what the model writes: the marks that the
+        template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
+        the template reads, and its generation prompts (behind a user's message, behind a tool's
+        result) by what switches reasoning on or off."""
+        ids = self._tokenizer.structure_marks
+        marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
+        return {
+            "marks": {mark: ids.get(mark) for mark in marks},
+            "variables": sorted(self._reads)[:_MAX_VARIABLES],
+            "generation_prompts": [
+                [variables, *self._generation_prompts(Told.of((), variables))]
+                for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
+                if self._reads.issuperset(variables)
+            ],
+        }
+
+    def _generation_prompts(self, told: Told) -> tuple[str, str]:
+        prompt = self.shown(self.around_answer(told)[0])
+        calls = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [_CALL]}))
+        result = Turn.of("tool", json.dumps({"tool_call_id": _CALL["id"], "name": "f"}))
+        try:
+            closed = self.marks(["user", calls, result], told=told)[-1]
+            opened = self.marks(["user", calls, result], open_turn=True, told=told)[-1]
+        except InvalidProgram:
+            return prompt, prompt
+        return prompt, self.shown(opened.removeprefix(closed))
+
+    def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:
+        """Calls' arguments are objects, and a content that there is not is None; a template that
+        fails over these gets JSON text, or ""."""
+        slots = [self._placeholder.format(index=i) for i in range(len(turns))]
+        has_fields = any(turn.fields for turn in turns)
+        variants = self._variants if has_fields else _VARIANTS[:1]
+        failure: Exception | None = None
+        for variant in tuple(variants):
+            as_objects, nothing = variant
+            try:
+                messages = [
+                    self._message(turn, slot if turn.has_content else nothing, as_objects)
+                    for turn, slot in zip(turns, slots, strict=True)
+                ]
+                text = self._rendered(messages, open_turn, told)
+            except Exception as error:  # a template is a program: it can raise anything
+                failure = failure or error
+                continue
+            if has_fields:  # the first to be tried from now on
+                self._variants = sorted(self._variants, key=lambda other: other != variant)
+            kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
+            parts = self._any_placeholder.split(text)
+            if list(map(int, parts[1::2])) == list(kept):
+                return parts[::2]
+            return _split(text, kept)
+        shown = ", ".join(turn.role for turn in turns)
+        message = f"the chat template refuses the roles [{shown}]: {failure}"
+        raise InvalidProgram(self.shown(message)) from failure
+
+    def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
+        """As the template sees it; it cannot change it."""
+        key = turn, as_objects
+        if turn.fields is not None and key not in self._guarded_turns:
+            values = dict(turn.values)
+            if as_objects and isinstance(calls := values.get("tool_calls"), list):
+                values["tool_calls"] = [_with_object(call) for call in calls]
+            values = self._guard.guarded(values)
+            self._make_room(4 * len(turn.fields))  # guess: what values take beside their text
+            self._guarded_turns[key] = values
+        return {**self._guarded_turns.get(key, {}), "role": turn.role, "content": content}
+
+    def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
+        if told.key not in self._guarded_told:
+            tools = self._guard.guarded(list(told.tools)) or None
+            values = {**self._guard.guarded(dict(told.variables)), "tools": tools}
+            self._make_room(4 * told.num_chars)
+            self._guarded_told[told.key] = values
+        pieces = self._template.generate(
+            **{
+                **self._guarded_told[told.key],
+                **self._variables,
+                "messages": messages,
+                "add_generation_prompt": open_turn,
+            }
+        )
+        return _joined(pieces)
+
+    def _make_room(self, num_chars: int) -> None:
+        """What is kept stays below a bound, by all being dropped when it is reached."""
+        self._num_cached_chars += num_chars
+        if self._num_cached_chars > _MAX_CACHED_CHARS:
+            self._cache.clear()
+            self._guarded_turns.clear()
+            self._guarded_told.clear()
+            self._num_cached_chars = num_chars
+
+
+class _Guard:
+    """Puts seams into texts of clients, so that no special token comes of them."""
+
+    def __init__(self, special_texts: Iterable[str], seam: str) -> None:
+        """Letters' case is ignored: a template may change it."""
+        self._seam = seam
+        texts = [text for text in special_texts if len(text) > 1]
+        marks = [text for text in texts if not text[0].isalnum()]
+        starts = sorted({text[:n] for text in marks for n in range(1, len(text))}, key=len)
+        either = "|".join(map(re.escape, texts))
+        beginning = "|".join(map(re.escape, reversed(starts)))
+        self._inner = re.compile(f"(?=(?:{either}))(.)", re.I | re.S) if texts else None
+        self._last = re.compile(f"(?:{beginning})\\Z", re.I) if marks else None
+        self._longest = max(map(len, texts), default=0)
+
+    def guarded(self, value: Any) -> Any:
+        """A JSON value with all its texts guarded."""
+        if isinstance(value, str):
+            return self._guarded_text(value)
+        if isinstance(value, list):
+            return [self.guarded(item) for item in value]
+        if isinstance(value, dict):
+            return {self._guarded_name(name): self.guarded(item) for name, item in value.items()}
+        return value
+
+    def _guarded_name(self, name: str) -> str:
+        """Words stay: by these a template looks things up."""
+        return name if name.isidentifier() else self._guarded_text(name)
+
+    def _guarded_text(self, text: str) -> str:
+        if self._inner is not None:
+            text = self._inner.sub(lambda found: found[1] + self._seam, text)
+        start = max(0, len(text) - self._longest)
+        ends_in_one = self._last is not None and self._last.search(text, start)
+        return text + self._seam if ends_in_one else text
+
+
+def _with_object(call: Any) -> Any:
+    """A call with its arguments as an object, where they are JSON text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    try:
+        arguments = json.loads(function.get("arguments", ""))
+    except (ValueError, TypeError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """The rendering, given up once it is longer than any marks can be."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) > _MAX_RENDERED_CHARS:
+            raise jinja2.TemplateError(f"it wrote more than {_MAX_RENDERED_CHARS} characters")
+    return text
+
+
+def _split(text: str, slots: Mapping[int, str]) -> list[str]:
+    """`slots`: by the message's index, of which not each is there once and in its place."""
+    marks = []
+    for index, slot in slots.items():
+        before, found, text = text.partition(slot)
+        if not found:
+            field = f"messages.{index}.content"
+            raise InvalidProgram(f"the chat template leaves out message {index}", field)
+        if slot in text:
+            raise InvalidProgram(f"the chat template writes message {index} twice")
+        marks.append(before)
+    return [*marks, text]
+
+
+def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """`chat_template.jinja` wins over tokenizer_config.json, as in transformers."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(f"{path}: not UTF-8: {error}") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
+        template = named.get("default") or next(iter(named.values()), None)
+    return template if isinstance(template, str) else None
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: object, **options: Any) -> str:
+    options.setdefault("ensure_ascii", False)
+    return json.dumps(value, **options)

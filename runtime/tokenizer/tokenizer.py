@@ -1,0 +1,190 @@
+"""Text to token ids and back, for one checkpoint folder; knows nothing of requests or KV.
+
+Two encodings exist: of an author's text, in which nothing is special (a user cannot smuggle in an
+end-of-turn token), and of the chat template's marks, in which special tokens are recognised.
+
+Special tokens write nothing when they are decoded, but for those with which models structure their
+answers (`STRUCTURE_MARKS`): whoever reads tool calls or reasoning out of a text needs these.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from ...errors import InvalidRequest, ModelLoadError
+
+MAX_TEXT_CHARS = 8 * 1024 * 1024
+LONG_CHARS = 256  # guess: below, looking a text up saves little
+UNLOCKED_CHARS = 16 * 1024  # about 20 ms (Xeon, 2026): below, a thread of its own costs more
+MAX_KEPT_CHARS = 16 * 1024 * 1024
+REPLACEMENT = "\ufffd"
+STRUCTURE_MARKS = (
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
+)  # fmt: skip
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint folder (`tokenizer.json`, `tokenizer_config.json`).
+
+    Raises ModelLoadError when a file is missing or broken, or when it has more tokens than the
+    model's `vocab_size`.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(f"{path}: missing; a checkpoint needs its tokenizer.json")
+        try:
+            self._plain = HfTokenizer.from_file(str(path))
+            self._special = HfTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{path}: not a tokenizer: {error}") from error
+        self._plain.encode_special_tokens = True
+        for tokenizer in (self._plain, self._special):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self.config = _load_config(folder / "tokenizer_config.json")
+        self._require_fits(path, vocab_size)
+        self.bos_token = _token_text(self.config.get("bos_token"))
+        self.eos_token = _token_text(self.config.get("eos_token"))
+        added = self._special.get_added_tokens_decoder()
+        special = {i: token.content for i, token in added.items() if token.special}
+        self.special_texts = tuple(special.values())
+        self.special_ids = frozenset(i for i, t in special.items() if t not in STRUCTURE_MARKS)
+        self.structure_marks = {
+            token.content: i for i, token in added.items() if token.content in STRUCTURE_MARKS
+        }
+        has_hidden = len(self.special_ids) < len(special)
+        self._showing = _showing_marks(path) if has_hidden else self._plain
+        self.bos_ids, self.suffix_ids = self._marks_of_text()
+        self._kept = KeptEncodings()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text: no BOS is added and no special token is recognised."""
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest.of("text", f"{len(text)} characters", f"at most {MAX_TEXT_CHARS}")
+        if len(text) < LONG_CHARS:
+            return self._encode(text)
+        kept = self._kept.find(text)
+        if kept is not None:
+            return kept.tolist()
+        ids = self._encode(text)
+        self._kept.keep(text, array("i", ids))
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int]
+        if len(text) < UNLOCKED_CHARS:
+            ids = self._plain.encode(text, add_special_tokens=False).ids
+        else:  # a batch is encoded without the interpreter's lock: other threads can go on
+            ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def encode_marks(self, text: str) -> list[int]:
+        """Ids of what a chat template wrote: special tokens are recognised, no BOS is added."""
+        ids: list[int] = self._special.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids; bytes that are no character show as U+FFFD."""
+        text: str = self._showing.decode(ids, skip_special_tokens=skip_special)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special ones by name."""
+        return self.decode([token_id], skip_special=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the tokenizer knows, added ones included."""
+        return int(self._special.get_vocab_size(with_added_tokens=True))
+
+    def _marks_of_text(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before raw text, usually one BOS or nothing, and behind it,
+        which only models of embeddings want."""
+        with_marks: list[int] = self._special.encode("a", add_special_tokens=True).ids
+        without: list[int] = self._special.encode("a", add_special_tokens=False).ids
+        if not without or without[0] not in with_marks:
+            return [], []
+        start = with_marks.index(without[0])
+        before, behind = with_marks[:start], with_marks[start + len(without) :]
+        return (
+            [i for i in before if i in self.special_ids],
+            [i for i in behind if i in self.special_ids],
+        )
+
+    def _require_fits(self, path: Path, vocab_size: int) -> None:
+        vocabulary = self._special.get_vocab(with_added_tokens=True)
+        self.longest_token_chars = max(
+            map(len, vocabulary), default=1
+        )  # at most so many characters
+        largest = max(vocabulary.values(), default=-1)
+        if largest >= vocab_size:
+            raise ModelLoadError(
+                f"{path}: token id {largest} but the model's vocab_size is {vocab_size}"
+            )
+
+
+class KeptEncodings:
+    """Ids of long texts, so that a batch's constant prefix is tokenized once. The least recently
+    used are dropped beyond MAX_KEPT_CHARS; thread-safe."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._num_chars = 0
+        self._lock = threading.Lock()
+
+    def find(self, text: str) -> array[int] | None:
+        """The caller must not change what it gets."""
+        with self._lock:
+            ids = self._ids.get(text)
+            if ids is not None:
+                self._ids.move_to_end(text)
+            return ids
+
+    def keep(self, text: str, ids: array[int]) -> None:
+        if len(text) > MAX_KEPT_CHARS:
+            return
+        with self._lock:
+            if text not in self._ids:
+                self._num_chars += len(text)
+            self._ids[text] = ids
+            while self._num_chars > MAX_KEPT_CHARS:
+                dropped, _ = self._ids.popitem(last=False)
+                self._num_chars -= len(dropped)
+
+
+def _showing_marks(path: Path) -> HfTokenizer:
+    """The tokenizer for decoding: to it the marks of structure are nothing special."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for token in config.get("added_tokens", ()):
+        token["special"] = token["special"] and token["content"] not in STRUCTURE_MARKS
+    return HfTokenizer.from_str(json.dumps(config))
+
+
+def _load_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path}: expected an object, found {type(config).__name__}")
+    return config
+
+
+def _token_text(value: object) -> str:
+    """Special tokens are strings or, in older files, objects with a `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,272 @@
+"""The tokens of one branch: text, generated ids and chat marks, in the order they were appended.
+
+Token identity: ids are never tokenized again. A text segment is tokenized alone; what a model
+generated stays the ids it generated. Marks of the chat template are appended when the rendering of
+k messages is a prefix of that of k + 1 (nearly always); else the marks are laid anew around the
+same contents, and the radix tree finds out how much of the branch it still has.
+
+    marks     <|begin|><|user|>      <|end|><|assistant|>       <|end|>
+    contents                   Hello                     Hi!
+
+An assistant's turn may come back with tool calls, as a client has read them out of what the model
+wrote; the template writes them into a mark. Where that reads as the model wrote it, the turn gets
+the very ids that it was generated with.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ...errors import InvalidProgram
+from .chat_growth import MIN_TURNS, grown_marks
+from .chat_template import NOTHING_TOLD, ChatTemplate, Told, Turn
+from .tokenizer import Tokenizer
+
+_ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
+
+FindReplay = Callable[["array[int]", str], "array[int] | None"]
+"""The ids that a model generated behind these ids as this text, where they are known."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Ids with the text they stand for."""
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    text: list[str] = field(default_factory=list)
+
+    def append(self, ids: Iterable[int], text: str) -> None:
+        self.ids.extend(ids)
+        self.text.append(text)
+
+    def copy(self) -> _Run:
+        return _Run(self.ids[:], self.text[:])
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What a role appended to the branch's text; with `replace`, the whole text so far."""
+
+    text: str
+    replace: bool = False
+
+
+class Transcript:
+    """Ids of a branch, growing; `copy` gives a fork its own.
+
+    Invariant: `ids` is the raw prefix, then mark, content, mark, content, ... with text that was
+    appended outside of any message (`_loose`) within the mark between its neighbours, where the
+    message before it ended. A message without content is a part of a mark.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, told: Told = NOTHING_TOLD
+    ) -> None:
+        """`told`: what the template is told beside messages."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._told = told
+        self.ids = array("i")
+        self.content_start = 0  # where the open message's content begins in `ids`
+        self._raw = _Run()
+        self._turns: list[Turn] = []
+        self._marks: list[str] = []
+        self._contents: list[_Run] = []
+        self._loose: dict[tuple[int, int], _Run] = {}  # by mark, and characters of it before
+        self._is_open = False
+        self._prompt: tuple[array[int], str] | None = None  # of the open turn, if it may be known
+        self._closed: tuple[int, list[str]] = 0, []  # marks of the first so many turns, all closed
+        self._is_guessed = False  # `_marks` were not rendered as a whole
+        self._can_guess = True
+
+    def copy(self) -> Transcript:
+        """An independent transcript with the same content."""
+        twin = Transcript(self._tokenizer, self._template, self._told)
+        twin.ids = self.ids[:]
+        twin.content_start = self.content_start
+        twin._raw = self._raw.copy()
+        twin._turns = self._turns[:]
+        twin._marks = self._marks[:]
+        twin._contents = [run.copy() for run in self._contents]
+        twin._loose = {place: run.copy() for place, run in self._loose.items()}
+        twin._is_open = self._is_open
+        twin._prompt = self._prompt
+        twin._closed = self._closed
+        twin._is_guessed = self._is_guessed
+        twin._can_guess = self._can_guess
+        return twin
+
+    @property
+    def open_role(self) -> str | None:
+        """The role of the message being written, or None between messages."""
+        return self._turns[-1].role if self._is_open else None
+
+    def append_text(self, text: str) -> None:
+        """Append a text segment, tokenized alone; the branch's first one is led by BOS."""
+        self.append_ids(self._tokenizer.encode(text), text)
+
+    def append_ids(self, ids: Iterable[int], text: str, *, has_bos: bool = False) -> None:
+        """Append ids that stand for `text`; BOS leads the branch's first ones, unless they have
+        it. What the template leaves out of its message is dropped."""
+        if self._is_open and not self._turns[-1].has_content:
+            if "content" in self._turns[-1].values and text:
+                raise InvalidProgram("text within a message that was begun as one without content")
+            return
+        if not self.ids and not self._turns and not has_bos:
+            bos = self._tokenizer.bos_ids
+            self._raw.append(bos, "")
+            self.ids.extend(bos)
+        ids = list(ids)
+        self._current_run().append(ids, text)
+        self.ids.extend(ids)
+
+    def begin_role(self, role: str, fields: str | None = None) -> Marked:
+        """Open a message; `fields`: JSON text of what the template sees beside role and content.
+
+        Raises InvalidProgram if one is open or the template refuses.
+        """
+        if self._is_open:
+            raise InvalidProgram(f"{role} message begun inside a {self._turns[-1].role} message")
+        if not _ROLE.fullmatch(role):  # it goes into marks, where special tokens are recognised
+            raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
+        turn = self._fitting(Turn.of(role, fields))
+        self._prompt = None
+        marks = None
+        if turn.fields is not None and role == "assistant":
+            self._prompt = self._prompt_here()
+        elif role == "assistant":
+            marks = self._rendered(self._turns, open_turn=True)
+        if marks is None and turn.has_content:
+            marks = self._rendered([*self._turns, turn])[:-1]
+        marked = Marked("") if marks is None else self._lay(marks)
+        self._turns.append(turn)
+        if turn.has_content:
+            self._contents.append(_Run())
+        self._is_open = True
+        self.content_start = len(self.ids)
+        return marked
+
+    def end_role(self, find_replay: FindReplay | None = None) -> Marked:
+        """Close the open message. Raises InvalidProgram if none is."""
+        if not self._is_open:
+            raise InvalidProgram("no message is open")
+        marks = self._rendered(self._turns)
+        self._is_open = False
+        self._closed = len(self._turns), marks
+        if self._turns[-1].has_content:
+            self._marks = [*self._marks, ""]
+        marked = self._lay(marks)
+        if self._prompt is not None and find_replay is not None:
+            self._reuse(find_replay, *self._prompt)
+        return marked
+
+    def require_content(self) -> None:
+        """Raises InvalidProgram within a message that has none: nothing can be generated there."""
+        if self._is_open and not self._turns[-1].has_content:
+            raise InvalidProgram("nothing can be generated in a message without content")
+
+    def settle(self) -> Marked | None:
+        """Before anything is generated: have the marks as the template renders them as a whole.
+        What the text is then, where it was another. Raises InvalidProgram."""
+        if not self._is_guessed:
+            return None
+        self._is_guessed = False
+        self._can_guess, could_guess = False, self._can_guess
+        turns = self._turns
+        if not self._is_open:
+            marks = self._rendered(turns)
+            self._closed = len(turns), marks
+        elif turns[-1].role == "assistant" and turns[-1].fields is None:
+            marks = self._rendered(turns[:-1], open_turn=True)
+        else:
+            marks = self._rendered(turns)[:-1]
+        if marks == self._marks:
+            self._can_guess = could_guess
+            return None
+        marked = self._lay(marks)
+        if self._is_open and turns[-1].has_content:
+            self.content_start = len(self.ids) - len(self._contents[-1].ids)
+        return marked
+
+    def _fitting(self, turn: Turn) -> Turn:
+        """The turn, without a content if it is an assistant's that the template writes so."""
+        if turn.role != "assistant" or turn.fields is None or not turn.has_content:
+            return turn
+        try:
+            self._rendered([*self._turns, turn])
+        except InvalidProgram as error:
+            if error.field != f"messages.{len(self._turns)}.content":
+                raise
+            return turn.without_content()
+        return turn
+
+    def _prompt_here(self) -> tuple[array[int], str]:
+        """The ids up to a generation prompt's end as they would be here, and the mark that it
+        ends."""
+        prompt, _ = self._template.around_answer(self._told)
+        mark = (self._marks or [""])[-1]
+        return self.ids + array("i", self._template.encode(prompt)), mark + prompt
+
+    def _reuse(self, find_replay: FindReplay, prompt: array[int], prompt_mark: str) -> None:
+        """Put the ids of which the turn that has just ended was generated in place of its own, if
+        it reads as it did. `prompt`: the ids that it was generated from."""
+        _, end = self._template.around_answer(self._told)
+        whole = self._marks[-1]
+        if self._turns[-1].has_content:
+            whole = self._marks[-2] + "".join(self._contents[-1].text) + whole
+        if not whole.startswith(prompt_mark) or not whole.endswith(end):
+            return
+        written = whole[len(prompt_mark) :].removesuffix(end)
+        known = find_replay(prompt, self._template.shown(written))
+        if known is not None:
+            self.ids = prompt + known + array("i", self._template.encode(end))
+
+    def _rendered(self, turns: list[Turn], *, open_turn: bool = False) -> list[str]:
+        """The template's marks, without its BOS where raw text has brought one."""
+        before = turns if open_turn else turns[:-1]
+        if self._can_guess and len(before) > MIN_TURNS and len(before) == self._closed[0]:
+            turn = None if open_turn else turns[-1]
+            guess = grown_marks(self._template, before, self._closed[1], turn, self._told)
+            if guess is not None:
+                self._is_guessed = True
+                return guess
+        marks = self._template.marks(turns, open_turn=open_turn, told=self._told)
+        if not self._raw.ids:
+            return marks
+        return [marks[0].removeprefix(self._tokenizer.bos_token), *marks[1:]]
+
+    def _current_run(self) -> _Run:
+        if self._is_open:
+            return self._contents[-1]
+        if self._turns:
+            place = len(self._contents), len(self._marks[-1])
+            return self._loose.setdefault(place, _Run())
+        return self._raw
+
+    def _lay(self, marks: list[str]) -> Marked:
+        """Make `marks` the branch's marks: by appending if that suffices, else anew."""
+        old = self._marks or [""]
+        self._marks = list(marks)
+        if marks[:-1] == old[:-1] and marks[-1].startswith(old[-1]):
+            fresh = marks[-1][len(old[-1]) :]
+            self.ids.extend(self._template.encode(fresh))
+            return Marked(self._template.shown(fresh))
+        return Marked(self._rebuild(), replace=True)
+
+    def _rebuild(self) -> str:
+        encode, whole = self._template.encode, self._raw.copy()
+        for index, mark in enumerate(self._marks):
+            begin = 0
+            for end in sorted(chars for place, chars in self._loose if place == index):
+                loose = self._loose[index, end]
+                whole.append(encode(mark[begin:end]), mark[begin:end])
+                whole.append(loose.ids, "".join(loose.text))
+                begin = end
+            whole.append(encode(mark[begin:]), mark[begin:])
+            for content in self._contents[index : index + 1]:
+                whole.append(content.ids, "".join(content.text))
+        self.ids = whole.ids
+        return self._template.shown("".join(whole.text))

@@ -1,0 +1,219 @@
+"""The way into the HTTP side: every request passes here first, and every answer here last.
+
+Pure ASGI, outside of all routes. In order: a request id, the browser's rules, the key, its limits,
+a bound on the body; on the way out the headers that every answer has, and an answer for errors that
+nobody has foreseen. A chunk of a stream costs one call more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..protocol.caller import (
+    ANSWER_HEADERS,
+    CALLER,
+    TENANT_HEADER,
+    Caller,
+    named_tenant,
+    request_id_of,
+)
+from ..protocol.failures import Refusal, failure_of
+from ..settings import ServerSettings
+from .api_keys import ApiKey, KeyRing
+from .cors import BrowserRules
+from .load import Load, Ticket
+from .rates import KeyUsage
+from .route_access import Door, door_of
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+TICKET = "stemma.ticket"  # in a request's scope
+MAX_HEADER_BYTES = 65_536  # of all together
+BODY_TIMEOUT_S = 60.0  # for a whole body to come in (guess)
+MAX_USAGES = 65_536
+_LIMITS = ("limit", "remaining", "reset")
+EXPOSED_HEADERS = (
+    REQUEST_ID,
+    "x-stemma-warnings",
+    "retry-after",
+    *(f"x-ratelimit-{what}-{of}" for what in _LIMITS for of in ("requests", "tokens")),
+)
+
+_Headers = dict[str, list[str]]
+
+
+class Gate:
+    """Owns what keys use and what is under way. Lifetime: the application's."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = keys
+        self._max_body_bytes = int(settings.max_body_mb * 1e6)
+        self._rules = BrowserRules.of(
+            settings.host, settings.allowed_hosts, settings.cors_origins, has_keys=keys.is_used
+        )
+        self._load = Load()
+        self._usages: OrderedDict[str, KeyUsage] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # lifespan; there are no websockets here
+            await self._app(scope, receive, send)
+            return
+        headers = _headers_of(scope)
+        request_id = request_id_of(_one(headers, REQUEST_ID))
+        answer = _Answer(scope, send, request_id)
+        ticket = Ticket(self._load)
+        scope[TICKET] = ticket
+        try:
+            scope[CALLER] = self._let_in(scope, headers, request_id, ticket)
+            body = _Body(receive, self._max_body_bytes, _one(headers, "content-length"))
+            await self._app(scope, body.receive, answer.send)
+        except Exception as error:
+            await self._answer_error(error, scope, receive, answer)
+        finally:
+            ticket.release()
+
+    def _let_in(self, scope: Scope, headers: _Headers, request_id: str, ticket: Ticket) -> Caller:
+        """Raises Refusal and InvalidRequest."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise Refusal(431, f"headers may have at most {MAX_HEADER_BYTES} bytes")
+        method, path = scope["method"], scope["path"]
+        door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
+        self._rules.check(
+            headers.get("host", []),
+            _one(headers, "origin"),
+            _one(headers, "sec-fetch-site"),
+            is_open=door is Door.OPEN,
+        )
+        if not self._keys.is_used:
+            return Caller(named_tenant(_one(headers, TENANT_HEADER)), request_id=request_id)
+        given = _key_in(headers)
+        key = None if given is None else self._keys.find(given)
+        if door is Door.OPEN:
+            return Caller(request_id=request_id, is_admin=False)
+        if key is None:
+            raise _no_key(given)
+        is_admin = key.is_admin or not self._settings.isolate_cache
+        if door is Door.ADMIN and not is_admin:
+            raise Refusal(403, f"{path} shows what is not this key's own: it needs an admin's key")
+        if method == "POST":
+            self._begin(key, scope, ticket)
+        namespace = f"key/{key.tenant}" if self._settings.isolate_cache else ""
+        return Caller(key.tenant, namespace, request_id, is_admin)
+
+    def _begin(self, key: ApiKey, scope: Scope, ticket: Ticket) -> None:
+        """Raises Refusal where the key has had enough."""
+        now = time.monotonic()
+        usage = self._usages.setdefault(key.name, KeyUsage(key, now))
+        self._usages.move_to_end(key.name)
+        while len(self._usages) > MAX_USAGES:
+            self._usages.popitem(last=False)
+        usage.take_limits(key, now)
+        usage.begin(now)
+        ticket.usage = usage
+        scope[ANSWER_HEADERS] = usage.headers()
+
+    async def _answer_error(
+        self, error: Exception, scope: Scope, receive: Receive, answer: _Answer
+    ) -> None:
+        failure = failure_of(error)
+        if failure.status == 500:
+            log.error("%s %s failed", scope["method"], answer.request_id, exc_info=error)
+        if not answer.has_begun:  # else the server closes a connection whose answer is not whole
+            await failure.response(scope["path"])(scope, receive, answer.send)
+
+
+class _Answer:
+    """The way of an answer: its first message gets the headers that all have."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope = scope
+        self._send = send
+        self.request_id = request_id
+        self.has_begun = False
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            more = {REQUEST_ID: self.request_id, **self._scope.get(ANSWER_HEADERS, {})}
+            given = message.get("headers", ())
+            names = {name.lower() for name, _ in given}
+            fresh = [(name.encode(), value.encode("latin-1")) for name, value in more.items()]
+            fresh = [(name, value) for name, value in fresh if name not in names]
+            message = {**message, "headers": [*given, *fresh]}
+        return self._send(message)
+
+
+class _Body:
+    """The way of a body, counted as it comes: what is too large, or too slow, is not read on."""
+
+    def __init__(self, receive: Receive, max_bytes: int, length: str | None) -> None:
+        """`length`: as the client has announced it. Raises Refusal where that is too much."""
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._due_s: float | None = None
+        self._is_whole = False
+        if (
+            length is not None
+            and length.isdecimal()
+            and (len(length) > 18 or int(length) > max_bytes)
+        ):
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        now = asyncio.get_running_loop().time()
+        self._due_s = self._due_s or now + BODY_TIMEOUT_S
+        try:
+            async with asyncio.timeout_at(self._due_s):
+                message = await self._receive()
+        except TimeoutError:
+            reason = f"the body has not come within {BODY_TIMEOUT_S:g} s"
+            raise Refusal(408, reason, headers={"connection": "close"}) from None
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            if self._num_bytes > self._max_bytes:
+                raise self._too_large()
+            self._is_whole = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> Refusal:
+        most = f"{self._max_bytes / 1e6:g} MB"
+        return Refusal(413, f"a body may have at most {most}", headers={"connection": "close"})
+
+
+def _headers_of(scope: Scope) -> _Headers:
+    found: _Headers = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return found
+
+
+def _one(headers: _Headers, name: str) -> str | None:
+    """A header's value; of one that comes twice the first."""
+    values = headers.get(name)
+    return values[0] if values else None
+
+
+def _key_in(headers: _Headers) -> str | None:
+    """OpenAI's `Authorization: Bearer`, or Anthropic's `x-api-key`."""
+    scheme, _, key = (_one(headers, "authorization") or "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return _one(headers, "x-api-key")
+
+
+def _no_key(given: str | None) -> Refusal:
+    what = "an API key is needed" if given is None else "this API key is not known"
+    message = f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return Refusal(401, message, headers={"www-authenticate": 'Bearer realm="stemma"'})

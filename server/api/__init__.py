@@ -1,0 +1,1 @@
+"""The HTTP endpoints: an API a folder."""

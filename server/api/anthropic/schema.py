@@ -1,0 +1,273 @@
+"""Bodies of Anthropic's Messages API, and the same request in OpenAI's words.
+
+What the two APIs share is made once, by `openai/chat.py`; here fields are only renamed. What
+Anthropic runs on its own machines (server tools, containers, files) is refused, as are parts that
+are no text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....errors import InvalidRequest
+from ...protocol.hint_envelope import HintEnvelope
+from ...protocol.items import Items
+from ..openai.chat import ChatRequest, chat_request
+
+_LENIENT = ConfigDict(extra="ignore", strict=True)
+_OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class TextBlock(BaseModel):
+    """A block of text."""
+
+    model_config = _LENIENT
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    """What the model thought in an earlier turn."""
+
+    model_config = _LENIENT
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(BaseModel):
+    """A call in an earlier turn."""
+
+    model_config = _LENIENT
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(BaseModel):
+    """What a call came to."""
+
+    model_config = _LENIENT
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Items[TextBlock] = ""
+    is_error: bool = False
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+
+
+class InputMessage(BaseModel):
+    """A turn: results of tools may lead a user's, calls of them may end the assistant's."""
+
+    model_config = _LENIENT
+    role: Literal["user", "assistant"]
+    content: str | Items[Block]
+
+
+class CustomTool(BaseModel):
+    """A tool that the client runs."""
+
+    model_config = _LENIENT
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoice(BaseModel):
+    """`tool_choice`."""
+
+    model_config = _LENIENT
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(BaseModel):
+    """`thinking`; the template is told only whether there is to be any."""
+
+    model_config = _LENIENT
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+
+
+class JsonFormat(BaseModel):
+    """`output_config.format`."""
+
+    model_config = _LENIENT
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """`output_config`."""
+
+    model_config = _LENIENT
+    format: JsonFormat | None = None
+    effort: str | None = None
+
+
+class PromptFields(BaseModel):
+    """What decides the prompt: all that counting its tokens needs."""
+
+    model_config = _LENIENT
+
+    model: str | None = None
+    messages: Items[InputMessage] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = None
+    tools: Items[CustomTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def prompt_chat(self) -> ChatRequest:
+        """A chat with this prompt. Raises InvalidRequest."""
+        return chat_request({k: v for k, v in chat_fields(self).items() if v is not None})
+
+
+class MessagesRequest(PromptFields):
+    """Body of /v1/messages; `seed`, `min_p`, `kv_hints` and the like are extras of this server."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: Items[str] | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    deadline_s: float | None = None
+    kv_hints: HintEnvelope | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    container: Any = None
+    mcp_servers: Any = None
+
+    def chat(self) -> ChatRequest:
+        """The same in OpenAI's words. Raises InvalidRequest that names a field of ours."""
+        for name in ("container", "mcp_servers"):
+            if getattr(self, name):
+                raise InvalidRequest.of(name, "...", "left out: nothing runs on this server")
+        given = {
+            **chat_fields(self),
+            "max_completion_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "deadline_s": self.deadline_s,
+            "kv_hints": None if self.kv_hints is None else self.kv_hints.model_dump(),
+        }
+        return chat_request({name: value for name, value in given.items() if value is not None})
+
+
+def chat_fields(body: PromptFields) -> dict[str, Any]:
+    """The fields of an OpenAI chat that decide its prompt and the form of its output."""
+    fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    if body.tools:
+        fields["tools"] = [_tool(tool) for tool in body.tools]
+    if body.tool_choice is not None:
+        fields["tool_choice"] = _choice(body.tool_choice)
+        if body.tool_choice.disable_parallel_tool_use:
+            fields["parallel_tool_calls"] = False
+    if body.thinking is not None:
+        is_on = body.thinking.type != "disabled"
+        fields["chat_template_kwargs"] = {"enable_thinking": is_on}
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "output", "schema": body.output_config.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def _messages(body: PromptFields) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system)})
+    for message in body.messages:
+        if isinstance(message.content, str):
+            messages.append({"role": message.role, "content": message.content})
+        elif message.role == "user":
+            messages += _user_messages(message.content)
+        else:
+            messages.append(_assistant_message(message.content))
+    return messages
+
+
+def _user_messages(blocks: list[Any]) -> list[dict[str, Any]]:
+    """Each result of a tool is a message of its own, before what the user says."""
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    if len(results) + len(texts) < len(blocks):
+        raise InvalidRequest("messages: a user's blocks are text and tool_result", "messages")
+    messages = [
+        {"role": "tool", "tool_call_id": result.tool_use_id, "content": _result_text(result)}
+        for result in results
+    ]
+    if texts:
+        messages.append({"role": "user", "content": _text(texts)})
+    return messages
+
+
+def _assistant_message(blocks: list[Any]) -> dict[str, Any]:
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    if len(texts) + len(calls) + len(thoughts) < len(blocks):
+        raise InvalidRequest("messages: tool_result belongs to the user's turns", "messages")
+    message: dict[str, Any] = {"role": "assistant", "content": _text(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.input)},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _result_text(result: ToolResultBlock) -> str:
+    text = _text(result.content)
+    return f"Error: {text}" if result.is_error else text
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+def _tool(tool: CustomTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> Any:
+    if choice.type != "tool":
+        return _OPENAI_CHOICES[choice.type]
+    if choice.name is None:
+        raise InvalidRequest("tool_choice.name: needed where a tool is chosen", "tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}

@@ -1,0 +1,89 @@
+"""`/metrics`: everything in Prometheus form; it answers also while the engine is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from ...errors import EngineError
+from ..generation.service import Service
+from ..metrics.compat import compat_families
+from ..metrics.engine_metrics import engine_families
+
+_TIMEOUT_S = 5.0
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+    throughput = _Throughput()
+
+    @routes.get("/metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        """Counters, gauges and histograms for Prometheus."""
+        families = [*_server_families(service)]
+        try:
+            info = await service.engine.connection.acall("metrics", _TIMEOUT_S)
+        except EngineError:
+            families.append(_engine_up(0.0))
+        else:
+            families += [_engine_up(1.0), *engine_families(info)]
+            if service.settings.metrics_compat:
+                speed = throughput.note(info)
+                families += compat_families({**info, "output_tokens_per_s": speed})
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        body = encode(_registry(service, families))
+        return Response(body, media_type=content_type)
+
+    return routes
+
+
+class _Throughput:
+    """Output tokens a second between two looks."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+
+    def note(self, info: dict[str, Any]) -> float:
+        now, count = time.monotonic(), int(info["stats"]["num_generated_tokens"])
+        before, self._last = self._last, (now, count)
+        if before is None or now <= before[0] or count < before[1]:
+            return 0.0
+        return (count - before[1]) / (now - before[0])
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _registry(service: Service, families: Iterable[Metric]) -> CollectorRegistry:
+    """One registry of what this process counts and what the engine has said."""
+    registry = CollectorRegistry()
+    registry.register(_Families([*service.metrics.registry.collect(), *families]))
+    return registry
+
+
+def _server_families(service: Service) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "stemma_engine_restarts", "Times that the engine's process had to be started anew."
+    )
+    restarts.add_metric([], float(getattr(service.engine, "num_restarts", 0)))
+    yield restarts
+
+
+def _engine_up(value: float) -> Metric:
+    metric = GaugeMetricFamily("stemma_engine_up", "1 while the engine answers.")
+    metric.add_metric([], value)
+    return metric

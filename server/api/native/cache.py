@@ -1,0 +1,75 @@
+"""`/flush_cache`, `/tree` and `/server_info`: the engine's cache, pool and counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Query
+
+from ...generation.model_text import ModelText
+from ...generation.service import Service
+
+MAX_TREE_NODES = 2000
+MAX_NODE_IDS = 1024
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    async def ask(method: str, **args: Any) -> Any:
+        return await service.engine.connection.acall(method, **args)
+
+    @routes.get("/flush_cache")
+    @routes.post("/flush_cache")
+    async def flush_cache() -> dict[str, Any]:
+        """Drop cached KV that nothing uses; what is in use or kept by hints stays."""
+        return {"status": "ok", "flushed_tokens": await ask("flush_cache")}
+
+    @routes.get("/tree")
+    async def tree(
+        max_nodes: int = Query(default=1000, ge=1, le=MAX_TREE_NODES),
+        max_token_ids: int = Query(default=48, ge=0, le=MAX_NODE_IDS),
+    ) -> dict[str, Any]:
+        """The radix tree, of a large one the part used last, and how full the pool is."""
+        bounds = {"max_nodes": max_nodes, "max_token_ids": max_token_ids}
+        answer: dict[str, Any] = await ask("tree", **bounds, has_text=False)
+        await service.text.in_thread(lambda: _add_texts(service.text, answer["nodes"]))
+        return answer
+
+    @routes.get("/server_info")
+    @routes.get("/get_server_info")
+    async def server_info() -> dict[str, Any]:
+        """The model, and the engine's pool, queue and counters as they are now."""
+        info: dict[str, Any] = await ask("info")
+        return {"version": own_version(), **info}
+
+    @routes.get("/model_info")
+    @routes.get("/get_model_info")
+    async def model_info() -> dict[str, Any]:
+        """The model, in SGLang's words."""
+        info = service.info
+        return {
+            "model_path": info["model_path"],
+            "tokenizer_path": info["model_path"],
+            "served_model_name": info["model"],
+            "is_generation": True,
+            "architecture": info["architecture"],
+            "vocab_size": info["vocab_size"],
+            "max_model_len": info["max_model_len"],
+        }
+
+    return routes
+
+
+def own_version() -> str:
+    """Of Stemma, as it is installed."""
+    from importlib.metadata import version
+
+    return version("stemma-lm")
+
+
+def _add_texts(texts: ModelText, nodes: list[dict[str, Any]]) -> None:
+    """What each node's first tokens say; the engine has no time for that."""
+    for node in nodes:
+        node["text"] = texts.decode(node["token_ids"], skip_special=False)

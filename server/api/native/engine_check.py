@@ -1,0 +1,103 @@
+"""Whether the engine really steps: one has just succeeded, or one can be made to.
+
+An engine that is busy proves itself by its own steps; an idle one is asked for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from ....errors import EngineError
+from ....frontend.client.client import Connection
+from ....frontend.protocol import ir, wire
+from ...generation.service import Service
+
+TIMEOUT_S = 5.0
+RECENT_S = 5.0  # a step that succeeded so long ago at most is proof enough
+FRESH_S = 1.0  # an answer is given again for so long
+
+
+class EngineCheck:
+    """Simultaneous callers share one look at the engine. Used on one event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._look: asyncio.Task[str | None] | None = None
+        self._looked_s = -math.inf
+
+    async def problem(self) -> str | None:
+        """Why the engine does not work, None where it does; within TIMEOUT_S. Raises EngineError
+        where there is none."""
+        connection = self._service.engine.connection
+        now = asyncio.get_running_loop().time()
+        if self._look is None or (self._look.done() and now - self._looked_s > FRESH_S):
+            self._look = asyncio.create_task(self._find_problem(connection))
+        return await asyncio.shield(self._look)
+
+    async def _find_problem(self, connection: Connection) -> str | None:
+        try:
+            await asyncio.wait_for(self._require_step(connection), TIMEOUT_S)
+        except TimeoutError:
+            return f"the engine has not completed a step within {TIMEOUT_S:g} s"
+        except EngineError as error:
+            return str(error)
+        finally:
+            self._looked_s = asyncio.get_running_loop().time()
+        return None
+
+    async def _require_step(self, connection: Connection) -> None:
+        """Raises EngineError."""
+        vitals = await connection.acall("vitals", TIMEOUT_S)
+        age_s = vitals["since_step_s"]
+        is_proven = age_s is not None and age_s < RECENT_S
+        if not is_proven and self._service.intake.is_open:  # while draining it takes no programs
+            await _generate_a_token(connection)
+
+
+async def _generate_a_token(connection: Connection) -> None:
+    """Raises EngineError."""
+    token = _Token()
+    program = connection.open_program(token, {"seed": 0, "instance": 0, "stream": False})
+    try:
+        connection.send_op(program, ir.Text(0, 0, None, "."))
+        connection.send_op(program, ir.Gen(0, 1, None, "token", _ONE_TOKEN))
+        connection.flush(program, end=True)
+        await token.wait()
+    finally:
+        connection.close_program(program)
+
+
+_ONE_TOKEN = ir.GenParams(max_tokens=1, ignore_eos=True, temperature=0.0)
+
+
+class _Token:
+    """Waits for a program's only value."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._has_ended = asyncio.Event()
+        self._failure: str | None = None
+
+    async def wait(self) -> None:
+        """Raises EngineError."""
+        await self._has_ended.wait()
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+    # --- on the connection's I/O thread ---
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        if kind == wire.FAILED:
+            self._end(str(payload["message"]))
+        elif kind == wire.VALUE:
+            self._end(None)
+
+    def handle_disconnect(self, error: EngineError) -> None:
+        self._end(str(error))
+
+    def _end(self, failure: str | None) -> None:
+        self._failure = self._failure or failure
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._has_ended.set)

@@ -1,0 +1,46 @@
+"""Whether the server lives (`/live`), its engine works (`/health`) and it takes work (`/ready`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ....errors import EngineError
+from ...generation.service import Service
+from .cache import own_version
+from .engine_check import EngineCheck
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+    check = EngineCheck(service)
+
+    @routes.get("/health")
+    @routes.get("/health_generate", include_in_schema=False)  # SGLang's name
+    @routes.get("/ping", include_in_schema=False)  # SageMaker's
+    async def health() -> dict[str, Any]:
+        """200 when the engine has just completed a step, else 503 with the reason."""
+        problem = await check.problem()
+        if problem is not None:
+            raise EngineError(problem)
+        return {"status": "ok"}
+
+    @routes.get("/ready")
+    async def ready() -> dict[str, Any]:
+        """200 when the server takes work, else 503 with the reason."""
+        service.require_open()
+        return {"status": "ready"}
+
+    @routes.get("/live")
+    async def live() -> dict[str, Any]:
+        """200 as long as the HTTP server answers, whatever its engine does."""
+        return {"status": "alive"}
+
+    @routes.get("/version")
+    async def version() -> dict[str, Any]:
+        """Of Stemma."""
+        return {"version": own_version()}
+
+    return routes

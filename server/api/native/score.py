@@ -1,0 +1,159 @@
+"""`/score`: how likely each of some choices is after a prompt; and SGLang's `/v1/score`, how likely
+single tokens are after texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....errors import InvalidRequest
+from ....frontend.protocol import ir
+from ...generation.completion import prompt_ops
+from ...generation.service import Service
+from ...generation.values import usage_of_values, values_of
+from ...protocol.items import Items
+from ...protocol.json_route import json_routes
+from ...protocol.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
+from ..openai.chat_messages import ChatMessage
+from .prompts import PromptFields
+
+MAX_SCORES = 4096  # prompts times choices, each a request of the engine's (guess)
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = json_routes()
+
+    @routes.post("/score")
+    async def score(body: ScoreRequest, request: Request) -> Any:
+        """Log probabilities of choices after a prompt, or after each of several."""
+        served = service.served(body.model)
+        answers = await values_of(
+            service, request, body.programs(), body.cache_salt, served.lora_path
+        )
+        told = [body.answer(answer) for answer in answers]
+        return told if body.is_batch else told[0]
+
+    @routes.post("/v1/score")
+    async def label_scores(body: LabelScoreRequest, request: Request) -> dict[str, Any]:
+        """SGLang's scoring: the probabilities of labels after each query with its item."""
+        served = service.served(body.model)
+        answers = await values_of(service, request, body.programs(), lora_path=served.lora_path)
+        return {
+            "object": "scoring",
+            "model": served.name,
+            "scores": [body.scores(answer) for answer in answers],
+            "usage": usage_of_values(answers),
+        }
+
+    return routes
+
+
+class ScoreRequest(PromptFields):
+    """Body of /score: `text`, `input_ids` or `messages`, and `choices` as texts or token ids."""
+
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    choices: Items[str] | Items[Items[int]] = Field(min_length=1, max_length=ir.MAX_CHOICES)
+    method: Literal[
+        "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+    ] = "token_length_normalized"
+
+    def programs(self) -> list[list[ir.Op]]:
+        """One for each prompt. Raises InvalidRequest."""
+        prompts = self._all_prompts()
+        _require_scores(len(prompts) * len(self.choices), "choices")
+        if not all(self.choices):
+            raise InvalidRequest.of("choices", self.choices, "none of them empty")
+        if isinstance(self.choices[0], str):
+            texts = tuple(str(choice) for choice in self.choices)
+            return [_select(prompt, choices=texts, method=self.method) for prompt in prompts]
+        ids = tuple(tuple(choice) for choice in self.choices)
+        return [_select(prompt, ids=ids, method=self.method) for prompt in prompts]
+
+    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Of one prompt. A choice's log probability is the sum over its tokens, its normalized one
+        the mean; the probabilities say how it stands against the other choices."""
+        meta = answer["meta"]
+        token_logprobs: list[list[float]] = meta["choice_token_logprobs"]
+        sums = [sum(each) for each in token_logprobs]
+        is_text = isinstance(self.choices[0], str)
+        best = self.choices.index(answer["value"] if is_text else meta["output_ids"])
+        return {
+            "choices": self.choices,
+            "logprobs": sums,
+            "normalized_logprobs": meta["choice_logprobs"],
+            "probabilities": _softmax(sums),
+            "token_logprobs": token_logprobs,
+            "best": best,
+            "method": self.method,
+            "usage": usage_of_values([answer]),
+            "meta_info": {"e2e_latency": meta["latency_s"]},
+        }
+
+    def _all_prompts(self) -> list[Prompt]:
+        if self.messages is None:
+            return self.prompts()
+        if self.text is not None or self.input_ids is not None:
+            raise InvalidRequest("messages: not together with text or input_ids", "messages")
+        return [[message.plain(index) for index, message in enumerate(self.messages)]]
+
+
+class LabelScoreRequest(BaseModel):
+    """Body of /v1/score: a query and items, both as texts or both as ids."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    query: str | Items[int]
+    items: str | Items[str] | Items[Items[int]]
+    label_token_ids: Items[int] = Field(min_length=1, max_length=ir.MAX_CHOICES)
+    apply_softmax: bool = False
+    item_first: bool = False
+
+    def programs(self) -> list[list[ir.Op]]:
+        """One for each item. Raises InvalidRequest."""
+        items = [self.items] if isinstance(self.items, str) else self.items
+        if not 1 <= len(items) <= MAX_PROMPTS:
+            raise InvalidRequest.of("items", f"{len(items)} items", f"1 to {MAX_PROMPTS}")
+        _require_scores(len(items) * len(self.label_token_ids), "label_token_ids")
+        labels = tuple((token_id,) for token_id in self.label_token_ids)
+        return [_select(self._prompt(item), ids=labels) for item in items]
+
+    def scores(self, answer: dict[str, Any]) -> list[float]:
+        """Of one item: each label's probability, with `apply_softmax` among the labels only."""
+        logprobs = [logprob for (logprob,) in answer["meta"]["choice_token_logprobs"]]
+        return _softmax(logprobs) if self.apply_softmax else [math.exp(lp) for lp in logprobs]
+
+    def _prompt(self, item: str | list[int]) -> Prompt:
+        if isinstance(self.query, str) and isinstance(item, str):
+            return item + self.query if self.item_first else self.query + item
+        if isinstance(self.query, list) and isinstance(item, list):
+            return [*item, *self.query] if self.item_first else [*self.query, *item]
+        raise InvalidRequest("items: texts where the query is a text, else lists of ids", "items")
+
+
+def _select(
+    prompt: Prompt,
+    *,
+    choices: tuple[str, ...] = (),
+    ids: tuple[tuple[int, ...], ...] = (),
+    method: str = ir.CHOICES_METHODS[0],
+) -> list[ir.Op]:
+    ops = list(prompt_ops(prompt))
+    return [*ops, ir.Select(0, len(ops), None, "choice", choices, method, ids)]
+
+
+def _require_scores(num_scores: int, field: str) -> None:
+    if num_scores > MAX_SCORES:
+        raise InvalidRequest.of(field, f"{num_scores} scores", f"at most {MAX_SCORES} at a time")
+
+
+def _softmax(logprobs: Sequence[float]) -> list[float]:
+    largest = max(logprobs)
+    weights = [math.exp(logprob - largest) for logprob in logprobs]
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -1,0 +1,116 @@
+"""`/tokenize` and `/detokenize`: the ids that the engine would compute, and back. SGLang's and
+vLLM's names are both known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+
+from ....errors import InvalidRequest
+from ...generation.model_text import ModelText
+from ...generation.service import Service
+from ...protocol.items import Items
+from ...protocol.json_route import json_routes
+from ...protocol.task import MAX_PROMPTS
+from ..openai.chat_messages import ChatMessage
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = json_routes()
+    texts = service.text
+
+    @routes.post("/tokenize")
+    @routes.post("/v1/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Any:
+        """Ids of a text, of several, or of a chat."""
+        await service.require_model(body.model)
+        return await texts.in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
+
+    @routes.post("/detokenize")
+    @routes.post("/v1/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Any:
+        """The text of ids, or the texts of several lists of them."""
+        await service.require_model(body.model)
+        return await texts.in_thread(lambda: body.answer(texts))
+
+    return routes
+
+
+class TokenizeRequest(BaseModel):
+    """Body of /tokenize: exactly one of `text`, `prompt` and `messages`. `add_special_tokens`: BOS
+    before a text, where the model has one."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    text: str | Items[str] | None = None
+    prompt: str | Items[str] | None = None
+    messages: Items[ChatMessage] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    def answer(self, texts: ModelText, max_model_len: int) -> dict[str, Any]:
+        """Raises InvalidRequest, ModelLoadError."""
+        ids = self._ids(texts)
+        is_batch = bool(ids) and isinstance(ids[0], list)
+        body = {
+            "tokens": ids,
+            "count": [len(each) for each in ids] if is_batch else len(ids),
+            "max_model_len": max_model_len,
+        }
+        if self.return_token_strs:
+            each_text = texts.token_texts
+            body["token_strs"] = [each_text(each) for each in ids] if is_batch else each_text(ids)
+        return body
+
+    def _ids(self, texts: ModelText) -> list[Any]:
+        given = [name for name in ("text", "prompt", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest(f"one of text, prompt and messages is needed, not {given}", "text")
+        if self.messages is not None:
+            plain = [message.plain(index) for index, message in enumerate(self.messages)]
+            opens_turn = self.add_generation_prompt
+            return texts.encode_chat(plain, opens_turn=opens_turn, tools=self.tools or ())
+        text = self.text if self.prompt is None else self.prompt
+        has_bos = self.add_special_tokens
+        if isinstance(text, list):
+            _require_count(given[0], text)
+            return [texts.encode(each, has_bos=has_bos) for each in text]
+        assert text is not None
+        return texts.encode(text, has_bos=has_bos)
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of /detokenize: `tokens`, or `input_ids`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    tokens: Items[int] | Items[Items[int]] | None = None
+    input_ids: Items[int] | Items[Items[int]] | None = None
+    skip_special_tokens: bool = True
+
+    def answer(self, texts: ModelText) -> dict[str, Any]:
+        """`text` is SGLang's name of it, `prompt` vLLM's. Raises InvalidRequest,
+        ModelLoadError."""
+        if (self.tokens is None) == (self.input_ids is None):
+            raise InvalidRequest("one of tokens and input_ids is needed", "tokens")
+        ids: list[Any] = self.tokens or self.input_ids or []
+        skip = self.skip_special_tokens
+        if ids and isinstance(ids[0], list):
+            _require_count("tokens", ids)
+            text: str | list[str] = [texts.decode(each, skip_special=skip) for each in ids]
+        else:
+            text = texts.decode(ids, skip_special=skip)
+        return {"text": text, "prompt": text}
+
+
+def _require_count(field: str, items: Sequence[object]) -> None:
+    if not 1 <= len(items) <= MAX_PROMPTS:
+        raise InvalidRequest.of(field, f"{len(items)} of them", f"1 to {MAX_PROMPTS}")

@@ -1,0 +1,79 @@
+"""`/watch`: the engine at work, as server-sent events.
+
+    event: state     what the engine does now: whole at first, then what has changed
+    event: engine    it cannot be asked at the moment, and why; `state` events follow once it can
+
+docs/watch.md says what is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from ...generation.service import Service
+from ...protocol.caller import caller_of
+from ...protocol.connections import hang_up, transport_of
+from .watch_feed import WatchFeed
+
+MAX_WATCHERS = 64
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+    feed = WatchFeed(service.engine)
+
+    @routes.get("/watch", include_in_schema=False)  # endless: nothing for who tries all endpoints
+    async def watch(
+        request: Request, events: Annotated[int | None, Query(ge=1)] = None
+    ) -> StreamingResponse:
+        """Events until the client goes, or that many."""
+        if len(feed) >= MAX_WATCHERS:
+            raise HTTPException(503, f"{MAX_WATCHERS} clients are watching already")
+        caller = caller_of(request)
+        stream = _stream(feed, None if caller.is_admin else caller.namespace, events)
+        return FeedResponse(stream, service.settings.stream_stall_s)
+
+    return routes
+
+
+class FeedResponse(StreamingResponse):
+    """Events for a reader that takes them; one that does not is hung up on."""
+
+    def __init__(self, stream: AsyncIterator[bytes], stall_s: float) -> None:
+        """`stall_s`: how long a write may wait for the reader."""
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(stream, media_type="text/event-stream", headers=headers)
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await send(message)
+            except TimeoutError as error:
+                transport = transport_of(scope)
+                if transport is not None:
+                    hang_up(transport)
+                raise OSError("its reader took nothing for too long") from error
+
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send_in_time)
+
+
+async def _stream(
+    feed: WatchFeed, namespace: str | None, num_events: int | None
+) -> AsyncIterator[bytes]:
+    num_sent = 0
+    with feed.watcher(namespace) as watcher:
+        while num_events is None or num_sent < num_events:
+            yield await watcher.take()
+            num_sent += 1

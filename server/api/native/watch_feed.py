@@ -1,0 +1,105 @@
+"""One question to the engine for all who watch, four times a second, and only while one does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ....errors import EngineError
+from ...generation.service import EngineLink
+from ...protocol.server_sent_events import event
+from .watch_picture import Picture
+
+POLL_S = 0.25
+RETRY_S = 0.5  # while the engine cannot be asked
+CALL_TIMEOUT_S = 10.0
+
+
+class Watcher:
+    """What one client has still to be sent: never more than one event.
+
+    Who takes its events too slowly is given the whole picture next, not what it has missed.
+    """
+
+    def __init__(self, picture: Picture, namespace: str | None) -> None:
+        """`namespace`: all that it may read; None: everything."""
+        self._picture = picture
+        self._namespace = namespace
+        self._waiting: bytes | None = None
+        self._is_behind = True
+        self._is_news = asyncio.Event()
+
+    async def take(self) -> bytes:
+        """The next event, encoded."""
+        await self._is_news.wait()
+        self._is_news.clear()
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            self._is_behind = False
+            waiting = event(self._seen(self._picture.whole()), "state")
+        return waiting
+
+    def put_state(self, change: dict[str, Any]) -> None:
+        """The picture has changed."""
+        if self._waiting is not None or change["is_whole"]:
+            self._is_behind = True
+        self._waiting = None if self._is_behind else event(self._seen(change), "state")
+        self._is_news.set()
+
+    def put_outage(self, reason: str) -> None:
+        """The engine cannot be asked."""
+        self._is_behind = True
+        self._waiting = event({"state": "down", "reason": reason}, "engine")
+        self._is_news.set()
+
+    def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
+        if self._namespace is None:
+            return told
+        return self._picture.seen_from(told, self._namespace)
+
+
+class WatchFeed:
+    """Owns the picture, those who see it, and the task that asks the engine."""
+
+    def __init__(self, engine: EngineLink) -> None:
+        self._engine = engine
+        self._picture = Picture()
+        self._watchers: set[Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+    @contextmanager
+    def watcher(self, namespace: str | None) -> Iterator[Watcher]:
+        """A new one, for as long as the block lasts."""
+        watcher = Watcher(self._picture, namespace)
+        self._watchers.add(watcher)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    async def _run(self) -> None:
+        """Ask while anybody watches."""
+        while self._watchers:
+            try:
+                answer = await self._ask()
+            except EngineError as error:
+                for watcher in self._watchers:
+                    watcher.put_outage(str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            change = self._picture.take(answer)
+            for watcher in self._watchers:
+                watcher.put_state(change)
+            await asyncio.sleep(POLL_S)
+
+    async def _ask(self) -> dict[str, Any]:
+        connection = self._engine.connection
+        answer = await connection.acall("watch", CALL_TIMEOUT_S, **self._picture.questions())
+        return {**answer, "model": connection.info["model"]}

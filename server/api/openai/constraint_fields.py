@@ -1,0 +1,171 @@
+"""Fields of a request that say what the output must be, under each name that clients use.
+
+OpenAI's `response_format`; SGLang's `regex`, `ebnf`, `json_schema`, `structural_tag`; vLLM's
+`guided_*` and `structured_outputs`. Exactly one of them may be given.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ....errors import InvalidProgram, InvalidRequest
+from ....frontend.protocol.constraint import (
+    Constraint,
+    Formats,
+    PropertyOrder,
+    Whitespace,
+    constraint_of,
+)
+from ...protocol.items import Items, few
+
+
+class JsonSchemaFormat(BaseModel):
+    """`response_format.json_schema`; `strict` false: enforce what can be, and warn."""
+
+    name: str | None = None
+    schema_: dict[str, Any] | bool = Field(default=True, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's `response_format`, with SGLang's structural tags."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """What it is for `constraint_of`."""
+        if self.type == "json_object":
+            return {"is_json_object": True}
+        if self.type == "structural_tag":
+            return {"structural_tag": {"type": self.type, **(self.model_extra or {})}}
+        if self.type == "text":
+            return {}
+        if self.json_schema is None:
+            raise InvalidRequest("response_format.json_schema is missing", "response_format")
+        is_lenient = True if self.json_schema.strict is False else None
+        return {"json_schema": self.json_schema.schema_, "lenient": is_lenient}
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's `structured_outputs`; `disable_any_whitespace` is our `whitespace`. Nothing here ever
+    falls back to another compiler, or adds to a schema what it does not say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: str | dict[str, Any] | bool | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """What it is for `constraint_of`, which refuses more than one. Raises InvalidRequest."""
+        if self.disable_additional_properties:
+            name = "structured_outputs.disable_additional_properties"
+            raise InvalidRequest.of(name, True, 'false; the schema says "additionalProperties"')
+        return {
+            "whitespace": self._whitespace,
+            "json_schema": self.json_,
+            "regex": self.regex,
+            "choices": self.choice,
+            "ebnf": self.grammar,
+            "structural_tag": self.structural_tag,
+            "is_json_object": bool(self.json_object),
+        }
+
+    @property
+    def _whitespace(self) -> Whitespace | None:
+        """Only where there is JSON: clients send it with anything."""
+        has_json = self.json_ is not None or self.json_object or self.structural_tag is not None
+        if self.disable_any_whitespace is None or not has_json:
+            return None
+        return "compact" if self.disable_any_whitespace else "flexible"
+
+
+class ConstraintFields(BaseModel):
+    """Mixed into the bodies of both endpoints. `whitespace`, `property_order`, `formats` and
+    `lenient` are ours and go with any JSON."""
+
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: Annotated[StructuredOutputs, BeforeValidator(few)] | None = None
+    whitespace: Whitespace | None = None
+    property_order: PropertyOrder | None = None
+    formats: Formats | None = None
+    lenient: bool | None = None
+    jump_forward: bool | None = None
+
+    @property
+    def constraint_field(self) -> str | None:
+        """The field that gives the constraint, if one does."""
+        return next(iter(self._asked()), None)
+
+    def constraint(self) -> Constraint | None:
+        """What the output must be. Raises InvalidRequest that names the field."""
+        self._refuse_patterns()
+        asked = self._asked()
+        if len(asked) > 1:
+            names = list(asked)
+            raise InvalidRequest(f"{' and '.join(names)}: only one can be asked for", names[1])
+        options = {
+            "whitespace": self.whitespace,
+            "property_order": self.property_order,
+            "formats": self.formats,
+            "lenient": self.lenient,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        field, wanted = next(iter(asked.items()), (None, {}))
+        try:
+            return constraint_of(**{**wanted, **given})
+        except InvalidProgram as error:
+            at_fault = error.field if error.field in options else field or error.field
+            raise InvalidRequest(str(error), at_fault) from error
+
+    def _refuse_patterns(self) -> None:
+        nested = self.structured_outputs
+        patterns = {
+            "guided_whitespace_pattern": self.guided_whitespace_pattern,
+            "structured_outputs.whitespace_pattern": nested and nested.whitespace_pattern,
+        }
+        for name, value in patterns.items():
+            if value is not None:
+                allowed = 'left out; see whitespace, "compact" or "flexible"'
+                raise InvalidRequest.of(name, value, allowed)
+
+    def _asked(self) -> dict[str, dict[str, Any]]:
+        """By field, what is asked for in the words of `constraint_of`."""
+        names = {
+            "regex": "regex",
+            "ebnf": "ebnf",
+            "json_schema": "json_schema",
+            "structural_tag": "structural_tag",
+            "guided_json": "json_schema",
+            "guided_regex": "regex",
+            "guided_choice": "choices",
+            "guided_grammar": "ebnf",
+        }
+        values = {field: getattr(self, field) for field in names}
+        asked = {f: {names[f]: value} for f, value in values.items() if value is not None}
+        for field in ("response_format", "structured_outputs"):
+            nested = getattr(self, field)
+            if nested is not None and (wanted := nested.asked()):
+                asked[field] = wanted
+        return asked

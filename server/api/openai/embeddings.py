@@ -1,0 +1,113 @@
+"""`/v1/embeddings`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
+from ....frontend.protocol import ir
+from ...generation.completion import prompt_ops
+from ...generation.service import Service
+from ...generation.values import usage_of_values, values_of
+from ...protocol.items import Items
+from ...protocol.json_route import json_routes
+from ...protocol.task import MAX_PROMPTS
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = json_routes()
+
+    @routes.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """OpenAI's embeddings."""
+        served = service.served(body.model, body.lora_path)
+        programs = body.programs(service.info["embedding"])
+        answers = await values_of(service, request, programs, body.cache_salt, served.lora_path)
+        answer = await asyncio.to_thread(_answer, served.name, body, answers)
+        return Response(answer, media_type="application/json")
+
+    return routes
+
+
+class EmbeddingRequest(BaseModel):
+    """Body of /v1/embeddings. `pooling` and `normalize` are ours: the model's own pooling unless
+    given, and vectors of length 1 as OpenAI's unless told otherwise."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    input: str | Items[str] | Items[int] | Items[Items[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    pooling: ir.Pooling | None = None
+    normalize: bool = True
+    user: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)
+
+    def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
+        """One for each input; `model`: what the engine says of its embeddings. Raises
+        HTTPException where it makes none, InvalidRequest for fields at fault."""
+        if model["refusal"] is not None:
+            raise HTTPException(400, f"this model gives no embeddings: {model['refusal']}")
+        if self.dimensions is not None and self.dimensions > model["size"]:
+            allowed = f"at most {model['size']}, the model's"
+            raise InvalidRequest.of("dimensions", self.dimensions, allowed)
+        pooling = self.pooling or model["pooling"]
+        return [self._program(item, pooling, model["suffix_ids"]) for item in self._inputs()]
+
+    def _inputs(self) -> Sequence[str | list[int]]:
+        given = self.input
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            given = [given]  # type: ignore[assignment]
+        if not 1 <= len(given) <= MAX_PROMPTS or not all(given):
+            allowed = f"1 to {MAX_PROMPTS} inputs, none of them empty"
+            raise InvalidRequest.of("input", f"{len(given)} inputs", allowed)
+        return given  # type: ignore[return-value]
+
+    def _program(
+        self, item: str | list[int], pooling: str, suffix_ids: Sequence[int]
+    ) -> list[ir.Op]:
+        ops = list(prompt_ops(item))
+        if isinstance(item, str) and suffix_ids:
+            ops.append(ir.Tokens(0, len(ops), None, tuple(suffix_ids)))
+        is_whole = self.dimensions is None
+        normalize = self.normalize and is_whole
+        return [*ops, ir.Embed(0, len(ops), None, "embedding", pooling, normalize)]
+
+
+def _answer(model: str, body: EmbeddingRequest, answers: Sequence[dict[str, Any]]) -> bytes:
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(body, answer["value"])}
+        for index, answer in enumerate(answers)
+    ]
+    usage = usage_of_values(answers)
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _vector(body: EmbeddingRequest, values: list[float]) -> list[float] | str:
+    """As it was asked for: perhaps its first values only, scaled to length 1 again."""
+    if body.dimensions is not None:
+        values = values[: body.dimensions]
+        if body.normalize:
+            length = math.hypot(*values) or 1.0
+            values = [value / length for value in values]
+    if body.encoding_format == "float":
+        return values
+    floats = array("f", values)
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return base64.b64encode(floats.tobytes()).decode()

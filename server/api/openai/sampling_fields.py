@@ -1,0 +1,149 @@
+"""Fields of a request that both of OpenAI's completion endpoints have.
+
+Values are checked where they are used, by the runtime, whose errors name the field; here only types
+are. A field that is null is one that was left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
+from ....frontend.protocol.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
+from ...protocol.hint_envelope import HintEnvelope
+from ...protocol.items import Entries, Items
+from .constraint_fields import ConstraintFields
+from .other_fields import OtherFields
+from .reply import Wanted
+
+MAX_LOGPROBS = 64
+MAX_DEADLINE_S = 86_400.0
+_SEEDS = 2**63  # the runtime's are [0, 2**63)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text. `include_obfuscation` is OpenAI's padding against those
+    who read the sizes of encrypted packets; there is none here."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+    include_timing: bool = False
+
+
+class SamplingFields(ConstraintFields, OtherFields):
+    """Fields that both endpoints share. Those that OpenAI does not have: `top_k`, `min_p`,
+    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
+    `prompt_logprobs`, `return_token_ids` and `include_stop_str_in_output` are vLLM's, `stop_regex`
+    and `no_stop_trim` SGLang's; `deadline_s`, seconds from now, and `include_timing` are ours."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    kv_hints: HintEnvelope | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Entries[str, float] | None = None
+    min_tokens: int | None = None
+    seed: int | None = Field(default=None, ge=-_SEEDS, lt=_SEEDS)
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
+    stop_regex: str | Items[str] | None = None
+    include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False
+    ignore_eos: bool | None = None
+    priority: int | None = None  # higher runs first
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)  # SGLang's
+    rid: str | None = Field(default=None, min_length=1, max_length=256)  # SGLang's, see /abort
+    include_timing: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the answer is to have."""
+        options = self.stream_options or StreamOptions()
+        return Wanted(
+            n=self.n,
+            num_drawn=self.num_drawn,
+            includes_usage=options.include_usage,
+            has_running_usage=options.include_usage and options.continuous_usage_stats,
+            has_token_ids=self.return_token_ids,
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
+            has_stop_text=self.include_stop_str_in_output or self.no_stop_trim,
+            has_timing=self.include_timing or options.include_timing,
+        )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told at each place; None: nothing is."""
+        raise NotImplementedError
+
+    @property
+    def num_drawn(self) -> int:
+        """Samples of each prompt."""
+        return self.n
+
+    def gen_params(self, max_tokens: int, *, has_prompt_logprobs: bool = False) -> GenParams:
+        """Sampling as the program's gen takes it. Raises InvalidRequest."""
+        self.refuse_others()
+        scores_prompt = has_prompt_logprobs or self.prompt_logprobs is not None
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest.of("prompt_logprobs", self.prompt_logprobs, "only without stream")
+        return GenParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k in (-1, 0) else self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=None if self.logit_bias is None else logit_bias_pairs(self.logit_bias),
+            min_tokens=self.min_tokens,
+            seed=None if self.seed is None else self.seed % _SEEDS,
+            stop=_texts(self.stop),
+            stop_regex=_texts(self.stop_regex),
+            stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=self._num_asked_logprobs(),
+            logprob_start=0 if scores_prompt else None,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
+            constraint=self.constraint(),
+            jump_forward=self.jump_forward,
+        )
+
+    def _num_asked_logprobs(self) -> int | None:
+        """To be told of, or to choose by."""
+        wanted = [num for num in (self.num_logprobs, self.prompt_logprobs) if num is not None]
+        if self.num_drawn > self.n:
+            wanted.append(0)
+        return max(wanted, default=None)
+
+
+def _texts(given: str | list[str] | None) -> tuple[str, ...] | None:
+    if isinstance(given, str):
+        return (given,)
+    return None if given is None else tuple(given)

@@ -1,0 +1,248 @@
+"""Bodies of OpenAI's Responses API, and the same request as a chat.
+
+What runs on OpenAI's own machines (hosted tools, conversations, background work) is refused, as are
+parts that are no text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....errors import InvalidRequest
+from ...protocol.hint_envelope import HintEnvelope
+from ...protocol.items import Entries, Items
+from ..openai.chat import ChatRequest, chat_request
+
+_LENIENT = ConfigDict(extra="ignore", strict=True)
+_HOSTED = ("conversation", "prompt", "background")
+
+ChatFields = dict[str, Any]  # a message as `ChatRequest.messages` takes it
+
+
+class ContentPart(BaseModel):
+    """A part of a message: what a user, or an earlier answer, said."""
+
+    model_config = _LENIENT
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+
+
+class InputItem(BaseModel):
+    """A message, a call and its output, or what was thought: each is an item by itself."""
+
+    model_config = _LENIENT
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Items[ContentPart] | None = None
+    summary: Items[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | Items[ContentPart] | None = None
+
+
+class FunctionTool(BaseModel):
+    """A tool that the client runs; unlike a chat's it is flat."""
+
+    model_config = _LENIENT
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(BaseModel):
+    """`tool_choice` as an object."""
+
+    model_config = _LENIENT
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(BaseModel):
+    """`text.format`."""
+
+    model_config = _LENIENT
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(BaseModel):
+    """`text`."""
+
+    model_config = _LENIENT
+    format: TextFormat = Field(default_factory=TextFormat)
+
+
+class Reasoning(BaseModel):
+    """`reasoning`."""
+
+    model_config = _LENIENT
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """Body of /v1/responses."""
+
+    model_config = _LENIENT
+
+    model: str | None = None
+    input: str | Items[InputItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    stream: bool = False
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: Items[str] | None = None
+    tools: Items[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool = True
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Entries[str, str] | None = None
+    user: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    deadline_s: float | None = None
+    kv_hints: HintEnvelope | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether its text comes with log probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
+
+    def messages(self) -> list[ChatFields]:
+        """Its input as messages of a chat. Raises InvalidRequest."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        messages: list[ChatFields] = []
+        for index, item in enumerate(self.input):
+            _append(messages, item, f"input.{index}")
+        return messages
+
+    def chat(self, messages: list[ChatFields]) -> ChatRequest:
+        """The same as a chat of these messages, led by the instructions. Raises InvalidRequest."""
+        self._refuse_hosted()
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "messages": [*system, *messages],
+            "stream": self.stream,
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "cache_salt": self.cache_salt,
+            "deadline_s": self.deadline_s,
+            "response_format": self._response_format(),
+            "kv_hints": None if self.kv_hints is None else self.kv_hints.model_dump(),
+        }
+        if self.has_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
+        if self.tools:
+            fields["tools"] = [_tool(tool) for tool in self.tools]
+            fields["parallel_tool_calls"] = self.parallel_tool_calls
+        if isinstance(self.tool_choice, ChosenFunction):
+            function = {"name": self.tool_choice.name}
+            fields["tool_choice"] = {"type": "function", "function": function}
+        elif self.tool_choice is not None:
+            fields["tool_choice"] = self.tool_choice
+        return chat_request({name: value for name, value in fields.items() if value is not None})
+
+    def echo(self) -> dict[str, Any]:
+        """What an answer repeats of its request."""
+        choice = self.tool_choice or "auto"
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": (self.reasoning or Reasoning()).model_dump(),
+            "store": self.store,
+            "temperature": self.temperature,
+            "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "top_p": self.top_p,
+            "truncation": "disabled",
+            "user": self.user,
+        }
+
+    def _refuse_hosted(self) -> None:
+        for name in _HOSTED:
+            if getattr(self, name):
+                raise InvalidRequest.of(name, "...", "left out: it is no part of this server")
+        if self.truncation == "auto":
+            raise InvalidRequest.of("truncation", "auto", '"disabled"')
+
+    def _response_format(self) -> dict[str, Any] | None:
+        wanted = self.text.format
+        if wanted.type != "json_schema":
+            return None if wanted.type == "text" else {"type": wanted.type}
+        if wanted.schema_ is None:
+            raise InvalidRequest("text.format.schema is missing", "text.format.schema")
+        schema = {"name": wanted.name, "schema": wanted.schema_, "strict": wanted.strict}
+        return {"type": "json_schema", "json_schema": schema}
+
+
+def _append(messages: list[ChatFields], item: InputItem, field: str) -> None:
+    """An item as a message, or as a part of the assistant's that is being told."""
+    if item.type == "message":
+        if item.role is None or item.content is None:
+            raise InvalidRequest(f"{field}: a message has role and content", field)
+        text = _text(item.content)
+        if item.role != "assistant":
+            messages.append({"role": item.role, "content": text})
+            return
+        turn = _turn(messages)
+        turn["content"] = (turn["content"] or "") + text
+    elif item.type == "function_call_output":
+        if item.call_id is None or item.output is None:
+            raise InvalidRequest(f"{field}: an output has call_id and output", field)
+        content = _text(item.output)
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    elif item.type == "reasoning":
+        thought = _text(item.content or item.summary or [])
+        if thought:
+            turn = _turn(messages)
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+    else:
+        if item.call_id is None or item.name is None or item.arguments is None:
+            raise InvalidRequest(f"{field}: a call has call_id, name and arguments", field)
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        _turn(messages).setdefault("tool_calls", []).append(call)
+
+
+def _turn(messages: list[ChatFields]) -> ChatFields:
+    """The assistant's turn at the end, begun here if there is none."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _text(content: str | list[ContentPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    fields = tool.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": fields}

@@ -1,0 +1,80 @@
+"""The HTTP application: its routes, each from the room of its API, and what is around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from .access.api_keys import KeyRing
+from .access.intake import IntakeMiddleware
+from .access.middleware import EXPOSED_HEADERS, Gate
+from .api import metrics
+from .api.anthropic import messages
+from .api.native import abort, cache, generate, health, kv_hints, lora, score, tokens, watch
+from .api.openai import chat, completions, embeddings, models
+from .api.openapi import document_errors
+from .api.responses import routes as responses
+from .generation.service import EngineLink, Service
+from .metrics.observed import Observed, Observer
+from .metrics.request_log import log_request
+from .page import page
+from .protocol.failures import add_error_handlers
+from .settings import ServerSettings
+
+ROOMS = (
+    health,
+    metrics,
+    generate,
+    abort,
+    score,
+    kv_hints,
+    lora,
+    cache,
+    tokens,
+    watch,
+    models,
+    chat,
+    completions,
+    embeddings,
+    messages,
+    responses,
+    page,
+)  # each with its `router`
+
+
+def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> FastAPI:
+    """The application that serves `engine`'s model. Raises InvalidRequest for keys that cannot be
+    used."""
+    settings = settings or ServerSettings()
+    app = FastAPI(title="Stemma", docs_url=None, redoc_url=None)
+    service = Service(engine, settings)
+    for room in ROOMS:
+        app.include_router(room.router(service))
+    add_error_handlers(app)
+    document_errors(app, has_keys=settings.has_keys)
+    app.state.service = service
+    app.state.strict_fields = settings.strict_fields
+    keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
+    app.add_middleware(IntakeMiddleware, intake=service.intake)
+    app.add_middleware(Gate, settings=settings, keys=keys)
+    if settings.cors_origins:  # outside the gate: its refusals can be read too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    app.add_middleware(Observed, metrics=service.metrics, observers=_observers(settings))
+    return app
+
+
+def _observers(settings: ServerSettings) -> list[Observer]:
+    """Who is told of every request."""
+    if not settings.otlp_traces:
+        return [log_request]
+    from .metrics.traces import tracing_observer  # needs an extra
+
+    return [log_request, tracing_observer()]

@@ -1,0 +1,128 @@
+"""Whether a task may go to the engine: what this server, the caller's key and the queue allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request
+
+from ...errors import InvalidRequest
+from ...frontend.protocol.ir import GenParams
+from ..access.load import Ticket
+from ..access.middleware import TICKET
+from ..protocol.failures import Refusal
+from ..protocol.pieces import Outcome
+from ..protocol.task import MAX_MESSAGES, UNBOUNDED, Message, Task
+from .service import Service
+
+TIMEOUT_HEADER = "x-request-timeout-s"
+MAX_SAMPLES_OF_TASK = 2048  # n times prompts (guess)
+
+
+def admitted(service: Service, request: Request, task: Task) -> Task:
+    """The task as it may run. Raises InvalidRequest and Refusal."""
+    ticket = ticket_of(request)
+    capacity = service.max_running + service.settings.max_queued_requests
+    most = min(MAX_SAMPLES_OF_TASK, capacity)
+    if task.num_samples > most:
+        allowed = f"at most {most} samples of all prompts together"
+        raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
+    for prompt in task.prompts:
+        if len(prompt) > MAX_MESSAGES and isinstance(prompt[0], Message):
+            allowed = f"at most {MAX_MESSAGES} messages"
+            raise InvalidRequest.of("messages", f"{len(prompt)} messages", allowed)
+    max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
+    timeout = request.headers.get(TIMEOUT_HEADER)
+
+    def limited(params: GenParams) -> GenParams:
+        _require_integers(params)
+        return replace(
+            params,
+            max_tokens=_max_tokens(params.max_tokens, service.settings.max_tokens_limit),
+            priority=_priority(params.priority, max_priority),
+            deadline_s=_deadline_s(params.deadline_s, timeout),
+        )
+
+    each = tuple(limited(params) for params in task.each_params)
+    task = replace(task, params=limited(task.params), each_params=each)
+    ticket.take(task.num_samples, capacity)
+    return task
+
+
+def admit_values(service: Service, request: Request, num_values: int) -> None:
+    """Room for values that are not generated, each counted like a sample. Raises InvalidRequest for
+    more than there ever is room for, else Refusal."""
+    capacity = service.max_running + service.settings.max_queued_requests
+    if num_values > capacity:
+        raise InvalidRequest(f"{num_values} values are asked for; at most {capacity} fit here")
+    ticket_of(request).take(num_values, capacity)
+
+
+def ticket_of(request: Request) -> Ticket:
+    """What the gate counts the request by."""
+    ticket = request.scope[TICKET]
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+def note_outcome(request: Request, outcome: Outcome, n: int) -> None:
+    """A sample has ended, one of `n` of its prompt; a prompt is charged once."""
+    meta = outcome.meta
+    prompt = 0 if outcome.index % n else meta["prompt_tokens"]
+    ticket_of(request).note_outcome(prompt + meta["completion_tokens"])
+
+
+def note_value(request: Request, meta: dict[str, Any]) -> None:
+    """A value that is not generated has been made."""
+    ticket_of(request).note_outcome(meta["prompt_tokens"])
+
+
+def _require_integers(params: GenParams) -> None:
+    """Those that cannot travel are refused by their names."""
+    for name, value in params.given().items():
+        for number in _integers_in(value):
+            if not -(2**63) <= number < 2**63:
+                raise InvalidRequest.of(name, number, "integers of 64 bits")
+
+
+def _integers_in(value: object) -> Iterator[int]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _integers_in(item)
+    elif type(value) is int:
+        yield value
+
+
+def _max_tokens(asked: int | None, limit: int | None) -> int | None:
+    """What nobody has asked for is cut to the limit, what somebody has is refused."""
+    if limit is None or (asked is not None and asked <= limit):
+        return asked
+    if asked is None or asked == UNBOUNDED:
+        return limit
+    raise InvalidRequest.of("max_tokens", asked, f"an integer in [1, {limit}] on this server")
+
+
+def _priority(asked: int | None, most: int | None) -> int | None:
+    if most is not None and (asked or 0) > most:
+        if asked is None:
+            return most
+        raise Refusal(
+            403, f"priority={asked}: this key may ask for {most} at most", field="priority"
+        )
+    return asked
+
+
+def _deadline_s(of_body: float | None, of_header: str | None) -> float | None:
+    """The sooner one."""
+    if of_header is None:
+        return of_body
+    try:
+        seconds = float(of_header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest.of(TIMEOUT_HEADER, of_header[:40], "a number of seconds above 0")
+    return seconds if of_body is None else min(of_body, seconds)

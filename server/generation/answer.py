@@ -1,0 +1,74 @@
+"""Carries a task out on the engine: one answer, or one stream. What every endpoint calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from ...frontend.client.client import Connection
+from ..protocol.caller import Caller, caller_of
+from ..protocol.disconnect import refuse_the_gone
+from ..protocol.pieces import Outcome
+from ..protocol.task import Reply, Task
+from .admission import admitted, note_outcome
+from .generation import Generation
+from .service import Service
+from .stream import EventStream
+
+
+async def answer(service: Service, request: Request, task: Task, reply: Reply) -> Response:
+    """Raises InvalidRequest, Refusal, EngineError and GenerationFailed before the first byte."""
+    if task.hints is not None:
+        task.hints.check(needs_targets=False)
+    caller = caller_of(request).salted(task.cache_salt)
+    task = admitted(service, request, task)
+    connection, running = service.engine.connection, service.running
+    carry_out_hints = partial(_carry_out_hints, connection, task, reply, caller)
+    generation = running.begin(task, caller, reply.id, _observer(request, task))
+    is_streaming = False
+    try:
+        generation.watch(request.receive)
+        await generation.start(connection)
+        if not task.stream:
+            outcomes = await generation.finish()
+            _require_reader(generation)
+            return JSONResponse(reply.whole(outcomes, await carry_out_hints()))
+        # A refusal comes before the first byte, with a status of its own.
+        await generation.wait(service.settings.stream_ping_s)
+        if generation.failure is not None:
+            raise generation.failure
+        _require_reader(generation)
+        is_streaming = True
+        return EventStream(generation, reply, carry_out_hints, running.streaming)
+    finally:
+        if not is_streaming:
+            running.end(generation)
+
+
+def _observer(request: Request, task: Task) -> Callable[[Outcome], None]:
+    """Notes what ends, for the caller's limits and for the log."""
+    ended: list[Outcome] = []
+    request.state.outcomes = ended
+
+    def note(outcome: Outcome) -> None:
+        ended.append(outcome)
+        note_outcome(request, outcome, task.n)
+
+    return note
+
+
+def _require_reader(generation: Generation) -> None:
+    if generation.is_closed:
+        refuse_the_gone()
+
+
+async def _carry_out_hints(
+    connection: Connection, task: Task, reply: Reply, caller: Caller
+) -> dict[str, Any] | None:
+    if task.hints is None:
+        return None
+    return await task.hints.carry_out(connection, caller, reply.id, task.lora_path_of(0))

@@ -1,0 +1,133 @@
+"""One prompt's completions asked for over HTTP, as a program on the engine's connection.
+
+One sample is a branch that ends in a `Gen`; several are forks of that branch, so that the prompt is
+tokenized once and its KV shared. The HTTP process is a client of the engine like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import EngineError
+from ...frontend.client.client import Connection
+from ...frontend.protocol import ir, wire
+from ...frontend.protocol.ir import seed_of_sample
+from ..protocol.caller import Caller
+from ..protocol.task import Message, Prompt, Task
+
+Post = Callable[[int, str, Any], None]
+"""(sample, kind, payload) of a delta, a value or a failure; called on the connection's thread."""
+
+_TOLD = frozenset({wire.DELTA, wire.VALUE, wire.FAILED})
+
+
+class Completion:
+    """The program of one prompt. Lifetime: until its values have come or it is cancelled."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        task: Task,
+        caller: Caller,
+        *,
+        number: int,
+        post: Post,
+        seed: int,
+        response_id: str | None,
+    ) -> None:
+        """`number`: of the task's prompt; `response_id`: by which KV hints may name the first
+        sample.
+
+        Raises EngineError and InvalidProgram.
+        """
+        self._connection = connection
+        self._task = task
+        self._number = number
+        self._first = number * task.n  # of its samples
+        self._post = post
+        create: dict[str, object] = {"seed": seed, "instance": number, "stream": task.stream}
+        given = {
+            "token_ids": task.has_token_ids or None,
+            "tools": task.tools,
+            "template_kwargs": task.template_kwargs,
+            "response_id": response_id,
+            "tenant": caller.tenant,
+            "namespace": caller.namespace or None,
+            "lora_path": task.lora_path_of(number),
+        }
+        create.update((name, value) for name, value in given.items() if value is not None)
+        self._program = connection.open_program(self, create)
+
+    def send(self) -> None:
+        """Send the whole program. Raises EngineError and InvalidProgram."""
+        task, number = self._task, self._number
+        ops = prompt_ops(task.prompts[number])
+        for op in (*ops, *_gen_ops(len(ops), task.params_of(number), task.n)):
+            self._connection.send_op(self._program, op)
+        self._connection.flush(self._program, end=True, is_awaited=True)
+
+    def end_now(self) -> None:
+        """Have the samples end with what they have; their values still come."""
+        self._connection.end_gens(self._program)
+
+    def cancel(self) -> None:
+        """Nothing more is wanted; nothing happens if all has come."""
+        self._connection.close_program(self._program)
+
+    # --- on the connection's I/O thread -----------------------------------------------------------
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        if kind in _TOLD:
+            self._post(self._first + max(0, branch - 1), kind, payload)
+
+    def handle_disconnect(self, error: EngineError) -> None:
+        failure = {"message": str(error), "kind": type(error).__name__}
+        self._post(self._first, wire.FAILED, failure)
+
+
+def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
+    """What makes a program's first branch begin with `prompt`."""
+    if isinstance(prompt, str):
+        return (ir.Text(0, 0, None, prompt),)
+    if all(isinstance(item, int) for item in prompt):
+        token_ids = tuple(int(item) for item in prompt)  # type: ignore[arg-type]
+        return (ir.Tokens(0, 0, None, token_ids),)
+    return _chat_ops([m for m in prompt if isinstance(m, Message)])
+
+
+def _chat_ops(messages: Sequence[Message]) -> Sequence[ir.Op]:
+    """An assistant's earlier turn is a replay: its ids may be known. A last message of the
+    assistant's is continued."""
+    ops: list[ir.Op] = []
+    for index, message in enumerate(messages):
+        is_replay = message.role == "assistant"
+        is_open = is_replay and index == len(messages) - 1
+        ops.append(ir.RoleBegin(0, len(ops), None, message.role, message.fields))
+        if message.content:
+            ops.append(ir.Text(0, len(ops), None, message.content, is_replay and not is_open))
+        if not is_open:
+            ops.append(ir.RoleEnd(0, len(ops), None))
+    if not messages or messages[-1].role != "assistant":
+        ops.append(ir.RoleBegin(0, len(ops), None, "assistant"))
+    return ops
+
+
+def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
+    """Sample i is generated on branch i + 1, a single one on the prompt's own branch."""
+    if n == 1:
+        return (ir.Gen(0, seq, None, "completion", params),)
+    branches = tuple(range(1, n + 1))
+    gens = [ir.Gen(b, 0, None, "completion", _of_sample(params, b - 1)) for b in branches]
+    return (ir.Fork(0, seq, None, branches), *gens)
+
+
+def _of_sample(params: ir.GenParams, index: int) -> ir.GenParams:
+    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow. The
+    prompt is scored once."""
+    if index:
+        params = replace(params, logprob_start=None)
+    if params.seed is None:
+        return params
+    return replace(params, seed=seed_of_sample(params.seed, index))

@@ -1,0 +1,209 @@
+"""A task under way: its programs on the engine, and what has come of them and was not taken yet.
+
+Lives on one asyncio loop. Events come from the connection's I/O thread through a mailbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.types import Receive
+
+from ...errors import EngineError
+from ...frontend.client.client import Connection
+from ...frontend.protocol import wire
+from ..protocol.caller import Caller
+from ..protocol.disconnect import disconnected
+from ..protocol.pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece
+from ..protocol.task import Task
+from .completion import Completion
+from .event_queue import Mailbox
+
+LOGPROBS_BYTES = 1024  # of one token with its alternatives (guess)
+
+
+class Generation:
+    """The programs of a task. Ends with all outcomes, with a failure, or closed: exactly one.
+
+    Whoever awaits `wait` is one coroutine at a time. Lifetime: until `close`, which cancels what
+    has not ended.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        task: Task,
+        caller: Caller,
+        reply_id: str,
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        self.task = task
+        self.caller = caller
+        self.reply_id = reply_id
+        self.outcomes: dict[int, Outcome] = {}
+        self.failure: GenerationFailed | None = None
+        self.is_closed = False
+        self.num_waiting_bytes = 0  # about, of what `take` would give
+        self._mailbox = mailbox
+        self._on_outcome = on_outcome
+        self._fresh: list[Piece | Outcome] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._completions: list[Completion] = []
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return (
+            self.is_closed
+            or self.failure is not None
+            or len(self.outcomes) == self.task.num_samples
+        )
+
+    def watch(self, receive: Receive) -> None:
+        """From now on close it when the client goes away. The request's body has been read."""
+        self._watcher = self._mailbox.loop.create_task(self._await_disconnect(receive))
+
+    async def _await_disconnect(self, receive: Receive) -> None:
+        await disconnected(receive)
+        self.close()
+
+    async def start(self, connection: Connection) -> None:
+        """Send the programs. Raises EngineError and InvalidProgram, and has then cancelled them."""
+        try:
+            if connection.has_credit:
+                self._start(connection)
+            else:  # the engine is behind with what was sent: others must not wait for it
+                await asyncio.to_thread(self._start, connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, connection: Connection) -> None:
+        seed = secrets.randbits(62)
+        for number in range(len(self.task.prompts)):
+            completion = Completion(
+                connection,
+                self.task,
+                self.caller,
+                number=number,
+                post=self._post,
+                seed=seed,
+                response_id=None if number else self.reply_id,
+            )
+            self._completions.append(completion)
+            completion.send()
+        if self.is_closed:  # while another thread was sending
+            self._cancel()
+
+    def abort(self) -> None:
+        """Have all samples end now with what they have, finish reason "abort"."""
+        for completion in self._completions:
+            completion.end_now()
+
+    def close(self) -> None:
+        """Nobody wants more: cancel what has not ended."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._cancel()
+            self.wake()
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    def _cancel(self) -> None:
+        for completion in self._completions:
+            completion.cancel()
+
+    # --- what came --------------------------------------------------------------------------------
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Until there is something to take, it is over, or `wake` was called; at most so long."""
+        if self._fresh or self.is_over:
+            return
+        loop = self._mailbox.loop
+        self._waiter = waiter = loop.create_future()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, self.wake)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """End a `wait`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> list[Piece | Outcome]:
+        """What came since the last time; the pieces of a sample that waited together are one."""
+        fresh, self._fresh = self._fresh, []
+        self.num_waiting_bytes = 0
+        return fresh if len(fresh) < 2 else _joined(fresh)
+
+    async def finish(self) -> list[Outcome]:
+        """All outcomes, in order. Raises GenerationFailed; what is missing was closed."""
+        while not self.is_over:
+            await self.wait()
+            self._fresh.clear()
+        if self.failure is not None:
+            raise self.failure
+        return [self.outcomes[index] for index in sorted(self.outcomes)]
+
+    def _post(self, index: int, kind: str, payload: Any) -> None:
+        """On the connection's I/O thread."""
+        self._mailbox.post(self._take_event, index, kind, payload)
+
+    def _take_event(self, index: int, kind: str, payload: Any) -> None:
+        if self.is_over:
+            return
+        if kind == wire.DELTA:
+            piece = Piece.of(index, payload)
+            self._fresh.append(piece)
+            num_entries = len(piece.logprobs or ())
+            self.num_waiting_bytes += len(piece.text) + LOGPROBS_BYTES * num_entries
+        elif kind == wire.VALUE:
+            outcome = Outcome(index, payload["text"], payload["meta"])
+            self.outcomes[index] = outcome
+            self._fresh.append(outcome)
+            self._on_outcome(outcome)
+        else:
+            self._take_failure(index, payload)
+        self.wake()
+
+    def _take_failure(self, index: int, payload: Mapping[str, Any]) -> None:
+        """Of a sample, or of all of them: where the request is to be refused, where the engine or a
+        whole program of it is gone, and where no sample is left that has not failed."""
+        kind, field = payload["kind"], payload.get("field")
+        if kind in GRAMMAR_KINDS:
+            field = self.task.constraint_field
+        error = GenerationFailed(payload["message"], kind, field)
+        is_of_sample = payload.get("op") not in (None, "program") and kind == EngineError.__name__
+        if self.task.fails_apart and is_of_sample:
+            if index in self.outcomes:  # its prompt's branch was told of, too
+                return
+            self.outcomes[index] = outcome = Outcome(index, "", {}, error)
+            num_failed = sum(each.error is not None for each in self.outcomes.values())
+            if num_failed < self.task.num_samples:
+                self._fresh.append(outcome)
+                return
+        self.failure = error
+        self._cancel()
+
+
+def _joined(items: Sequence[Piece | Outcome]) -> list[Piece | Outcome]:
+    """The pieces before a sample's outcome as one, those of different samples apart."""
+    waiting: dict[int, list[Piece]] = {}
+    joined: list[Piece | Outcome] = []
+    for item in items:
+        if isinstance(item, Piece):
+            waiting.setdefault(item.index, []).append(item)
+            continue
+        if item.index in waiting:
+            joined.append(Piece.joined(waiting.pop(item.index)))
+        joined.append(item)
+    joined += [Piece.joined(pieces) for pieces in waiting.values()]
+    return joined

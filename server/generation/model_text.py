@@ -1,0 +1,120 @@
+"""The served model's tokenizer and chat template in this process, so that texts that come over HTTP
+cost the engine nothing. Loaded when they are first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...errors import InvalidRequest, ModelLoadError
+from ..protocol.task import MAX_MESSAGES, Message
+
+if TYPE_CHECKING:
+    from ...runtime.tokenizer.chat_template import ChatTemplate
+    from ...runtime.tokenizer.tokenizer import Tokenizer
+    from ...runtime.tokenizer.transcript import Transcript
+
+MAX_TOKEN_IDS = 1 << 22  # of one request
+NUM_THREADS = 2  # more would only wait for the interpreter's lock
+
+_T = TypeVar("_T")
+
+
+class ModelText:
+    """Thread-safe; its methods may take long, and belong `in_thread`. Lifetime: the application's.
+
+    Raises InvalidRequest for texts and ids out of bounds, ModelLoadError where the model's folder
+    is not on this host.
+    """
+
+    def __init__(self, info: Callable[[], dict[str, Any]]) -> None:
+        """`info`: what the engine says of itself."""
+        self._info = info
+        self._lock = threading.Lock()
+        self._template_lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "model-text")
+        self._loaded: tuple[str, Tokenizer, ChatTemplate] | None = None
+
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """What `work` comes to, on a thread that nothing else waits for: a server whose health
+        cannot be asked while it reads long texts would be taken for dead."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def encode(self, text: str, *, has_bos: bool = True) -> list[int]:
+        """Ids of a prompt, led by BOS where the model has one."""
+        tokenizer, _ = self._load()
+        return [*(tokenizer.bos_ids if has_bos else ()), *tokenizer.encode(text)]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        opens_turn: bool = True,
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a chat's messages under the model's template, with `opens_turn` up to where the
+        assistant begins; a last message of the assistant's is then left open. The template is told
+        of `tools` and `variables`."""
+        from ...runtime.tokenizer.chat_template import Told
+        from ...runtime.tokenizer.transcript import Transcript
+
+        if not 1 <= len(messages) <= MAX_MESSAGES:
+            allowed = f"1 to {MAX_MESSAGES} messages"
+            raise InvalidRequest.of("messages", len(messages), allowed)
+        transcript = Transcript(*self._load(), Told.of(tools, variables))
+        with self._template_lock:  # what a template keeps is one thread's
+            return _chat_ids(transcript, messages, opens_turn)
+
+    def decode(
+        self, ids: Sequence[int], *, skip_special: bool = True, field: str = "tokens"
+    ) -> str:
+        """Text of ids; `field`: what a client calls them."""
+        tokenizer, _ = self._load()
+        self._require_ids(ids, field)
+        return tokenizer.decode(ids, skip_special=skip_special)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Each token as text."""
+        tokenizer, _ = self._load()
+        self._require_ids(ids)
+        return [tokenizer.token_text(token_id) for token_id in ids]
+
+    def _require_ids(self, ids: Sequence[int], field: str = "tokens") -> None:
+        if len(ids) > MAX_TOKEN_IDS:
+            raise InvalidRequest.of(field, f"{len(ids)} ids", f"at most {MAX_TOKEN_IDS}")
+        vocab_size = self._info()["vocab_size"]
+        wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest.of(field, wrong, f"ids in [0, {vocab_size - 1}]")
+
+    def _load(self) -> tuple[Tokenizer, ChatTemplate]:
+        from ...runtime.tokenizer.chat_template import ChatTemplate
+        from ...runtime.tokenizer.tokenizer import Tokenizer
+
+        info = self._info()
+        path = str(info["model_path"])
+        with self._lock:
+            if self._loaded is None or self._loaded[0] != path:
+                if not Path(path).is_dir():
+                    raise ModelLoadError(f"{path}: the model's folder is not on this host")
+                tokenizer = Tokenizer(Path(path), info["vocab_size"])
+                self._loaded = (path, tokenizer, ChatTemplate(Path(path), tokenizer))
+            return self._loaded[1:]
+
+
+def _chat_ids(transcript: Transcript, messages: Sequence[Message], opens_turn: bool) -> list[int]:
+    is_open = opens_turn and messages[-1].role == "assistant"
+    for index, message in enumerate(messages):
+        transcript.begin_role(message.role, message.fields)
+        if message.content:
+            transcript.append_text(message.content)
+        if not (is_open and index == len(messages) - 1):
+            transcript.end_role()
+    if opens_turn and not is_open:
+        transcript.begin_role("assistant")
+    return transcript.ids.tolist()

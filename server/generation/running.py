@@ -1,0 +1,112 @@
+"""Answers under way: by id, so that they can be aborted; and what streams need from time to time.
+
+Lives on the server's asyncio loop; counts may be read on any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..protocol.caller import Caller
+from ..protocol.pieces import Outcome
+from ..protocol.task import Task
+from ..settings import ServerSettings
+from .event_queue import Mailbox
+from .generation import Generation
+from .stream import EventStream
+
+log = logging.getLogger(__name__)
+
+SWEEPS_A_LIMIT = 4  # a limit in seconds is kept to a quarter of it
+MAX_SWEEP_S = 1.0
+
+
+class Running:
+    """The registry of one application's generations and streams."""
+
+    def __init__(self, settings: ServerSettings, on_cut: Callable[[str], None]) -> None:
+        """`on_cut`: told of each stream that was cut off, with the reason's name."""
+        self._settings = settings
+        self._on_cut = on_cut
+        shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
+        self._sweep_s = min(MAX_SWEEP_S, shortest_s / SWEEPS_A_LIMIT)
+        self._mailbox: Mailbox | None = None
+        self._generations: dict[Generation, None] = {}
+        self._by_id: dict[str, dict[Generation, None]] = {}
+        self._streams: dict[EventStream, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests whose answers the engine has not finished."""
+        return len(self._generations)
+
+    @property
+    def num_streams(self) -> int:
+        """Of these, the answers that are being streamed."""
+        return len(self._streams)
+
+    def abort(self, id: str | None, caller: Caller) -> int:
+        """End requests of a caller's tenant now with what they have: those of an id, the reply's or
+        the client's own, or all (None). How many there were."""
+        found = self._generations if id is None else self._by_id.get(id, {})
+        own = [g for g in found if g.caller.tenant == caller.tenant]
+        for generation in own:
+            generation.abort()
+        return len(own)
+
+    def begin(
+        self, task: Task, caller: Caller, reply_id: str, on_outcome: Callable[[Outcome], None]
+    ) -> Generation:
+        """A generation that counts as under way until `end`; `on_outcome` is told of each."""
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop)
+        generation = Generation(self._mailbox, task, caller, reply_id, on_outcome)
+        self._generations[generation] = None
+        for id in _ids(generation):
+            self._by_id.setdefault(id, {})[generation] = None
+        return generation
+
+    def end(self, generation: Generation) -> None:
+        """Close it and forget it."""
+        generation.close()
+        self._generations.pop(generation, None)
+        for id in _ids(generation):
+            same = self._by_id.get(id, {})
+            same.pop(generation, None)
+            if not same:
+                self._by_id.pop(id, None)
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def streaming(self, stream: EventStream) -> Iterator[None]:
+        """Watch over a stream while it is sent, then end its generation."""
+        self._streams[stream] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+        try:
+            yield
+        finally:
+            del self._streams[stream]
+            self.end(stream.generation)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._sweep_s, self._sweep) if self._streams else None
+        now = loop.time()
+        for stream in list(self._streams):
+            reason = stream.check(now, self._settings)
+            if reason is not None:
+                self._on_cut(reason.name.lower())
+                log.warning("cut off stream %s: %s", stream.reply_id, reason.value)
+                stream.cut()
+
+
+def _ids(generation: Generation) -> set[str]:
+    rid = generation.task.rid
+    return {generation.reply_id} if rid is None else {generation.reply_id, rid}

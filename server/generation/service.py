@@ -1,0 +1,110 @@
+"""What the routes have in common: the engine behind them, and how this server is set up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest, model_not_found
+from ...frontend.client.client import Connection
+from ..access.intake import Intake
+from ..metrics.http_metrics import HttpMetrics
+from ..settings import ServerSettings
+from .model_text import ModelText
+from .running import Running
+
+
+class EngineLink(Protocol):
+    """An engine as routes see it; it may die and be there anew later."""
+
+    @property
+    def connection(self) -> Connection:
+        """To the engine that runs now. Raises EngineError where none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request asks to be served by: the model, or one of its adapters."""
+
+    name: str  # what answers call it
+    lora_path: str | None  # the adapter's name, which the engine may not know; None: the model
+
+
+@dataclass(slots=True)
+class Service:
+    """Lifetime: the application's."""
+
+    engine: EngineLink
+    settings: ServerSettings
+    intake: Intake = field(default_factory=Intake)
+    metrics: HttpMetrics = field(default_factory=HttpMetrics)
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    text: ModelText = field(init=False)
+    running: Running = field(init=False)  # what the engine works on for this application's clients
+
+    def __post_init__(self) -> None:
+        self.text = ModelText(lambda: self.info)
+        self.running = Running(self.settings, self._note_cut)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the engine said of itself when it was connected. Raises EngineError."""
+        return self.engine.connection.info
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is served. Raises EngineError."""
+        return str(self.info["model"])
+
+    @property
+    def max_running(self) -> int:
+        """Samples that the engine runs at once. Raises EngineError."""
+        return int(self.info["max_running_requests"])
+
+    def require_open(self) -> None:
+        """Raises Refusal or EngineError where no work is taken."""
+        self.intake.require_open()
+        _ = self.engine.connection
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether the engine serves adapters. Raises EngineError."""
+        return bool(self.info["has_lora"])
+
+    def served(self, name: str | None, lora_path: str | None = None) -> Served:
+        """The model by its name, "default" or none, or an adapter as "model:adapter" or by its own
+        name alone. Raises ModelNotFound where no adapters are served, else the engine does; and
+        InvalidRequest for two adapters at a time."""
+        model = self.model
+        if lora_path and not self.has_lora:
+            allowed = "left out: no adapters are served (--enable-lora)"
+            raise InvalidRequest.of("lora_path", lora_path[:MAX_MODEL_NAME_CHARS], allowed)
+        if not name or name in ("default", model):
+            return Served(model, lora_path or None)
+        if not self.has_lora:
+            raise model_not_found(name, model, ())
+        adapter = name.removeprefix(f"{model}:") or name  # "model:" names none that there is
+        if lora_path and lora_path != adapter:
+            allowed = f"left out, or the adapter that model={name[:MAX_MODEL_NAME_CHARS]!r} names"
+            raise InvalidRequest.of("lora_path", lora_path[:MAX_MODEL_NAME_CHARS], allowed)
+        return Served(name, adapter)
+
+    async def adapters(self) -> list[dict[str, Any]]:
+        """The adapters that the engine knows, each with `name`, `path` and more; none where it
+        serves none. Raises EngineError."""
+        if not self.has_lora:
+            return []
+        found: list[dict[str, Any]] = await self.engine.connection.acall("lora_adapters")
+        return found
+
+    async def require_model(self, name: str | None) -> None:
+        """Raises ModelNotFound for what is neither the model nor an adapter."""
+        adapter = self.served(name).lora_path
+        if adapter is not None:
+            known = tuple(str(told["name"]) for told in await self.adapters())
+            if adapter not in known:
+                raise model_not_found(str(name), self.model, known)
+
+    def _note_cut(self, reason: str) -> None:
+        self.metrics.cut_streams.labels(reason).inc()

@@ -1,0 +1,122 @@
+"""An answer as server-sent events: what has come goes out at once, what has piled up goes together.
+
+A plain ASGI response. Its writes wait for the connection (the server's flow control); what comes
+meanwhile waits in the generation, the pieces of a sample as one. A reader that takes nothing is cut
+off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..protocol.connections import hang_up, transport_of
+from ..protocol.pieces import Outcome
+from ..protocol.server_sent_events import PING
+from ..protocol.task import Reply
+from ..settings import ServerSettings
+from .generation import Generation
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect events
+}
+
+
+class Cut(Enum):
+    """Why a stream is cut off."""
+
+    STALLED = "its reader took nothing for too long"
+    BEHIND = "its reader is too slow: too much waits for it"
+
+
+CarryOutHints = Callable[[], Awaitable[dict[str, Any] | None]]
+
+
+class EventStream(Response):
+    """Sends what comes of `generation`."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        reply: Reply,
+        carry_out_hints: CarryOutHints,
+        watched_over: Callable[[EventStream], AbstractContextManager[None]],
+    ) -> None:
+        """`watched_over`: around the sending, calls `check` from time to time."""
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self.reply_id = reply.id
+        self.generation = generation
+        self._reply = reply
+        self._carry_out_hints = carry_out_hints
+        self._watched_over = watched_over
+        self._transport: asyncio.Transport | None = None
+        self._blocked_s: float | None = None  # since when a write waits for the connection
+        self._sent_s = 0.0  # when the last write was done
+        self._should_ping = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._transport = transport_of(scope)
+        loop = asyncio.get_running_loop()
+
+        async def write(body: bytes, more_body: bool = True) -> None:
+            self._blocked_s = loop.time()
+            await send({"type": "http.response.body", "body": body, "more_body": more_body})
+            self._blocked_s, self._sent_s = None, loop.time()
+
+        generation = self.generation
+        with self._watched_over(self):
+            self._sent_s = loop.time()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while not generation.is_over:
+                if body := self._body():
+                    await write(body)
+                await generation.wait()
+            if not generation.is_closed:
+                await write(self._body() + await self._ending(), more_body=False)
+
+    def _body(self) -> bytes:
+        """Events of all that came."""
+        reply, ping = self._reply, PING if self._should_ping else b""
+        self._should_ping = False
+        events = [
+            reply.end(item) if isinstance(item, Outcome) else reply.piece(item)
+            for item in self.generation.take()
+        ]
+        return b"".join(events) or ping
+
+    async def _ending(self) -> bytes:
+        generation = self.generation
+        if generation.failure is not None:
+            return self._reply.failed(generation.failure)
+        hints = await self._carry_out_hints()
+        outcomes = generation.outcomes
+        return self._reply.close([outcomes[index] for index in sorted(outcomes)], hints)
+
+    # --- watched over -----------------------------------------------------------------------------
+
+    def check(self, now: float, settings: ServerSettings) -> Cut | None:
+        """Why it is to be cut off, by the loop's clock, or None; pings after silence."""
+        if self._blocked_s is not None:
+            if now - self._blocked_s > settings.stream_stall_s:
+                return Cut.STALLED
+            if self.generation.num_waiting_bytes > settings.max_stream_buffer_kb * 1024:
+                return Cut.BEHIND
+        elif now - self._sent_s > settings.stream_ping_s:
+            self._should_ping = True
+            self.generation.wake()
+        return None
+
+    def cut(self) -> None:
+        """End it without its reader: nothing more is generated, and the connection is gone."""
+        self.generation.close()
+        if self._transport is not None:
+            hang_up(self._transport)

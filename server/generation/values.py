@@ -1,0 +1,146 @@
+"""Values that are not generated text: each is what one program's last op comes to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from fastapi import Request
+
+from ...errors import EngineError
+from ...frontend.client.client import Connection
+from ...frontend.protocol import ir, wire
+from ..protocol.caller import Caller, caller_of
+from ..protocol.disconnect import while_connected
+from ..protocol.pieces import GenerationFailed
+from .admission import admit_values, note_value
+from .service import Service
+
+
+async def values_of(
+    service: Service,
+    request: Request,
+    programs: Sequence[Sequence[ir.Op]],
+    cache_salt: str | None = None,
+    lora_path: str | None = None,
+) -> list[dict[str, Any]]:
+    """What the last op of each program comes to, a select or an embedding: its `value` and `meta`.
+    All are cancelled when one fails or the client goes away.
+
+    Raises InvalidRequest, Refusal, EngineError, GenerationFailed, and HTTPException for a client
+    that is gone.
+    """
+    admit_values(service, request, sum(map(_num_requests, programs)))
+    caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
+    with ExitStack() as stack:
+        asked = [stack.enter_context(_Asked(connection, caller, lora_path)) for _ in programs]
+        found = await while_connected(request.receive, _all_of(connection, asked, programs))
+    for answer in found:
+        note_value(request, answer["meta"])
+    return found
+
+
+def _num_requests(ops: Sequence[ir.Op]) -> int:
+    """That the engine makes of a program: a select scores each of its choices."""
+    last = ops[-1]
+    return max(len(last.choices), len(last.choice_ids)) if isinstance(last, ir.Select) else 1
+
+
+def usage_of_values(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tokens of all of them; of a select each choice is a prompt of its own, of which the first
+    part is cached."""
+    num_tokens = sum(answer["meta"]["prompt_tokens"] for answer in answers)
+    cached = sum(answer["meta"]["cached_tokens"] for answer in answers)
+    return {
+        "prompt_tokens": num_tokens,
+        "total_tokens": num_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+class _Asked:
+    """A program, under way once it is sent; leaving its context cancels what is left of it."""
+
+    def __init__(
+        self, connection: Connection, caller: Caller, lora_path: str | None = None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._connection = connection
+        self._caller = caller
+        self._lora_path = lora_path
+        self._program: int | None = None
+        self.is_closed = False
+
+    def send(self, ops: Sequence[ir.Op]) -> None:
+        """On any thread. Raises EngineError and InvalidProgram."""
+        create: dict[str, object] = {"seed": 0, "instance": 0, "stream": False}
+        if self._caller.tenant is not None:
+            create["tenant"] = self._caller.tenant
+        if self._caller.namespace:
+            create["namespace"] = self._caller.namespace
+        if self._lora_path is not None:
+            create["lora_path"] = self._lora_path
+        self._program = self._connection.open_program(self, create)
+        for op in ops:
+            self._connection.send_op(self._program, op)
+        self._connection.flush(self._program, end=True, is_awaited=True)
+        if self.is_closed:  # while another thread was sending
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.is_closed = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._program is not None:
+            self._connection.close_program(self._program)
+
+    # --- on the connection's I/O thread -----------------------------------------------------------
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        if kind in (wire.VALUE, wire.FAILED):
+            self._post(kind, payload)
+
+    def handle_disconnect(self, error: EngineError) -> None:
+        self._post(wire.FAILED, {"message": str(error), "kind": type(error).__name__})
+
+    def _post(self, kind: str, payload: dict[str, Any]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._settle, kind, payload)
+
+    # --- on the loop ------------------------------------------------------------------------------
+
+    def _settle(self, kind: str, payload: dict[str, Any]) -> None:
+        if self.answer.done():
+            return
+        if kind == wire.VALUE:
+            self.answer.set_result(payload)
+        else:
+            self.answer.set_exception(GenerationFailed(payload["message"], payload["kind"]))
+
+
+async def _all_of(
+    connection: Connection, asked: Sequence[_Asked], programs: Sequence[Sequence[ir.Op]]
+) -> list[dict[str, Any]]:
+    def send() -> None:
+        for each, ops in zip(asked, programs, strict=True):
+            if not each.is_closed:
+                each.send(ops)
+
+    if connection.has_credit:
+        send()
+    else:  # the engine is behind with what was sent: others must not wait for it
+        await asyncio.to_thread(send)
+    return await asyncio.gather(*(each.answer for each in asked))

@@ -1,0 +1,164 @@
+"""uvicorn as `stemma serve` runs it: its limits, and how it stops.
+
+Asked to stop (SIGTERM or SIGINT), it takes no more work and goes on with what runs, requests and
+programs over ZeroMQ alike, until that has ended or the time for it is over; what is left is then
+told so and ended. Asked again, it does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from ..errors import EngineError
+from .app import create_app
+from .generation.service import Service
+from .protocol.connections import MAX_HEAD_BYTES, HttpProtocol, hang_up
+from .settings import ServerSettings
+from .supervisor import EngineSupervisor
+
+BACKLOG = 4096  # connections that wait to be accepted; the kernel's own limit may be lower
+LAST_WORDS_S = 2.0  # for the ends of streams to be sent
+HANG_UP_S = 0.5  # after which connections that are still busy are closed,
+ABORT_S = 1.5  # and those that still are, whatever waits to be sent on them
+CLOSE_S = 3  # more than all of that
+_POLL_S = 0.05
+
+
+def serve(
+    engine: EngineSupervisor,
+    settings: ServerSettings,
+    listener: socket.socket,
+    announce: Callable[[], None],
+) -> int:
+    """Serve at `listener` until stopped, then stop the engine too; the exit status. `announce` is
+    called once the engine is ready for the first time."""
+    app = create_app(engine, settings)
+    config = uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=int(settings.keep_alive_s),
+        timeout_graceful_shutdown=CLOSE_S,
+        log_config=None,  # the process's own
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+    )
+    server = HttpServer(config, engine, settings, app.state.service, announce)
+    server.run(sockets=[listener])
+    return server.exit_status
+
+
+class HttpServer(uvicorn.Server):
+    """Lifetime: one `run`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: EngineSupervisor,
+        settings: ServerSettings,
+        service: Service,
+        announce: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self.exit_status = 0
+        self._engine = engine
+        self._drain_s = settings.drain_s
+        self._intake = service.intake
+        self._announce = announce
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_hurried = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn: begin to listen."""
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self._tasks.append(asyncio.create_task(self._await_engine()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn: close all connections. The engine's end is the end of all calls to it."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(HANG_UP_S, self._hang_up)
+        loop.call_later(ABORT_S, self._hang_up, True)
+        await super().shutdown(sockets)
+        await asyncio.to_thread(self._engine.stop)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Of uvicorn: a signal asks to stop."""
+        if self._loop is None:  # nothing was begun
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._be_asked_to_stop)
+
+    async def _await_engine(self) -> None:
+        try:
+            await asyncio.to_thread(self._engine.wait_started)
+        except EngineError as error:
+            if self._intake.is_open:  # nobody asked it to stop
+                print(f"stemma serve: {error}", file=sys.stderr)
+                self.exit_status = 1
+                self.should_exit = True
+        else:
+            self._announce()
+
+    def _hang_up(self, is_urgent: bool = False) -> None:
+        """On clients whose streams never end, or who do not read: as if they had."""
+        for connection in list(self.server_state.connections):
+            if is_urgent:
+                hang_up(connection.transport)
+            else:
+                connection.transport.close()
+
+    def _be_asked_to_stop(self) -> None:
+        if self._intake.is_open:
+            self._intake.close()
+            self._engine.drain()
+            self._tasks.append(asyncio.create_task(self._drain()))
+        else:
+            self._is_hurried.set()
+
+    async def _drain(self) -> None:
+        try:
+            await asyncio.wait_for(self._until_idle(), self._drain_s)
+            reason = "the server was stopped at once"
+        except TimeoutError:
+            reason = f"the server was stopped; this had {self._drain_s:g} s to end"
+        self._engine.abandon(reason)
+        for _ in range(round(LAST_WORDS_S / _POLL_S)):
+            if not self._intake.num_running:
+                break
+            await asyncio.sleep(_POLL_S)
+        self.should_exit = True
+
+    async def _until_idle(self) -> None:
+        """Nothing runs any more, or nobody wants to wait for it."""
+        has_said = False
+        while not self._is_hurried.is_set():
+            num_programs = await asyncio.to_thread(self._num_programs)
+            if not self._intake.num_running and not num_programs:
+                return
+            if not has_said:
+                has_said = True
+                print(
+                    f"stopping: {self._intake.num_running} requests and {num_programs} programs "
+                    f"have {self._drain_s:g} s to end; once more (Ctrl-C) stops at once",
+                    flush=True,
+                )
+            await asyncio.sleep(_POLL_S)
+
+    def _num_programs(self) -> int:
+        """Of all clients; of an engine that does not answer none will end."""
+        try:
+            vitals = self._engine.connection.call("vitals", LAST_WORDS_S)
+            return int(vitals["num_programs"])
+        except EngineError:
+            return 0

@@ -1,0 +1,1 @@
+"""How models write tool calls and reasoning, and how these are asked for and read."""

@@ -1,0 +1,128 @@
+"""Reads one output as a message: reasoning, content and tool calls, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.pieces import Outcome
+from .call_reader import Arguments, CallBegun, Content, ContentReader, Event, Reader
+from .reasoning import ReasoningSplitter, ReasoningTags
+from .tools import ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningUse:
+    """How the reasoning of one request's answers is told."""
+
+    tags: ReasoningTags
+    starts_inside: bool
+    is_told: bool = True
+    is_streamed: bool = True  # else it is told in one piece, once it is over
+
+
+class OutputReader:
+    """Reads one sample; a reader is fed a stream or asked once, never both."""
+
+    def __init__(
+        self,
+        tool_use: ToolUse,
+        reasoning: ReasoningUse | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """`warnings`: what else the client is to know of its request."""
+        self._tool_use = tool_use
+        self._warnings = [*warnings, *tool_use.warnings]
+        self._calls: Reader = tool_use.reader() if tool_use.may_call else ContentReader()
+        self._reasoning = reasoning
+        self._splitter: ReasoningSplitter | None = None
+        if reasoning is not None:
+            self._splitter = ReasoningSplitter(
+                reasoning.tags, starts_inside=reasoning.starts_inside
+            )
+        self._untold = ""  # reasoning that waits for its end
+        self._num_calls = 0
+
+    def message(self, outcome: Outcome) -> tuple[dict[str, Any], str]:
+        """The whole message without its role, and the finish reason."""
+        last, reason = self._deltas_of_all(outcome)
+        message: dict[str, Any] = {"content": ""}
+        calls: list[dict[str, Any]] = []
+        for delta in last:
+            for name in ("reasoning_content", "content"):
+                if name in delta:
+                    message[name] = message.get(name, "") + delta[name]
+            for part in delta.get("tool_calls", ()):
+                _add_part(calls, part)
+        if calls:
+            message = {**message, "content": message["content"] or None, "tool_calls": calls}
+        return message, reason
+
+    def feed(self, text: str) -> Sequence[dict[str, Any]]:
+        """What a stream says of fresh text; nothing where it has to wait for more."""
+        if self._splitter is None:
+            return self._of_events(self._calls.feed(text))
+        split = self._splitter.feed(text)
+        deltas = self._of_reasoning(split.reasoning, is_over=self._splitter.has_ended)
+        return [*deltas, *self._of_events(self._calls.feed(split.content))]
+
+    def finish(self, outcome: Outcome) -> tuple[Sequence[dict[str, Any]], str]:
+        """What a stream has yet to say when the sample has ended, and the finish reason."""
+        deltas: list[dict[str, Any]] = []
+        if self._splitter is not None:
+            split = self._splitter.finish()
+            deltas += self._of_reasoning(split.reasoning, is_over=True)
+            deltas += self._of_events(self._calls.feed(split.content))
+        deltas += self._of_events(self._calls.finish())
+        reason: str = outcome.meta["finish_reason"]
+        if self._warnings:
+            outcome.meta["warnings"] = [*(outcome.meta.get("warnings") or ()), *self._warnings]
+        return deltas, "tool_calls" if reason == "stop" and self._num_calls else reason
+
+    def num_reasoning_tokens(self, outcome: Outcome) -> int:
+        """How many of the output's tokens were reasoning; asked after `message` or `finish`."""
+        splitter = self._splitter
+        if self._reasoning is None or splitter is None or not splitter.has_reasoning:
+            return 0
+        output_ids = outcome.meta["output_ids"]
+        return self._reasoning.tags.num_tokens(output_ids, has_ended=splitter.has_ended)
+
+    def _deltas_of_all(self, outcome: Outcome) -> tuple[Sequence[dict[str, Any]], str]:
+        fed = self.feed(outcome.text)
+        last, reason = self.finish(outcome)
+        return [*fed, *last], reason
+
+    def _of_reasoning(self, text: str, *, is_over: bool) -> list[dict[str, Any]]:
+        if self._reasoning is None or not self._reasoning.is_told:
+            return []
+        text, self._untold = self._untold + text, ""
+        if not self._reasoning.is_streamed and not is_over:
+            self._untold, text = text, ""
+        return [{"reasoning_content": text}] if text else []
+
+    def _of_events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        return [self._delta(event) for event in events]
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        match event:
+            case Content():
+                return {"content": event.text}
+            case CallBegun():
+                self._num_calls += 1
+                function = {"name": event.name, "arguments": ""}
+                call = {"id": self._tool_use.new_id(), "type": "function", "function": function}
+                return self._of_call(call)
+            case Arguments():
+                return self._of_call({"function": {"arguments": event.text}})
+
+    def _of_call(self, part: dict[str, Any]) -> dict[str, Any]:
+        return {"tool_calls": [{"index": self._num_calls - 1, **part}]}
+
+
+def _add_part(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Put a stream's piece to the calls of a whole message."""
+    if part["index"] == len(calls):
+        calls.append({name: value for name, value in part.items() if name != "index"})
+    else:
+        calls[-1]["function"]["arguments"] += part["function"]["arguments"]

@@ -1,0 +1,258 @@
+"""Function calling over HTTP: what `tools` and `tool_choice` ask of an output, and who reads it.
+
+"required" and a named function constrain the whole output to a call as JSON; "auto" leaves the
+text free until a call begins in the format that the model was taught, if its chat template knows
+tools at all. Schemas are enforced strictly where a function that may be called is `strict`, else
+leniently: what cannot be enforced is a warning of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ...errors import InvalidProgram, InvalidRequest
+from ...frontend.protocol.constraint import Constraint, constraint_of
+from ..protocol.items import Items
+from .call_reader import CallReader, ContentReader, NamedReader, Reader
+from .chat_format import ChatFormat
+from .forced import Forced
+from .hermes import Hermes
+from .reasoning import ReasoningTags
+
+MAX_TOOLS = 256  # guess: OpenAI allows 128
+MAX_TOOLS_CHARS = 512 * 1024  # of JSON that a template is told; guess
+
+
+class ToolFunction(BaseModel):
+    """A function that the model may call; `parameters` is the schema of its arguments."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # true: what of the schema cannot be enforced is refused
+
+    @property
+    def schema_(self) -> dict[str, Any]:
+        """Of the arguments; without parameters, an empty object."""
+        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+        return self.parameters or nothing
+
+
+class Tool(BaseModel):
+    """An item of `tools`."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(BaseModel):
+    """`tool_choice.function`."""
+
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """`tool_choice` as an object."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(BaseModel):
+    """`tool_choice.allowed_tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: Items[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedChoice(BaseModel):
+    """`tool_choice` that leaves out some of the tools: these are told of, but not to be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the tools of one request are used. Raises InvalidRequest for a name that there is not.
+
+    `has_own_constraint`: the client says what the output is, so that it is no call unless one is
+    forced; `is_parallel`: several calls may come.
+    """
+
+    tools: Sequence[Tool]
+    choice: ToolChoice
+    chat_format: ChatFormat
+    is_parallel: bool = True
+    has_own_constraint: bool = False
+
+    def __post_init__(self) -> None:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise InvalidRequest.of("tools", names, "functions with different names")
+        for name in self._chosen_names:
+            if name not in names:
+                raise InvalidRequest.of("tool_choice", name, f"one of {names}")
+        if self._mode == "required" and not names:
+            raise InvalidRequest.of("tool_choice", "required", "only together with tools")
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the whole output is a call."""
+        return self._mode == "required" or isinstance(self.choice, NamedChoice)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the output is to be read for calls."""
+        return self.is_forced or self._may_choose_to_call
+
+    @property
+    def for_template(self) -> str | None:
+        """The tools as JSON, for a chat template that knows them. Raises InvalidRequest."""
+        if not self._is_told or self.choice == "none":
+            return None
+        whole = json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
+        if len(whole) > MAX_TOOLS_CHARS:
+            allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
+            raise InvalidRequest.of("tools", f"{len(whole)} characters", allowed)
+        return whole
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the client may believe of its tools, and is not so."""
+        if self._mode != "auto" or not self.tools or self._may_choose_to_call:
+            return ()
+        if self.has_own_constraint:
+            what = "the output is what the request's own constraint says, and so never a call"
+        elif not self.chat_format.knows_tools:
+            what = "the model was not told of them: its chat template does not know tools"
+        else:
+            what = "calls are not read from the output: their format is not known"
+        return (f"tools: {what}",)
+
+    def reader(self) -> Reader:
+        """Of an output."""
+        taught = self.chat_format.tool_format
+        if isinstance(self.choice, NamedChoice):
+            return NamedReader(self.choice.function.name)
+        if self.is_forced:
+            return CallReader(Forced(taught or Hermes()))
+        return ContentReader() if taught is None else CallReader(taught)
+
+    def new_id(self) -> str:
+        """For a call."""
+        return (self.chat_format.tool_format or Hermes()).new_id()
+
+    def constraint(self, reasoning: ReasoningTags | None = None) -> Constraint | None:
+        """What the output must be; `reasoning`: behind the end of this one, if it is open.
+
+        Raises InvalidRequest that names `tools`.
+        """
+        try:
+            return self._constraint(reasoning)
+        except InvalidProgram as error:
+            raise InvalidRequest(f"tools: {error}", "tools") from error
+
+    def _constraint(self, reasoning: ReasoningTags | None) -> Constraint | None:
+        functions = self._allowed
+        is_lenient = not any(function.strict for function in functions)
+        if isinstance(self.choice, NamedChoice):
+            schema: object = functions[0].schema_
+        elif self.is_forced:
+            schema = {"anyOf": [_call_schema(index, f) for index, f in enumerate(functions)]}
+        else:
+            return self._tags(functions, is_lenient)
+        constraint = constraint_of(json_schema=schema, lenient=is_lenient)
+        return constraint if reasoning is None else behind_reasoning(reasoning, constraint)
+
+    def _tags(self, functions: Sequence[ToolFunction], is_lenient: bool) -> Constraint | None:
+        taught = self.chat_format.tool_format
+        if taught is None or not self._may_choose_to_call:
+            return None
+        if taught.needs_no_grammar and is_lenient and self.is_parallel:
+            return None
+        structures = [s for f in functions for s in taught.structures(f.name, f.schema_)]
+        tags = [_tag(s["begin"], s["schema"], s["end"]) for s in structures]
+        triggers = [t for t in taught.triggers if tags[0]["begin"].startswith(t)]
+        body = {
+            "type": "triggered_tags",
+            "triggers": triggers or ['{"name": "'],
+            "tags": tags,
+            "stop_after_first": not self.is_parallel,
+        }
+        tag = {"type": "structural_tag", "format": body}
+        return constraint_of(structural_tag=tag, lenient=is_lenient)
+
+    @property
+    def _mode(self) -> str:
+        """none, auto, required or function."""
+        if isinstance(self.choice, AllowedChoice):
+            return self.choice.allowed_tools.mode
+        return self.choice if isinstance(self.choice, str) else "function"
+
+    @property
+    def _chosen_names(self) -> Sequence[str]:
+        if isinstance(self.choice, NamedChoice):
+            return [self.choice.function.name]
+        if isinstance(self.choice, AllowedChoice):
+            return [tool.function.name for tool in self.choice.allowed_tools.tools]
+        return []
+
+    @property
+    def _allowed(self) -> Sequence[ToolFunction]:
+        """The functions that may be called."""
+        functions = [tool.function for tool in self.tools]
+        names = self._chosen_names
+        return [f for f in functions if f.name in names] if names else functions
+
+    @property
+    def _may_choose_to_call(self) -> bool:
+        has_format = self._is_told and self.chat_format.tool_format is not None
+        return self._mode == "auto" and has_format and not self.has_own_constraint
+
+    @property
+    def _is_told(self) -> bool:
+        return bool(self.tools) and self.chat_format.knows_tools
+
+
+def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Constraint | None:
+    """Free text up to the end of the reasoning, then what `constraint` says, if that is JSON; else
+    None, unless there is text around it anyhow."""
+    if constraint is None or constraint.kind == "structural_tag":
+        return constraint
+    if constraint.kind not in ("json_schema", "json_object"):
+        return None
+    schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
+    body = {
+        "type": "triggered_tags",
+        "triggers": [tags.end],
+        "tags": [_tag(f"{tags.end}\n\n", schema, "")],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    source = json.dumps({"type": "structural_tag", "format": body}, separators=(",", ":"))
+    return replace(constraint, kind="structural_tag", source=source)
+
+
+def _tag(begin: str, schema: object, end: str) -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"begin": begin, "content": content, "end": end}
+
+
+def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:
+    """The arguments' schema is a resource of its own: its pointers count from its own root."""
+    arguments = {"$id": f"urn:stemma:tool:{index}", **function.schema_}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

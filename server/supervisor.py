@@ -1,0 +1,228 @@
+"""Keeps an engine running beside the HTTP server: starts it, sees it die, starts it anew.
+
+One thread lives through one engine after another. A second one waits for the process of the moment,
+so that all requests in it are told of its death at once. What an engine that stands still is told
+by is its silence on the connection, which its loop breaks between any two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from ..errors import EngineError
+from ..frontend.client.client import Connection
+from ..frontend.client.engine_process import START_TIMEOUT_S, EngineProcess
+from ..frontend.protocol.wire import DRAIN_ORDER
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
+STEADY_S = 60.0  # an engine that was ready for so long did not die of its start
+_STOPPED = "the server is being stopped"
+
+
+class EngineState(Enum):
+    """What an engine is doing, as its supervisor sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"  # running, and taking no new programs
+    STOPPED = "stopped"
+
+
+class EngineSupervisor:
+    """The engine behind an HTTP server (`service.EngineLink`); thread-safe.
+
+    Lifetime: from `start` to `stop`. An engine that dies before it was ever ready is not started
+    again: it was asked for what cannot be. One that dies while draining is not, either.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], EngineProcess],
+        *,
+        timeout_s: float,
+        backoff_s: tuple[float, ...] = BACKOFF_S,
+    ) -> None:
+        """`launch` starts the process of an engine, each time with the same flags and addresses;
+        `timeout_s`: of silence, after which an engine is killed."""
+        self._launch = launch
+        self._timeout_s = timeout_s
+        self._backoff_s = backoff_s
+        self._lock = threading.Lock()
+        self._state = EngineState.STARTING
+        self._process: EngineProcess | None = None
+        self._connection: Connection | None = None
+        self._why_none = "the engine is starting"
+        self._num_restarts = 0
+        self._ready_s: float | None = None  # since when the engine of the moment has been
+        self._is_stopping = threading.Event()
+        self._has_started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stemma-supervisor", daemon=True)
+
+    # --- for routes -----------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> Connection:
+        """To the engine that runs now. Raises EngineError where none does."""
+        connection = self._connection
+        if connection is None:
+            raise EngineError(self._why_none)
+        return connection
+
+    @property
+    def state(self) -> EngineState:
+        """At this moment."""
+        return self._state
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines started after the first one."""
+        return self._num_restarts
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process, None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    # --- for the command ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to start the engine."""
+        self._thread.start()
+
+    def wait_started(self) -> Connection:
+        """The connection of the first engine, once it is ready. Raises EngineError where it never
+        will be."""
+        self._has_started.wait()
+        return self.connection
+
+    def drain(self) -> None:
+        """Take no new programs, from anyone; those that run go on."""
+        with self._lock:
+            if self._state is not EngineState.STOPPED:
+                self._state = EngineState.DRAINING
+            process = self._process
+        if process is not None:
+            process.order(DRAIN_ORDER)
+
+    def abandon(self, reason: str) -> None:
+        """Fail all that HTTP requests still wait for."""
+        connection = self._connection
+        if connection is not None:
+            connection.abandon(EngineError(reason))
+
+    def stop(self) -> None:
+        """End the engine; safe to call twice and at any time."""
+        self._is_stopping.set()
+        with self._lock:
+            connection, process = self._connection, self._process
+            self._end(_STOPPED)
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            process.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- its thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        num_deaths = 0  # in a row
+        while not self._is_over():
+            self._ready_s = None
+            reason = self._live(is_first=num_deaths == 0)
+            is_steady = self._ready_s is not None and time.monotonic() - self._ready_s > STEADY_S
+            num_deaths = 1 if is_steady else num_deaths + 1
+            delay_s = self._backoff_s[min(num_deaths, len(self._backoff_s)) - 1]
+            if self._bury(reason, num_deaths, delay_s):
+                self._is_stopping.wait(delay_s)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            if self._is_leaving:
+                self._end(_STOPPED)
+            return self._state is EngineState.STOPPED
+
+    def _live(self, *, is_first: bool) -> str:
+        """Through the life of an engine, from its start; what it died of."""
+        begun_s = time.monotonic()
+        try:
+            process = self._launch()
+        except OSError as error:  # no memory, or no processes left
+            return f"the engine's process cannot be started: {error}"
+        try:
+            with self._lock:
+                self._process = process  # whoever stops now stops it
+            if self._is_stopping.is_set():
+                return _STOPPED
+            connection = Connection(
+                process.endpoint,
+                timeout_s=START_TIMEOUT_S,
+                is_alive=process.death,
+                silence_s=self._timeout_s,
+            )
+            threading.Thread(target=self._mourn, args=(process, connection), daemon=True).start()
+            self._become_ready(process, connection)
+            if not is_first:
+                log.warning("the engine is ready again after %.1f s", time.monotonic() - begun_s)
+            reason = str(connection.wait_ended())
+            return process.death() or reason
+        except EngineError as error:
+            return str(error)
+        except Exception as error:  # no threads, sockets or files left: the next one may have some
+            log.exception("the engine could not be looked after")
+            return f"{type(error).__name__}: {error}"
+        finally:
+            if self._state in (EngineState.READY, EngineState.RESTARTING):
+                process.kill()  # it stands still, or has left processes of its own behind
+            process.stop()
+
+    def _mourn(self, process: EngineProcess, connection: Connection) -> None:
+        """Tell all who wait for an engine when its process ends."""
+        process.wait()
+        goes_on = "" if self._is_leaving else "; another one is being started"
+        connection.abandon(EngineError(f"{process.death()}{goes_on}"))
+
+    def _become_ready(self, process: EngineProcess, connection: Connection) -> None:
+        with self._lock:
+            if self._is_stopping.is_set():
+                connection.close()
+                return
+            self._connection, self._ready_s = connection, time.monotonic()
+            if self._state is EngineState.DRAINING:
+                process.order(DRAIN_ORDER)
+            else:
+                self._state = EngineState.READY
+        self._has_started.set()
+
+    def _bury(self, reason: str, num_deaths: int, delay_s: float) -> bool:
+        """Whether there shall be another one."""
+        with self._lock:
+            self._connection = self._process = None
+            if self._is_leaving or not self._has_started.is_set():
+                self._end(_STOPPED if self._is_leaving else reason)
+                return False
+            self._state = EngineState.RESTARTING
+            self._num_restarts += 1
+            if num_deaths > 1:
+                reason = f"{reason}, {num_deaths} times in a row now"
+            self._why_none = f"the engine is being restarted: {reason}"
+        log.warning("%s; starting another one in %g s", reason, delay_s)
+        return True
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._is_stopping.is_set() or self._state is EngineState.DRAINING
+
+    def _end(self, reason: str) -> None:
+        self._state = EngineState.STOPPED
+        self._connection = None
+        self._why_none = reason
+        self._has_started.set()

@@ -1,0 +1,36 @@
+"""The model recipe: the weights are transformers' own, the folder is a whole checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stemma.bench.harness import model
+from stemma.runtime.tokenizer.tokenizer import Tokenizer
+
+SHAPE = model.Shape(32, 2, 4, 2, 8, 48, vocab=400, max_position_embeddings=64)
+
+
+def test_weights_are_drawn_as_transformers_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(model, "_corpus", lambda: itertools.repeat("def f(x): return x", 20))
+    model.make_model(tmp_path, SHAPE, seed=3)
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    theirs = transformers.LlamaForCausalLM(config)
+    torch.nn.init.normal_(theirs.lm_head.weight, std=model.HEAD_STD)
+    torch.nn.init.normal_(theirs.model.embed_tokens.weight, std=model.EMBEDDING_STD)
+    expected = theirs.to(torch.bfloat16).state_dict()
+    found = load_file(tmp_path / "model.safetensors")
+    assert set(found) == set(expected)
+    assert not [name for name in found if not torch.equal(found[name], expected[name])]
+    tokenizer = Tokenizer(tmp_path, SHAPE.vocab)
+    assert tokenizer.num_tokens == SHAPE.vocab and tokenizer.eos_token == "</s>"
+    assert tokenizer.decode(tokenizer.encode("def é")) == "def é"

@@ -1,0 +1,336 @@
+"""The engine's door: what strangers send over a real socket, and who suffers from it (nobody)."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strangers import Served, Stranger
+
+import stemma
+from stemma.errors import ProtocolError
+from stemma.frontend.protocol import wire
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.programs import call_factory
+
+GRACE_S = 1.5
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    served = Served(checkpoint, tmp_path_factory.mktemp("gateway"))
+    yield served
+    served.stop()
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def stranger(served: Served) -> Iterator[Stranger]:
+    stranger = Stranger(served)
+    yield stranger
+    stranger.socket.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(served: Served) -> Iterator[stemma.Runtime]:
+    with stemma.Runtime(served.endpoint) as backend:
+        yield backend
+
+
+@stemma.function
+def program(s: stemma.ProgramState, max_tokens: int = 4) -> None:
+    s += "hello" + stemma.gen("x", max_tokens=max_tokens, temperature=0, ignore_eos=True)
+
+
+def test_hello_is_welcomed_with_what_the_engine_is(stranger: Stranger) -> None:
+    first, second = stranger.hello(), stranger.hello()
+    assert first.op == "welcome" and first.header["vocab_size"] == 260
+    assert first.header["max_frame_bytes"] == wire.MAX_FRAME_BYTES
+    assert first.header["session"] == second.header["session"], "hello twice is one client"
+
+
+HELLO = orjson.dumps({"v": 2, "op": "hello"})
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([b""], "not JSON"),
+        ([b"\x00\xff garbage"], "not JSON"),
+        ([b"[1, 2]"], "not an object"),
+        ([b'{"v": 99, "op": "hello"}'], "protocol version 99; this side speaks 2"),
+        ([b'{"v": 2, "op": "sing"}'], "unknown op 'sing'"),
+        ([HELLO] * 20, "20 parts"),
+        ([b'{"v": 2, "op": "ops", "program": 1}'], "ops before hello"),
+        ([b'{"v": 2, "op": "ping"}'], "ping before hello"),
+        ([b'{"v": 2, "op": "call", "method": "info"}'], "call before hello"),
+    ],
+)
+def test_a_malformed_message_gets_an_error_reply_and_disturbs_nobody(
+    stranger: Stranger, healthy: stemma.Runtime, frames: list[bytes], message: str
+) -> None:
+    state = program.stream(max_tokens=50, backend=healthy)
+    stranger.send(*frames)
+    reply = stranger.hear()
+    assert reply.op == "error" and message in reply.header["message"]
+    assert reply.header["supported"] == [wire.VERSION]
+    assert "".join(state.text_iter()) == program.run(max_tokens=50, backend=healthy).text()
+    assert stranger.hello().op == "welcome", "the stranger may still behave"
+
+
+@pytest.mark.parametrize("number", [-1, "1", None, True, 2**63, 1.5, []])
+def test_a_program_number_that_is_none_is_an_error(stranger: Stranger, number: object) -> None:
+    stranger.hello()
+    stranger.say_ops(number, [], create={})
+    assert "program=" in stranger.hear().header["message"]
+    stranger.say("cancel", program=number)
+    assert "program=" in stranger.hear().header["message"]
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        "text", 7, [["text"]], [[["text"], 0, 0, None]], [[{}, 0, 0, None]], [None],
+        [["text", 0, 5, None, "a"]], [["gen", 0, 0, None, "x", {"top_p": None}]],
+        [["text", 0, 0, None, "a"], ["text", 0, 0, None, "a"]],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ops_that_cannot_be_read_end_their_program_alone(stranger: Stranger, ops: object) -> None:
+    stranger.hello()
+    fine = [["text", 0, 0, None, "a"], ["gen", 0, 1, None, "x", {"max_tokens": 2}]]
+    stranger.say_ops(1, ops, create={})
+    stranger.say_ops(1, [["text", 0, 1, None, "late"]], end=True)
+    stranger.say_ops(2, fine, create={}, end=True)
+    events = stranger.events()
+    if len(events) == 2:
+        events += stranger.events()
+    assert [(e[0], e[3]) for e in events] == [
+        (1, wire.FAILED), (1, wire.DONE), (2, wire.VALUE), (2, wire.DONE)
+    ]  # fmt: skip
+    assert events[0][4]["kind"] == "InvalidProgram"
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "message"),
+    [
+        ("destroy", {}, "method='destroy' is not allowed; allowed: one of"),
+        (["info"], {}, "unhashable"),
+        (None, None, "method=None"),
+        ("tokenize", {}, "text"),
+        ("tokenize", {"text": "a", "more": 1}, "more"),
+        ("detokenize", {"ids": 5}, "iterable"),
+        ("detokenize", {"ids": [-1]}, ""),
+        ("detokenize", {"ids": [10**18]}, ""),
+        ("detokenize", {"ids": ["x"]}, ""),
+        ("tree", {"max_token_ids": "many"}, ""),
+    ],
+)
+def test_a_call_that_fails_is_answered(
+    stranger: Stranger, method: object, args: object, message: str
+) -> None:
+    stranger.hello()
+    stranger.say("call", id=5, method=method, args=args)
+    reply = stranger.hear()
+    assert reply.op == "reply" and reply.header["id"] == 5 and not reply.header["ok"]
+    assert message in reply.header["error"]
+
+
+def test_calls_answer(stranger: Stranger) -> None:
+    stranger.hello()
+    answers = []
+    for method, args in [
+        ("tokenize", {"text": "ab<eos>"}), ("detokenize", {"ids": [97, 98]}),
+        ("info", {}), ("tree", {}), ("flush_cache", {}),
+    ]:  # fmt: skip
+        stranger.say("call", id=1, method=method, args=args)
+        answers.append(stranger.hear().header["result"])
+    assert answers[:2] == [list(b"ab<eos>"), "ab"]
+    assert answers[2]["total_tokens"] == 8192 and "nodes" in answers[3]
+    assert isinstance(answers[4], int)
+
+
+FRAMES = st.lists(
+    st.binary(max_size=30)
+    | st.fixed_dictionaries(
+        {"v": st.just(2), "op": st.sampled_from(sorted(wire.CLIENT_OPS))},
+        optional={
+            "program": st.integers(-1, 3), "ops": st.lists(st.lists(st.integers() | st.none())),
+            "create": st.none() | st.just({}), "method": st.text(), "args": st.lists(st.none()),
+            "end": st.booleans(),
+        },
+    ).map(lambda header: orjson.dumps(header, option=orjson.OPT_NON_STR_KEYS, default=str)
+          if all(abs(i or 0) < 2**63 for o in header.get("ops", []) for i in o) else b"{"),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(messages=st.lists(FRAMES, max_size=4))
+def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[bytes]]) -> None:
+    stranger = Stranger(served)
+    stranger.hello()
+    for frames in messages:
+        stranger.send(*frames)
+    stranger.say("hello")  # it may have said bye
+    stranger.say("call", id="last", method="tokenize", args={"text": "a"})
+    while (reply := stranger.hear()).header.get("id") != "last":
+        pass
+    assert reply.header["result"] == [97]
+    stranger.socket.close()
+
+
+def test_a_silent_clients_programs_are_cancelled_and_their_pages_freed(
+    served: Served,
+    stranger: Stranger,
+    healthy: stemma.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stranger.hello()
+    ops = [
+        ["text", 0, 0, None, "silence"],
+        ["gen", 0, 1, None, "x", {"max_tokens": 3900, "ignore_eos": True}],
+    ]
+    start = time.monotonic()
+    for number in (1, 2):
+        stranger.say_ops(number, ops, create={"seed": number})
+    wait_for(healthy, lambda info: info["num_running"] == 2)
+    monkeypatch.setattr(served.gateway, "_grace_s", GRACE_S)
+    wait_for(healthy, lambda info: info["num_running"] == 0 and info["num_programs"] == 0)
+    assert time.monotonic() - start > GRACE_S, "it was given its time"
+    info = healthy.get_server_info()
+    assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
+    while stranger.socket.poll(0):
+        stranger.hear()  # deltas were not asked for: at most an error
+    stranger.say("ping")
+    assert "ping before hello (or after too long a silence)" in stranger.hear().header["message"]
+
+
+def test_a_cancelled_program_stops_at_once_and_says_no_more(
+    stranger: Stranger, healthy: stemma.Runtime
+) -> None:
+    stranger.hello()
+    ops = [["text", 0, 0, None, "c"], ["gen", 0, 1, None, "x", {"max_tokens": 3900}]]
+    stranger.say_ops(1, ops, create={})
+    stranger.say("cancel", program=1)
+    stranger.say("cancel", program=1)
+    stranger.say("ping")
+    assert stranger.hear().op == "pong"
+    wait_for(healthy, lambda info: info["num_running"] == 0)
+
+
+def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition(info := backend.get_server_info()):
+        assert time.monotonic() < end, info
+        time.sleep(0.01)
+
+
+def test_a_message_that_found_its_queue_full_is_sent_later(
+    stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, num_refused = zmq.Socket.send_multipart, 0
+
+    def is_full(socket: Any, parts: list[bytes], *args: Any, **options: Any) -> Any:
+        nonlocal num_refused
+        if any(b'"op":"events"' in part for part in parts) and num_refused < 3:
+            num_refused += 1
+            raise zmq.Again
+        return send(socket, parts, *args, **options)
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", is_full)
+    stranger.hello()
+    ops = [["text", 0, 0, None, "c"], ["gen", 0, 1, None, "x", {"max_tokens": 1}]]
+    stranger.say_ops(77, ops, create={}, end=True)
+    assert [event[3] for event in stranger.events()] == [wire.VALUE, wire.DONE]
+    assert num_refused == 3
+
+
+def test_results_larger_than_a_message_are_sent_in_several(
+    stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger.hello()
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4000)
+    ops: list[list[object]] = [["text", 0, 0, None, "q"]]
+    for seq in range(1, 9):
+        params = {"max_tokens": 20, "logprobs": 0 if seq < 8 else 8, "ignore_eos": True}
+        ops.append(["gen", 0, seq, None, f"x{seq}", params])
+    stranger.say_ops(1, ops[:5], create={})
+    stranger.say_ops(1, ops[5:], end=True)
+    events = stranger.events()
+    assert [event[3] for event in events] == [wire.VALUE] * 7 + [wire.FAILED, wire.DONE]
+    assert "at most 4000" in events[-2][4]["message"], "an event too large fails its op"
+
+
+def test_a_fault_in_one_program_ends_that_program_only(
+    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(self: object, *arguments: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(call_factory.CallFactory, "select", explode)
+    stranger.hello()
+    ops = [["text", 0, 0, None, "q"], ["select", 0, 1, None, "x", ["a", "b"]]]
+    stranger.say_ops(1, ops, create={}, end=True)
+    failed, done = stranger.events()
+    assert failed[3] == wire.FAILED and done[3] == wire.DONE
+    assert failed[4]["kind"] == "EngineError" and "a fault of ours" in failed[4]["message"]
+    assert program.run(backend=healthy)["x"]
+
+
+@pytest.mark.parametrize(
+    "create",
+    [{"tools": '["\\ud800"]'}, {"tools": "{}"}, {"template_kwargs": "{"}, {"template_kwargs": 7}],
+)
+def test_tools_that_cannot_be_read_end_their_program_and_not_their_client(
+    stranger: Stranger, create: dict[str, Any]
+) -> None:
+    stranger.hello()
+    ops = [["text", 0, 0, None, "q"], ["gen", 0, 1, None, "x", {"max_tokens": 1}]]
+    stranger.say_ops(1, ops, create=create, end=True)
+    failed, done = stranger.events()
+    assert failed[3] == wire.FAILED and done[3] == wire.DONE
+    assert failed[4]["kind"] == "InvalidProgram" and next(iter(create)) in failed[4]["message"]
+    stranger.say_ops(2, ops, create={}, end=True)
+    assert [event[3] for event in stranger.events()] == [wire.VALUE, wire.DONE]
+
+
+def test_an_address_that_cannot_be_bound_is_an_error(served: Served, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/no/such/folder/x.ipc"
+    with pytest.raises(ProtocolError, match="cannot listen at"):
+        Gateway(served.loaded, [endpoint], context=served.context)
+
+
+def test_what_wakes_the_loop_is_taken_so_that_it_sleeps_again(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Else an idle engine would spin after the first block from disk."""
+    config = EngineConfig(checkpoint, dtype="float32", max_total_tokens=512, kv_store=tmp_path)
+    loaded = LoadedModel(config)
+    gateway = Gateway(loaded, ["inproc://woken"], context=zmq.Context())
+    thread = threading.Thread(target=gateway.run, daemon=True)
+    store = loaded.engine.kv_store
+    assert store is not None
+    os.write(store._wake_w, b"\0")
+    thread.start()
+    until_s = time.monotonic() + 10.0
+    while select.select([store], [], [], 0.0)[0] and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert not select.select([store], [], [], 0.0)[0]
+    gateway.stop()
+    thread.join(10)

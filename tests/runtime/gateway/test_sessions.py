@@ -1,0 +1,353 @@
+"""Sessions over connections that break, clients that are slow or dead, and the limits of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strangers import Served, Stranger
+
+import stemma
+from stemma.bench.harness.tcp_proxy import TcpProxy
+from stemma.bench.serving.runners.ports import free_port
+from stemma.errors import BatchError, EngineError
+from stemma.frontend.protocol import wire
+from stemma.runtime.gateway import clients as clients_module
+from stemma.runtime.gateway import gateway as gateway_module
+from stemma.runtime.schedule.request import Request
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "HEARTBEAT_S", 0.3)  # so that a short grace period is long enough
+        served = Served(checkpoint, tmp_path_factory.mktemp("sessions"), port=free_port())
+        yield served
+        served.stop()
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def proxy(served: Served) -> Iterator[TcpProxy]:
+    with TcpProxy(int(served.tcp_endpoint.rpartition(":")[2])) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def stranger(served: Served) -> Iterator[Stranger]:
+    stranger = Stranger(served)
+    yield stranger
+    stranger.socket.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(served: Served) -> Iterator[stemma.Runtime]:
+    with stemma.Runtime(served.endpoint) as backend:
+        yield backend
+
+
+@stemma.function
+def program(s: stemma.ProgramState, tag: str = "", max_tokens: int = 4) -> None:
+    s += f"hello {tag}"
+    s += stemma.gen("x", max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    s += " and " + stemma.gen("y", max_tokens=4, temperature=0, ignore_eos=True)
+
+
+GEN: list[list[object]] = [
+    ["text", 0, 0, None, "c"],
+    ["gen", 0, 1, None, "x", {"max_tokens": 3900, "ignore_eos": True, "temperature": 0}],
+]
+
+
+def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition(info := backend.get_server_info()):
+        assert time.monotonic() < end, info
+        time.sleep(0.01)
+
+
+# --- connections that break -----------------------------------------------------------------------
+
+
+def test_a_stream_goes_on_over_connections_that_are_cut_again_and_again(
+    proxy: TcpProxy, healthy: stemma.Runtime
+) -> None:
+    """Nothing is lost and nothing doubled: the text is that of an undisturbed run."""
+    expected = program.run(tag="cut", max_tokens=300, backend=healthy).text()
+    with stemma.Runtime(f"tcp://127.0.0.1:{proxy.port}") as backend:
+        state = program.stream(tag="cut", max_tokens=300, backend=backend)
+        text = ""
+        num_cuts = 0
+        for piece in state.text_iter():
+            text += piece
+            if len(text) > 100 * (num_cuts + 1) and num_cuts < 2:
+                proxy.cut()
+                num_cuts += 1
+        assert num_cuts == 2 and text == expected
+
+
+def test_a_batch_survives_cuts_while_it_is_sent(proxy: TcpProxy, healthy: stemma.Runtime) -> None:
+    batch = [{"tag": f"{i % 7}" * 300} for i in range(120)]
+    expected = {b["tag"]: program.run(**b, backend=healthy).text() for b in batch[:7]}
+    with stemma.Runtime(f"tcp://127.0.0.1:{proxy.port}") as backend:
+        cutter = threading.Thread(
+            target=lambda: [proxy.cut() or time.sleep(0.15) for _ in range(6)]
+        )
+        cutter.start()
+        states = program.run_batch(batch, backend=backend)
+        cutter.join()
+    assert [state.text() for state in states] == [expected[b["tag"]] for b in batch]
+
+
+def test_a_client_that_is_away_for_longer_than_the_grace_period_loses_its_programs(
+    served: Served, proxy: TcpProxy, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.gateway, "_grace_s", 1.0)
+    with stemma.Runtime(f"tcp://127.0.0.1:{proxy.port}") as backend:
+        state = program.stream(max_tokens=3000, backend=backend)
+        wait_for(healthy, lambda info: info["num_running"] == 1)
+        proxy.cut(come_back=False)
+        start = time.monotonic()
+        wait_for(healthy, lambda info: info["num_running"] == 0)
+        assert time.monotonic() - start < 20.0
+        with pytest.raises(EngineError, match="broke and was not back in 1 s"):
+            "".join(state.text_iter())
+
+
+def test_a_session_that_has_ended_is_an_error_for_who_comes_back(
+    served: Served, stranger: Stranger
+) -> None:
+    stranger.say("hello", session="f" * 32)
+    assert "this session is not known any more" in stranger.hear().header["message"]
+    stranger.say("hello", session=["x"])
+    assert "not known any more" in stranger.hear().header["message"]
+    assert stranger.hello().op == "welcome"
+
+
+def test_another_connection_takes_the_session_over_with_its_token(
+    served: Served, stranger: Stranger
+) -> None:
+    token = stranger.hello().header["session"]
+    stranger.say_ops(1, [["text", 0, 0, None, "a"], ["gen", 0, 1, None, "x", {"max_tokens": 2}]],
+                     create={}, end=True)  # fmt: skip
+    assert stranger.hear().header["events"], "and it does not acknowledge them"
+    other = Stranger(served)
+    other.link.put("cancel", program=9)  # as if it had sent the first one's message
+    other.send(*wire.encode("hello", session=token, ack=0))
+    welcome = other.hear()
+    assert welcome.header["session"] == token and welcome.header["ack"] == 1
+    assert [event[3] for event in other.events()][-1] == wire.DONE, "sent again"
+    stranger.say("ping")
+    assert "ping before hello" in stranger.hear().header["message"]
+    other.socket.close()
+
+
+def test_a_message_that_comes_twice_is_carried_out_once_and_a_gap_is_an_error(
+    stranger: Stranger,
+) -> None:
+    stranger.hello()
+    call: dict[str, Any] = {"method": "tokenize", "args": {"text": "a"}}
+    stranger.link.put("call", id=1, **call)
+    for _ in range(3):
+        stranger.send(*stranger.link.unsent() or [])
+    stranger.link.sent()
+    stranger.send(*wire.encode("call", n=3, ack=0, id=3, **call))
+    replies = [stranger.hear(), stranger.hear()]
+    assert [reply.header.get("id") for reply in replies if reply.op == "reply"] == [1]
+    assert "message 3 came after 1" in str(replies)
+    stranger.say("call", id=2, **call)
+    assert stranger.hear().header["id"] == 2
+
+
+# --- clients that are slow, dead or gone ----------------------------------------------------------
+
+
+def test_a_client_that_never_acknowledges_gets_a_window_and_merged_text_then_is_cut_off(
+    served: Served, stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "RUNTIME_CREDIT_BYTES", 500)
+    monkeypatch.setattr(wire, "ACK_AFTER_BYTES", 1)  # the healthy one acknowledges at once
+    num_finished = healthy.get_server_info()["stats"]["num_finished"]
+    stranger.hello()
+    ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 400, "ignore_eos": True}]]
+    stranger.say_ops(1, ops, create={"stream": True}, end=True)
+    wait_for(healthy, lambda info: info["stats"]["num_finished"] > num_finished, 60)
+    clients = list(served.gateway._clients.by_session.values())
+    (client,) = [c for c in clients if c.events]
+    assert client.link.unacked_bytes < 500 + 300, "the window"
+    assert len(client.events._events) <= 3, "all later text is one event"
+    asking = max((c for c in clients if c is not client), key=lambda c: c.last_heard_s)
+    deadline = time.monotonic() + 30
+    while asking.behind_bytes:  # else it is the healthy one that goes
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    monkeypatch.setattr(gateway_module, "MAX_BEHIND_BYTES", 600)
+    reply = stranger.hear()
+    while reply.op in ("events", "credit"):
+        reply = stranger.hear()
+    assert reply.op == "error" and "has not taken its results" in reply.header["message"]
+    monkeypatch.undo()
+    stranger.say("ping")
+    assert "has not taken its results" in stranger.hear().header["message"], "and it is told again"
+    assert program.run(backend=healthy)["x"]
+
+
+def test_a_client_that_says_goodbye_frees_its_programs_at_once(
+    stranger: Stranger, healthy: stemma.Runtime
+) -> None:
+    stranger.hello()
+    stranger.say_ops(1, GEN, create={})
+    wait_for(healthy, lambda info: info["num_running"] == 1)
+    stranger.say("bye")
+    wait_for(healthy, lambda info: info["num_running"] == info["num_programs"] == 0, 5.0)
+
+
+CLIENT = """
+import sys, stemma
+backend = stemma.Runtime(sys.argv[1])
+@stemma.function
+def program(s):
+    s += "dead" + stemma.gen("x", max_tokens=3900, ignore_eos=True)
+state = program.stream(backend=backend)
+print("streaming", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_that_was_killed_is_forgotten_and_disturbs_nobody(
+    served: Served, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.gateway, "_grace_s", 2.0)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", CLIENT, served.tcp_endpoint],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"streaming\n"
+        wait_for(healthy, lambda info: info["num_running"] == 1)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert program.run(backend=healthy)["x"]
+    wait_for(healthy, lambda info: info["num_running"] == info["num_programs"] == 0)
+    info = healthy.get_server_info()
+    assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
+
+
+def test_connections_that_never_finish_their_greeting_disturb_nobody(
+    served: Served, healthy: stemma.Runtime
+) -> None:
+    port = int(served.tcp_endpoint.rpartition(":")[2])
+    greetings = [b"", b"\xff\x00\x00", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x00" * 4096]
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in greetings]
+    for connection, greeting in zip(sockets, greetings, strict=True):
+        connection.sendall(greeting)
+    assert program.run(backend=healthy)["x"]
+    for connection in sockets:
+        connection.close()
+    with stemma.Runtime(served.tcp_endpoint) as backend:
+        assert program.run(backend=backend)["x"]
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def failure(stranger: Stranger) -> str:
+    failed, done = stranger.events()[-2:]
+    assert (failed[3], done[3]) == (wire.FAILED, wire.DONE)
+    return str(failed[4]["message"])
+
+
+def test_limits_of_a_program_end_it_and_no_other(
+    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger.hello()
+    text = ["text", 0, 0, None, "a"]
+    stranger.say_ops(1, [["text", clients_module.MAX_BRANCHES, 0, None, "a"]], create={})
+    assert "branch=65536" in failure(stranger)
+    stranger.say_ops(2, [["fork", 0, 0, None, [1, clients_module.MAX_BRANCHES]]], create={})
+    assert "branch=65536" in failure(stranger)
+    monkeypatch.setattr(clients_module, "MAX_OPS", 3)
+    stranger.say_ops(3, [["text", 0, i, None, "a"] for i in range(4)], create={})
+    assert "at most 3 ops" in failure(stranger)
+    monkeypatch.setattr(clients_module, "MAX_PROGRAM_BYTES", 1000)
+    stranger.say("intern", texts=[[0, "x" * 400]])
+    ops = [["text", 0, 0, None, 0], ["text", 0, 1, None, 0], ["text", 0, 2, None, 0]]
+    stranger.say_ops(4, ops, create={})
+    assert "at most 1000 bytes" in failure(stranger), "texts named by slot count in full"
+    monkeypatch.setattr(clients_module, "MAX_PROGRAMS", 2)
+    for number in (5, 6, 7):
+        stranger.say_ops(number, [text], create={})
+    assert "at most 2 programs" in failure(stranger)
+    monkeypatch.setattr(clients_module, "MAX_CLIENT_BYTES", 500)
+    stranger.say_ops(6, [["text", 0, 1, None, "a" * 500]])
+    assert "a client's programs may have at most 500" in failure(stranger)
+    stranger.say_ops(5, [], end=True)
+    assert [event[3] for event in stranger.events()] == [wire.DONE]
+    monkeypatch.undo()
+    assert program.run(backend=healthy)["x"]
+
+
+def test_a_client_too_many_is_refused(
+    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "MAX_CLIENTS", 1)
+    stranger.say("hello")
+    assert "serves at most 1 clients" in stranger.hear().header["message"]
+    assert program.run(backend=healthy)["x"]
+
+
+def test_a_call_too_large_is_refused(stranger: Stranger) -> None:
+    stranger.hello()
+    stranger.say("call", id=1, method="tokenize", args={"text": "a" * 3 * 2**20})
+    assert "at most 2097152 are answered" in stranger.hear().header["error"]
+
+
+def test_a_batch_with_a_failing_program_over_a_session_still_names_it(
+    healthy: stemma.Runtime,
+) -> None:
+    with pytest.raises(BatchError, match=r"\[1\]"):
+        program.run_batch([{"max_tokens": 2}, {"max_tokens": -1}], backend=healthy)
+
+
+def test_programs_run_on_the_account_that_their_client_names(
+    served: Served, stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants: list[object] = []
+    engine = served.loaded.engine
+    submit = engine.submit
+
+    def noting(request: Request) -> None:
+        assert request.program is not None
+        tenants.append(request.program.tenant)
+        submit(request)
+
+    monkeypatch.setattr(engine, "submit", noting)
+    with stemma.Runtime(served.endpoint, tenant="batch") as named:
+        program.run(backend=named)
+    program.run(backend=healthy)
+    stranger.hello()
+    ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 2}]]
+    stranger.say_ops(1, ops, create={"tenant": "web"}, end=True)
+    stranger.events()
+    own = tenants[-2]
+    assert tenants[0] == "batch" and tenants[-1] == "web"
+    assert isinstance(own, str) and len(own) == 32, "a session is a tenant of its own"
+
+
+@pytest.mark.parametrize("tenant", ["", "x" * 257, 7])
+def test_a_tenant_that_is_no_name_is_refused(stranger: Stranger, tenant: object) -> None:
+    stranger.say("hello", tenant=tenant)
+    assert "tenant=" in stranger.hear().header["message"]

@@ -1,0 +1,72 @@
+"""What a token's KV is made of, and what the pool makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stemma.errors import InvalidRequest
+from stemma.kernels.quantized_kv import QuantizedKV
+from stemma.runtime.checkpoint.config.model_config import LatentConfig, ModelConfig
+from stemma.runtime.memory.device_pool import DeviceKVPool
+from stemma.runtime.memory.kv_layout import KVLayout
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> ModelConfig:
+    """3 layers, 2 KV heads of 16."""
+    return replace(ModelConfig.from_folder(checkpoint), num_layers=3)
+
+
+def pool_of(layout: KVLayout) -> DeviceKVPool:
+    return DeviceKVPool(layout, num_pages=5, page_size=4, num_spare_pages=1)
+
+
+def test_plain_kv_is_keys_and_values_of_every_head(config: ModelConfig) -> None:
+    layout = KVLayout.of(config, "bfloat16")
+    assert layout.bytes_per_token == 3 * 2 * 2 * 16 * 2
+    layers = pool_of(layout).layers
+    assert len(layers) == 3
+    for layer in layers:
+        assert isinstance(layer, torch.Tensor) and layer.dtype is torch.bfloat16
+        assert layer.shape == (2, 2, 24, 16) and layer.is_contiguous() and not layer.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)], ids=str
+)
+def test_quantized_kv_has_a_byte_a_number_and_a_scale_a_vector(
+    config: ModelConfig, name: str, dtype: torch.dtype
+) -> None:
+    layout = KVLayout.of(config, "bfloat16", name)  # type: ignore[arg-type]
+    assert layout.bytes_per_token == 3 * 2 * 2 * (16 + 4)
+    pool = pool_of(layout)
+    assert pool.num_bytes == 24 * layout.bytes_per_token
+    for layer in pool.layers:
+        assert isinstance(layer, QuantizedKV) and layer.values.dtype is dtype
+        assert layer.values.shape == (2, 2, 24, 16) and layer.values.is_contiguous()
+        assert layer.scales.shape == (2, 2, 24) and layer.scales.is_contiguous()
+        assert layer.scales.dtype is torch.float32
+
+
+def test_layers_and_their_parts_are_one_memory(config: ModelConfig) -> None:
+    pool = pool_of(KVLayout.of(config, "bfloat16", "int8"))
+    layer = pool.layers[1]
+    assert isinstance(layer, QuantizedKV)
+    layer.values[1, 0, 7] = -3
+    layer.scales[1, 0, 7] = 2.5
+    values, scales = (part[1] for part in pool.parts)
+    assert values[2, 7].tolist() == [253] * 16
+    assert scales[2, 7].view(torch.float32).tolist() == [2.5]
+
+
+def test_a_latent_is_one_vector_a_token_and_is_not_quantized(config: ModelConfig) -> None:
+    latent = replace(config, latent=LatentConfig(32, 8, 16, 16, None))
+    layout = KVLayout.of(latent, "float32")
+    assert layout.bytes_per_token == 3 * (32 + 8) * 4
+    assert [tuple(layer.shape) for layer in pool_of(layout).layers] == [(24, 40)] * 3
+    with pytest.raises(InvalidRequest, match=r"kv_cache_dtype='int8'.*latent"):
+        KVLayout.of(latent, "float32", "int8")

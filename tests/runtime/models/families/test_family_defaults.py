@@ -1,0 +1,44 @@
+"""What config.json leaves out is what Hugging Face fills in for its family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from stemma.errors import ModelLoadError
+from stemma.runtime.checkpoint.config.fields import Fields
+from stemma.runtime.models.families.registry import FAMILIES, read_family
+
+# Those of the others are named as the architecture is.
+_CONFIGS = {
+    "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "Gemma3ForConditionalGeneration": None,  # the text model's, see test_model_config
+}
+
+
+def _defaults(architecture: str) -> dict[str, Any]:
+    usual = architecture.replace("ForCausalLM", "Config")
+    config = getattr(transformers, _CONFIGS.get(architecture) or usual)()
+    fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    if architecture == "DeepseekV2ForCausalLM":
+        fields["num_experts_per_tok"] = 6  # which has no default
+    return {**fields, "architectures": [architecture]}
+
+
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if _CONFIGS.get(name, name)])
+def test_a_field_that_is_left_out_means_its_default(architecture: str) -> None:
+    defaults = _defaults(architecture)
+    whole = read_family(Fields(Path("config.json"), defaults))
+    num_read = 0
+    for name in defaults.keys() - {"architectures"}:
+        rest = {key: value for key, value in defaults.items() if key != name}
+        try:
+            assert read_family(Fields(Path("config.json"), rest)) == whole, name
+            num_read += 1
+        except ModelLoadError as error:
+            assert repr(name) in str(error), "what is needed is asked for by its name"
+    assert num_read >= 10

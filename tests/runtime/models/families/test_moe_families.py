@@ -1,0 +1,269 @@
+"""Models with experts, and with latent attention, against Hugging Face transformers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mixtures import change_config, make_mixture
+from model_scores import scores
+from step_plans import PlanDriver
+
+from stemma.errors import ModelLoadError
+from stemma.kernels.quantized_weight import QuantizedWeight, experts_of
+from stemma.kernels.reference.quantized import dequantize
+from stemma.planning.served_model import ServedModel
+from stemma.planning.stored_weights import stored_weights
+from stemma.runtime.checkpoint.config.model_config import ModelConfig
+from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.layers.experts import stacked_weights
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 40.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+# By name: the family, what its config has beside the family's, and how the file is written.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {"is_sharded": True}),
+    "mixtral-window": ("Mixtral", {"sliding_window": 9, "tie_word_embeddings": True}),
+    "qwen2_moe": ("Qwen2Moe", {"is_sharded": True}),
+    "qwen2_moe-some-dense": (
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [3],
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_moe": ("Qwen3Moe", {"is_sharded": True}),
+    "qwen3_moe-some-dense": ("Qwen3Moe", {"mlp_only_layers": [1], "norm_topk_prob": True}),
+    "olmoe": ("Olmoe", {}),
+    "deepseek_v2": ("DeepseekV2", {"is_sharded": True}),
+    "deepseek_v2-lite": (
+        "DeepseekV2",
+        {
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "mlp_bias": True,
+            "n_group": 1,
+            "topk_group": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
+    ),
+    "deepseek_v3-halves": (
+        "DeepseekV3",
+        {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True,
+         "is_sharded": True},
+    ),
+}  # fmt: skip
+BFLOAT16_CASES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
+PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+TOKENS = [*PROMPT, 0]
+TARGETS = TOKENS[1:]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    folder: Path
+    logprobs: torch.Tensor  # [len(PROMPT), vocab_size] of PROMPT, by transformers
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    family, options = CASES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    return Checkpoint(folder, _logprobs(make_mixture(folder, family, **options)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernels"), [("float64", "reference"), ("float32", "auto")], ids=str
+)
+def test_logprobs_equal_transformers_in_any_chunking(
+    checkpoint: Checkpoint, dtype: str, kernels: str
+) -> None:
+    """The prompt whole, in chunks, token by token over the paged KV, and all of these together."""
+    driver = PlanDriver(_runner(checkpoint.folder, dtype=dtype, kernels=kernels))
+    expected = checkpoint.logprobs[range(len(PROMPT)), TARGETS]
+    for chunks in ([len(TOKENS)], [1], [len(TOKENS), 7, 1, 16]):
+        for logprobs in scores(driver, TOKENS, chunks):
+            torch.testing.assert_close(logprobs, expected, atol=5e-5, rtol=0)
+
+
+def test_parameters_are_counted_before_a_model_is_loaded(checkpoint: Checkpoint) -> None:
+    """All of them: biases, norms and what experts have beside their matrices."""
+    model = ServedModel.of(ModelConfig.from_folder(checkpoint.folder), "float32")
+    stored = stored_weights(checkpoint.folder)
+    assert stored is not None and stored.formats == ("F32",)
+    assert 4 * model.shape.num_parameters == stored.num_bytes
+
+
+@pytest.mark.parametrize("name", BFLOAT16_CASES)
+def test_bfloat16_errs_no_more_than_transformers_does(name: str, tmp_path: Path) -> None:
+    """Against the same weights in float32. Medians: where two experts are almost equal, one of them
+    may be chosen here and the other there."""
+    family, options = CASES[name]
+    model = make_mixture(tmp_path, family, dtype=torch.bfloat16, **options)
+    theirs, truth = _logprobs(model), _logprobs(model.float())
+    at = (range(len(PROMPT)), TARGETS)
+    (exact,) = scores(PlanDriver(_runner(tmp_path, dtype="float32")), TOKENS, [len(TOKENS)])
+    torch.testing.assert_close(exact, truth[at], atol=5e-5, rtol=0)
+    (ours,) = scores(PlanDriver(_runner(tmp_path, dtype="bfloat16")), TOKENS, [7])
+    their_error = (theirs - truth)[at].abs().median()
+    assert (ours - truth[at]).abs().median() <= 2 * their_error
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3"])
+def test_a_token_does_not_depend_on_its_neighbours(name: str, tmp_path: Path) -> None:
+    family, options = CASES[name]
+    make_mixture(tmp_path, family, **options)
+    prompts = [PROMPT[:1], PROMPT[3:20], PROMPT[:30], PROMPT[10:12]]
+    runner = _runner(tmp_path, dtype="float64", kernels="reference", page_size=16)
+    together = PlanDriver(runner).generate(prompts, 8, chunk=5)
+    for prompt, output in zip(prompts, together, strict=True):
+        assert PlanDriver(runner, seed=1).generate([prompt], 8) == [output]
+    assert len({tuple(output) for output in together}) == len(prompts)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "w8a8", "int4"])
+def test_quantized_experts_say_what_the_reference_says_of_them(
+    quantization: str, tmp_path: Path
+) -> None:
+    """Rounded one by one while they are loaded; the router chooses as it did."""
+    make_mixture(tmp_path, "DeepseekV3", moe_intermediate_size=32)
+    plain, *found = [
+        scores(PlanDriver(_runner(tmp_path, dtype="float32", **options)), TOKENS, [7, len(TOKENS)])
+        for options in (
+            {},
+            {"kernels": "reference", "quantization": quantization},
+            {"quantization": quantization},
+        )
+    ]
+    for logprobs in (found[0][1], *found[1]):
+        torch.testing.assert_close(logprobs, found[0][0], atol=1e-4, rtol=0)
+    assert (found[0][0] - plain[0]).abs().max() > 1e-3, "nothing was rounded"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_of_latent_attention_is_one_small_row(dtype: str, tmp_path: Path) -> None:
+    make_mixture(tmp_path, "DeepseekV3", num_hidden_layers=3)
+    runner = _runner(tmp_path, dtype=dtype, num_pages=10, page_size=4)
+    itemsize = getattr(torch, dtype).itemsize
+    assert runner.pool.num_bytes == 10 * 4 * 3 * (32 + 16) * itemsize
+    assert all(layer.shape == (40, 48) for layer in runner.pool.layers)  # type: ignore[union-attr]
+
+
+def test_there_may_be_no_shared_expert(tmp_path: Path) -> None:
+    make_mixture(tmp_path, "DeepseekV3")
+    for number in (0, None):
+        change_config(tmp_path, n_shared_experts=number)
+        experts = ModelConfig.from_folder(tmp_path).experts
+        assert experts is not None and experts.shared_intermediate_size == 0
+
+
+def test_a_layer_that_only_drafts_is_left_unread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_mixture(tmp_path, "DeepseekV3", num_hidden_layers=3)
+    for num_layers, is_told in ((2, False), (1, True)):
+        change_config(tmp_path, num_hidden_layers=num_layers)
+        _runner(tmp_path, dtype="float32")
+        assert ("are not used" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "named"),
+    [
+        ("DeepseekV3", {"n_group": 3}, "n_group"),
+        ("DeepseekV3", {"n_group": 8, "topk_group": 4}, "n_group"),
+        ("DeepseekV3", {"topk_group": 5}, "topk_group"),
+        ("DeepseekV3", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("DeepseekV3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("DeepseekV3", {"qk_rope_head_dim": 15}, "qk_rope_head_dim"),
+        ("DeepseekV3", {"attention_bias": True, "q_lora_rank": None}, "attention_bias"),
+        ("DeepseekV2", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("DeepseekV2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("DeepseekV2", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window"),
+        ("Mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_its_field(
+    family: str, fields: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    make_mixture(tmp_path, family)
+    ModelConfig.from_folder(tmp_path)
+    change_config(tmp_path, **fields)
+    with pytest.raises(ModelLoadError, match=f"field '{named}'"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_at_most_one_expert_is_held_twice() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def parts() -> Iterator[torch.Tensor]:
+        for index in range(5):
+            assert sum(ref() is not None for ref in alive) <= 1
+            part = torch.full((2, 3), float(index))
+            alive.append(weakref.ref(part))
+            yield part
+            del part
+
+    stack = stacked_weights(parts(), 5)
+    assert isinstance(stack, torch.Tensor) and stack.shape == (5, 2, 3)
+    assert stack[:, 1, 2].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_quantized_experts_are_stacked_as_they_are(bits: int, has_offsets: bool) -> None:
+    parts = [_quantized(bits, has_offsets, seed) for seed in range(3)]
+    stack = stacked_weights(iter(parts), 3)
+    assert isinstance(stack, QuantizedWeight) and stack.values.shape[0] == 3
+    for part, found in zip(parts, experts_of(stack), strict=True):
+        assert isinstance(found, QuantizedWeight)
+        assert torch.equal(dequantize(found, torch.float32), dequantize(part, torch.float32))
+
+
+def test_experts_of_differing_formats_are_refused() -> None:
+    parts = [_quantized(8, False, 0), _quantized(4, False, 1)]
+    with pytest.raises(ModelLoadError, match="differing formats"):
+        stacked_weights(iter(parts), 2)
+
+
+def _quantized(bits: int, has_offsets: bool, seed: int) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    shape, dtype = ((6, 32), torch.int8) if bits == 8 else ((6, 16), torch.uint8)
+    info = torch.iinfo(dtype)
+    values = torch.randint(info.min, info.max + 1, shape, generator=generator, dtype=dtype)
+    scales = torch.rand(6, 2, generator=generator)
+    offsets = torch.rand(6, 2, generator=generator) if has_offsets else None
+    return QuantizedWeight(8 if bits == 8 else 4, 16, values, scales, offsets)
+
+
+def _logprobs(model: torch.nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT])).logits[0]
+    return logits.double().log_softmax(-1)
+
+
+def _runner(folder: Path, **options: Any) -> ModelRunner:
+    settings = {"num_pages": 60, "max_running_requests": 8, "page_size": 4, **options}
+    return ModelRunner(folder, ModelConfig.from_folder(folder), max_model_len=100, **settings)

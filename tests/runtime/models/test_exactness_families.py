@@ -1,0 +1,258 @@
+"""Exactness (see test_exactness.py, part a) of what models differ in.
+
+    windows, sinks, soft caps    which keys a query sees depends on its place alone
+    KV in 8 bits                 what a key or value becomes depends on that vector alone
+    weights in 8 or 4 bits       a token's activations are rounded with a scale of their own
+    experts                      who else is in the step decides how many rows an expert gets
+    latent attention             one small row a token, for all heads
+
+So cache hits, chunks, batches, shared segments, preemption, moves between tiers and restarts change
+no token, greedy or drawn with a seed.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from fakes import FakeListener
+from mixtures import make_mixture
+from step_plans import Feed, PlanDriver
+
+from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from stemma.runtime.checkpoint.config.model_config import ModelConfig
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.schedule.request import Request
+from stemma.runtime.schedule.sampling_params import SamplingParams
+
+Load = Callable[..., LoadedModel]
+TEXT = random.Random(5).choices(range(256), k=90)
+# Prompts that share prefixes at and around page edges, greedy and drawn in turn.
+JOBS = [
+    (
+        (*TEXT[:length], index),
+        SamplingParams(max_tokens=8, temperature=0.9 * (index % 2), seed=index, ignore_eos=True),
+    )
+    for index, length in enumerate((15, 16, 33, 64, 64, 88))
+]
+WINDOWS = (AttentionOptions(window=24, num_sink_tokens=3, soft_cap=9.0, scale=0.2), DEFAULT_OPTIONS)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, how it is served, and what else its first and its other layers attend by."""
+
+    make: Callable[[Path], object]
+    options: dict[str, Any] = field(default_factory=dict)
+    attention: tuple[AttentionOptions, AttentionOptions] | None = None
+
+
+def _llama(folder: Path) -> Path:
+    return make_checkpoint(folder, init_std=0.3, seed=11)
+
+
+def _gemma2(folder: Path) -> Path:
+    own = {"head_dim": 16, "sliding_window": 20, "query_pre_attn_scalar": 24}
+    caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}
+    return make_checkpoint(folder, "gemma2", init_std=0.3, **own, **caps)
+
+
+def _mixture(family: str, **fields: Any) -> Callable[[Path], object]:
+    return partial(make_mixture, family=family, has_tokenizer=True, init_std=0.3, seed=5, **fields)
+
+
+MODELS = {
+    "int8 KV": Model(_llama, {"kv_cache_dtype": "int8"}),
+    "windows": Model(_llama, attention=WINDOWS),
+    "windows in fp8 KV": Model(_llama, {"kv_cache_dtype": "fp8"}, WINDOWS),
+    "w8a8": Model(_llama, {"quantization": "w8a8"}),
+    "gemma2": Model(_gemma2),
+    "mixtral": Model(_mixture("Mixtral", sliding_window=20)),
+    "mixtral int4": Model(_mixture("Mixtral", intermediate_size=64), {"quantization": "int4"}),
+    "qwen2_moe": Model(_mixture("Qwen2Moe")),
+    "deepseek_v3": Model(_mixture("DeepseekV3")),
+}
+CIRCUMSTANCES: dict[str, dict[str, Any]] = {
+    "chunks of 7": {"chunked_prefill_size": 7},
+    "pages of 16, three at a time": {
+        "page_size": 16, "chunked_prefill_size": 23, "max_running_requests": 3
+    },
+    "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 40},
+    "a CPU's kernels, pages of 16": {"kernels": "cpu", "page_size": 16},
+    "queued": {"device": "cuda", "chunked_prefill_size": 64},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engine_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Load]:
+    """Loads the model in float64 with the reference's kernels unless told."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model: Model = MODELS[request.param]
+    folder = tmp_path_factory.mktemp("model")
+    model.make(folder)
+    read = ModelConfig.from_folder
+
+    def with_attention(path: Path) -> ModelConfig:
+        config = read(path)
+        if model.attention is None:
+            return config
+        layers = (0, *[1] * (config.num_layers - 1))
+        return replace(config, attention_kinds=model.attention, kind_of_layer=layers)
+
+    def load(**options: Any) -> LoadedModel:
+        options = {
+            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048,
+            **model.options, **options,
+        }  # fmt: skip
+        return LoadedModel(EngineConfig(model=folder, **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelConfig, "from_folder", with_attention)
+        yield load
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def alone(engine_of: Load) -> list[list[int]]:
+    loaded, outputs = engine_of(), []
+    for job in JOBS:
+        outputs += outputs_of(serve(loaded, [job]))
+        loaded.engine.flush_cache()
+    assert len({tuple(output) for output in outputs}) == len(outputs), "the jobs are too alike"
+    return outputs
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_tokens_are_identical_missed_and_hit(
+    engine_of: Load, alone: list[list[int]], name: str
+) -> None:
+    loaded = engine_of(**CIRCUMSTANCES[name])
+    loaded.engine.scheduler.segment_cost_tokens = 0  # whatever is shared is a segment
+    assert outputs_of(serve(loaded, JOBS)) == alone
+    hits = serve(loaded, JOBS[::-1])
+    assert outputs_of(hits) == alone[::-1]
+    assert sum(request.num_cached_tokens for request in hits) > 150
+    assert loaded.engine.scheduler.stats.num_shared_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"host_kv_tokens": 1024}, {"host_kv_tokens": 1024, "device": "cuda"}], ids=str
+)
+def test_tokens_are_identical_after_preemption(
+    engine_of: Load,
+    alone: list[list[int]],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Computed again, or swapped to the host and back."""
+    loaded = engine_of(max_total_tokens=128, chunked_prefill_size=32, **options)
+    scheduler = loaded.engine.scheduler
+    monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
+    monkeypatch.setattr(scheduler.costs, "note", lambda plan, duration_s, now_s: None)
+    for _ in range(2):
+        assert outputs_of(serve(loaded, JOBS)) == alone
+    assert scheduler.stats.num_preemptions > 0
+    host = scheduler.kv_cache.host
+    assert host is None or host.num_loaded_tokens > 0, "nothing came back from the host"
+
+
+def test_tokens_are_identical_after_a_restart_over_a_store(
+    engine_of: Load, alone: list[list[int]], tmp_path: Path
+) -> None:
+    """Blocks of 256 tokens: of a longer prompt than the others'."""
+    job = ((*TEXT, *TEXT, *TEXT, 7), JOBS[0][1])
+    outputs = []
+    for _ in range(2):
+        loaded = engine_of(kv_store=tmp_path, max_model_len=512)
+        (request,) = serve(loaded, [job])
+        outputs.append(list(request.output_ids))
+        store = loaded.engine.kv_store
+        assert store is not None and store.flush(30.0)
+        num_fetched = store.stats.num_fetched
+        store.close()
+    assert outputs[0] == outputs[1] and num_fetched == 1
+
+
+def test_8_bits_of_kv_do_change_what_is_said(checkpoint: Path) -> None:
+    """Else the tests above would hold nothing of them: the logprobs of the same tokens."""
+    results = []
+    for kv_cache_dtype in ("auto", "int8", "fp8"):
+        runner = _runner(checkpoint, "cpu", "float64", kv_cache_dtype)
+        results.append(_logprobs(runner))
+    plain, *others = results
+    for other in others:
+        error = max(abs(a - b) for a, b in zip(plain, other, strict=True))
+        assert 1e-4 < error < 0.5
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "tolerance"), [("int8", 0.1), ("fp8", 0.4)])
+def test_a_gpus_kernels_say_nearly_the_same(
+    checkpoint: Path, kv_cache_dtype: str, tolerance: float
+) -> None:
+    """Triton's interpreter in float16 against the reference in float32; a float of 8 bits that is
+    rounded the other way is another by up to an eighth."""
+    found = _logprobs(_runner(checkpoint, "cuda", "float16", kv_cache_dtype))
+    expected = _logprobs(_runner(checkpoint, "cpu", "float32", kv_cache_dtype))
+    assert found == pytest.approx(expected, abs=tolerance)
+
+
+def _runner(folder: Path, device: str, dtype: str, kv_cache_dtype: str) -> ModelRunner:
+    return ModelRunner(
+        folder, ModelConfig.from_folder(folder), dtype=dtype, device=device, num_pages=8,
+        page_size=16, max_running_requests=2, max_model_len=96,
+        kernels="triton" if device == "cuda" else "reference",
+        kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _logprobs(runner: ModelRunner) -> list[float]:
+    """Of the tokens after a prompt and a step of decoding."""
+    driver = PlanDriver(runner)
+    sequence, found = driver.sequence(), []
+    for tokens in (TEXT[:5], TEXT[5:6]):
+        sampling = SamplingParams(temperature=0.0, logprobs=0)
+        (result,) = driver.step([Feed(sequence, tokens, sampling)])
+        assert result.logprob is not None
+        found.append(result.logprob)
+    return found
+
+
+def serve(
+    loaded: LoadedModel, jobs: Sequence[tuple[Sequence[int], SamplingParams]]
+) -> list[Request]:
+    """Run jobs to their ends, with the invariants checked after each step."""
+    engine = loaded.engine
+    requests = [
+        Request(engine.next_request_id(), array("i", prompt), sampling, FakeListener())
+        for prompt, sampling in jobs
+    ]
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work or not all(request.is_finished for request in requests):
+        if engine.has_work:
+            engine.step()
+            engine.scheduler.check()
+        else:  # blocks come from a store
+            assert engine.kv_store is not None
+            assert select.select([engine.kv_store], [], [], 30.0)[0]
+            engine.kv_store.collect()
+    return requests
+
+
+def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
+    return [list(request.output_ids) for request in requests]

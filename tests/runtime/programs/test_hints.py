@@ -1,0 +1,112 @@
+"""Hints inside programs: on what prefix they act, when, and that they change no text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program_stage import Stage, gen, hint, text
+
+from stemma.frontend.protocol import ir
+from stemma.runtime.checkpoint.lora.adapter import Adapter
+from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
+from stemma.runtime.programs.context import World
+from stemma.runtime.programs.hints import Action
+from stemma.runtime.schedule.cache.hints import Outcome
+
+
+@dataclass
+class FakeStated:
+    """Has the prefixes that were computed; remembers what was asked of them."""
+
+    computed: list[bytes] = field(default_factory=list)
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    namespaces: list[str] = field(default_factory=list)  # in which it was asked
+
+    def carry_out(
+        self, action: Action, token_ids: Sequence[int], *, namespace: str, account: str
+    ) -> Outcome:
+        prefix = bytes(list(token_ids))
+        if not prefix or not any(whole.startswith(prefix) for whole in self.computed):
+            return Outcome("missing", "nothing of this prefix is cached")
+        self.asked.append((action.action, prefix))
+        self.namespaces.append(namespace)
+        return Outcome("accepted", "", len(prefix))
+
+
+@pytest.fixture
+def stated() -> FakeStated:
+    return FakeStated()
+
+
+@pytest.fixture
+def hinted(stage: Stage, stated: FakeStated) -> Stage:
+    stage.session._stated = stated  # type: ignore[assignment]
+    return stage
+
+
+def outcome(stage: Stage, seq: int) -> Any:
+    return stage.values[0, seq]["outcome"]
+
+
+def test_a_pin_before_the_first_call_is_carried_out_after_it(
+    hinted: Stage, stated: FakeStated
+) -> None:
+    hinted.on(0, text("system"), hint("pin", ttl_ms=5), text(" question"), gen())
+    assert outcome(hinted, 1) == "deferred" and not stated.asked
+    stated.computed.append(b"system question")
+    hinted.generate("!")
+    assert stated.asked == [("pin", b"system")], "not the question behind it"
+
+
+def test_a_hint_splits_no_text_segment(hinted: Stage) -> None:
+    encoded: list[str] = []
+    tokenizer = hinted.world.tokenizer
+    plain, tokenizer.encode = tokenizer.encode, lambda t: encoded.append(t) or plain(t)  # type: ignore[assignment, func-returns-value]
+    try:
+        hinted.on(0, text("ab"), hint("demote"), text("cd"), gen())
+    finally:
+        del tokenizer.encode
+    assert encoded == ["abcd"]
+
+
+def test_a_hint_behind_a_call_acts_at_once(hinted: Stage, stated: FakeStated) -> None:
+    hinted.on(0, text("a"), gen())
+    stated.computed.append(b"aX")
+    hinted.generate("X")
+    hinted.on(0, hint("retain"), hint("demote"))
+    assert stated.asked == [("retain", b"aX"), ("demote", b"aX")]
+
+
+def test_a_hint_acts_where_the_branchs_last_call_has_its_kv(
+    world: World, stated: FakeStated
+) -> None:
+    adapters = AdapterRegistry("model", {}, max_rank=1, prepare=list)
+    adapters._adapters["a"] = adapter = Adapter("a", Path("a"), "1", 1, None)
+    stage = Stage(replace(world, adapters=adapters))
+    stage.session._stated = stated  # type: ignore[assignment]
+    stage.on(0, text("a"), hint("pin"), gen(lora_path="a"))
+    stated.computed.append(b"aX")
+    stage.generate("X")
+    stage.on(0, hint("retain"), gen())
+    stage.generate("Y")
+    stated.computed.append(b"aXY")
+    stage.on(0, hint("demote"))
+    assert stated.namespaces == [adapter.namespace(""), adapter.namespace(""), ""]
+
+
+def test_what_cannot_wait_is_missing(hinted: Stage) -> None:
+    hinted.on(0, text("a"), hint("demote"), hint("prefetch"))
+    assert [outcome(hinted, seq) for seq in (1, 2)] == ["missing", "missing"]
+
+
+def test_without_leases_a_hint_is_rejected_and_the_program_goes_on(stage: Stage) -> None:
+    stage.on(0, text("a"), hint("pin"), gen())
+    assert outcome(stage, 1) == "rejected" and stage.prompts == ["a"]
+
+
+def test_every_action_is_known_to_the_session() -> None:
+    assert set(ir.HINT_ACTIONS) == {"pin", "retain", "demote", "prefetch", "share"}

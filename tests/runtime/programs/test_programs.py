@@ -1,0 +1,606 @@
+"""Program sessions driven by hand: a fake queue says what each call generates."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fakes import FakeQueue
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program_stage import (
+    Op,
+    Stage,
+    end,
+    fork,
+    gen,
+    join,
+    role,
+    role_end,
+    select,
+    text,
+    var,
+)
+
+from stemma.errors import InvalidProgram, PromptTooLong
+from stemma.frontend.protocol import ir, wire
+from stemma.runtime.programs.context import Defaults, Replays, World
+from stemma.runtime.programs.session import MAX_ERROR_CHARS
+from stemma.runtime.schedule.plan import RowResult
+from stemma.runtime.schedule.request import Request
+from stemma.runtime.tokenizer.chat_template import ChatTemplate
+from stemma.runtime.tokenizer.tokenizer import Tokenizer
+
+# --- text, gen, var -------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(0, 12), max_size=5), parts=st.integers(1, 3))
+def test_a_text_segment_is_the_same_however_it_was_cut(
+    byte_tokenizer: Tokenizer, fallback_template: ChatTemplate, cuts: list[int], parts: int
+) -> None:
+    """One tokenization a segment, also when its pieces came in several messages."""
+    whole = "naïve text 😀"
+    places = [0, *sorted(c for c in cuts if c <= len(whole)), len(whole)]
+    encoded: list[str] = []
+
+    class Recording(Tokenizer):
+        def __init__(self) -> None:
+            self.__dict__.update(byte_tokenizer.__dict__)
+
+        def encode(self, text: str) -> list[int]:
+            encoded.append(text)
+            return super().encode(text)
+
+    queue = FakeQueue()
+    stage = Stage(
+        World(Recording(), 260, fallback_template, Defaults(), queue, lambda: 1, Replays())
+    )
+    ops = stage.ops(0, *(text(whole[a:b]) for a, b in itertools.pairwise(places)), gen())
+    for i in range(parts):
+        stage.send(*ops[i * len(ops) // parts : (i + 1) * len(ops) // parts])
+    assert encoded == [whole]
+    assert stage.prompts == [whole]
+
+
+def test_a_gen_continues_its_branch_and_the_next_one_continues_both(stage: Stage) -> None:
+    stage.on(0, text("a"), gen("x"), text("b"), gen("y"), end=True)
+    assert stage.prompts == ["a"]
+    stage.generate("XX")
+    assert stage.prompts == ["aXXb"] and not stage.is_done
+    stage.generate("Y")
+    assert stage.values == {(0, 1): "XX", (0, 3): "Y"} and stage.is_done
+
+
+def test_generated_ids_are_never_tokenized_again(stage: Stage) -> None:
+    stage.on(0, text("a"), gen(), gen(), end=True)
+    ids = [200, 201, 202]  # no text has these ids: they are parts of characters
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.generate(stage.queue.open[0], ids)
+    stage.session.advance()
+    assert list(stage.queue.open[0].prompt) == [ord("a"), *ids]
+
+
+def test_a_stop_string_leaves_what_survives_before_it_as_a_new_segment(stage: Stage) -> None:
+    stage.on(0, text("a"), gen("x", stop=("cd",)), text("!"), gen("y"), end=True)
+    stage.generate("bcde")
+    assert stage.values[0, 1] == "b" and stage.prompts == ["ab!"]
+    payload = stage.events.of(wire.VALUE)[0][2]
+    assert payload["meta"]["matched_stop"] == "cd"
+    assert payload["meta"]["finish_reason"] == "stop"
+
+
+def test_a_var_is_appended_as_soon_as_its_value_is_there(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), gen("x"), fork(1))
+    ops += stage.ops(1, text(" so "), var(0, 1), gen("y"))
+    stage.send(*ops, end=True)
+    stage.generate("X")
+    assert stage.prompts == ["qX so X"]
+    stage.generate("Y")
+    assert stage.values == {(0, 1): "X", (1, 1): "X", (1, 2): "Y"} and stage.is_done
+
+
+def test_a_var_of_another_branch_is_waited_for(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2))
+    ops += stage.ops(1, var(2, 0), gen("late"))
+    ops += stage.ops(2, gen("early"))
+    stage.send(*ops, end=True)
+    assert stage.prompts == ["q"]
+    stage.generate("E")
+    assert stage.prompts == ["qE"]
+    stage.generate("L")
+    assert stage.is_done and not stage.failures
+
+
+def test_an_empty_prompt_is_an_error_unless_the_model_has_a_bos(stage: Stage) -> None:
+    stage.on(0, gen(), end=True)
+    assert "the prompt is empty" in stage.failures[0] and stage.is_done
+
+
+def test_token_ids_are_taken_as_they_are_or_refused(world: World) -> None:
+    stage = Stage(world)
+    stage.on(0, lambda b, s: ir.Tokens(b, s, None, (200, 65)), gen(), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    assert list(stage.queue.open[0].prompt) == [200, 65]
+    assert stage.events.of(wire.MARK)[0][2]["text"].endswith("A")
+    other = Stage(world)
+    other.on(0, lambda b, s: ir.Tokens(b, s, None, (260,)), end=True)
+    assert "token_ids=260 is not allowed; allowed: an integer in [0, 259]" in other.failures[0]
+
+
+def test_streaming_deltas_add_up_to_the_value(world: World) -> None:
+    stage = Stage(world, stream=True)
+    stage.on(0, text("a"), gen("x", stop=("é!",)), end=True)
+    stage.generate("naïve é e é! and more")
+    deltas = [payload for _, _, payload in stage.events.of(wire.DELTA)]
+    assert "".join(deltas) == stage.values[0, 1] == "naïve é e "
+    assert len(deltas) > 5
+
+
+def test_a_value_has_its_counts(stage: Stage) -> None:
+    stage.on(0, text("abc"), gen("x", logprobs=0), end=True)
+    stage.generate("hi")
+    meta = stage.events.of(wire.VALUE)[0][2]["meta"]
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)
+    assert [entry["token"] for entry in meta["logprobs"]] == ["h", "i"]
+    assert {"cached_tokens", "queue_s", "time_to_first_token_s", "latency_s"} <= set(meta)
+
+
+# --- select ---------------------------------------------------------------------------------------
+
+
+def test_a_select_scores_every_choice_behind_the_same_prompt(stage: Stage) -> None:
+    stage.on(0, text("q:"), select("ab", "c"), text("."), gen(), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    first, second = stage.queue.open
+    assert [stage.prompts[0], stage.prompts[1]] == ["q:a", "q:"]
+    for request in (first, second):
+        assert request.scoring is not None and request.scoring.start == 1
+    assert first.scoring is not None and first.scoring.targets == tuple(b"ab")
+    stage.queue.score(first, [-1.0, -1.0])
+    stage.queue.score(second, [-1.5])
+    stage.session.advance()
+    assert stage.values[0, 1] == "ab" and stage.prompts == ["q:ab."]
+
+
+def test_the_unconditional_method_also_scores_without_context(stage: Stage) -> None:
+    stage.on(0, text("q:"), select("a", "b", method=ir.CHOICES_METHODS[2]), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    assert [len(request.prompt) for request in stage.queue.open] == [2, 2, 1, 1]
+    for request, score in zip(list(stage.queue.open), (-2.0, -1.0, -9.0, -1.0)):
+        stage.queue.score(request, [score])
+    stage.session.advance()
+    assert stage.values[0, 1] == "a" and stage.is_done
+
+
+@pytest.mark.parametrize("op", [["select", 0, 1, None], ["tokens", 0, 1, None]])
+def test_a_select_without_choices_fails_and_no_tokens_append_nothing(
+    stage: Stage, op: list[Any]
+) -> None:
+    stage.send(*stage.ops(0, text("a")), ir.op_from_wire(op), end=True)
+    assert stage.is_done
+    assert [*stage.failures.values()] == (
+        ["choices=[] is not allowed; allowed: at least one text"] if op[0] == "select" else []
+    )
+
+
+def test_a_select_that_fails_stops_its_other_requests(stage: Stage) -> None:
+    stage.on(0, text("q:"), select("a", "b", "c"), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[1], "boom")
+    stage.session.advance()
+    assert stage.failures == {0: "boom"} and stage.is_done
+    assert not stage.queue.open and len(stage.queue.aborted) == 2
+
+
+def test_a_select_of_which_one_choice_does_not_fit_leaves_nothing_behind(stage: Stage) -> None:
+    def refuse(request: Request) -> None:
+        if len(request.prompt) > 3:
+            raise PromptTooLong("too long")
+
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.refuse = refuse
+    stage.on(0, text("q:"), select("a", "bbbbb"), end=True)
+    assert stage.failures == {0: "too long"} and not stage.queue.open and stage.is_done
+
+
+# --- forks and joins ------------------------------------------------------------------------------
+
+
+def forked(stage: Stage, mode: str) -> None:
+    ops = stage.ops(0, text("root "), fork(1, 2), join(1, 2, mode=mode), gen("end"))
+    for child in (1, 2):
+        ops += stage.ops(child, text(f"<{child}"), gen(f"v{child}"), text(">"), end())
+    stage.send(*ops, end=True)
+    assert stage.prompts == ["root <1", "root <2"]
+    stage.generate("two", index=1)  # the order of finishing must not matter
+    assert stage.prompts == ["root <1"]
+    stage.generate("one")
+
+
+def test_gather_appends_nothing_to_the_parent(stage: Stage) -> None:
+    forked(stage, "gather_variable")
+    assert stage.prompts == ["root "]
+
+
+def test_concatenate_appends_what_each_child_added_in_order(stage: Stage) -> None:
+    forked(stage, "concate_and_append")
+    assert stage.prompts == ["root <1one><2two>"]
+    (payload,) = [p for b, s, p in stage.events.of(wire.VALUE) if (b, s) == (0, 2)]
+    assert payload["text"] == "<1one><2two>"
+
+
+def test_forks_of_one_gen_differ_in_seed_and_repeated_runs_do_not(world: World) -> None:
+    def seeds() -> list[int]:
+        stage = Stage(world, seed=5)
+        ops = stage.ops(0, text("q"), fork(1, 2), gen())
+        for child in (1, 2):
+            ops += stage.ops(child, gen(), gen())
+        stage.send(*ops, end=True)
+        assert isinstance(stage.queue, FakeQueue)
+        found = [request.sampling.seed for request in stage.queue.open]
+        while stage.queue.open:
+            stage.generate("z")
+        return found + [request.sampling.seed for request in stage.queue.submitted[-2:]]
+
+    first = seeds()
+    assert len(set(first)) == 5 and seeds() == first
+
+
+def test_a_seed_given_to_the_gen_is_used_as_it_is(stage: Stage) -> None:
+    stage.on(0, text("q"), gen(seed=77))
+    assert isinstance(stage.queue, FakeQueue)
+    assert stage.queue.open[0].sampling.seed == 77
+
+
+# --- several samples ------------------------------------------------------------------------------
+
+
+def test_samples_are_requests_of_one_prompt_and_the_branch_goes_on_with_the_first(
+    world: World,
+) -> None:
+    stage = Stage(world, stream=True)
+    stage.on(0, text("q"), gen("x", n=3, stop=("!",)), text("."), gen("y"), end=True)
+    assert stage.prompts == ["q"] * 3
+    stage.generate("third", index=2)  # the order of finishing must not matter
+    stage.generate("sec!ond", index=1)
+    assert stage.prompts == ["q"] and not stage.values
+    stage.generate("first!")
+    assert stage.values == {(0, 1): ["first", "sec", "third"]} and stage.prompts == ["qfirst."]
+    ((_, _, payload),) = stage.events.of(wire.VALUE)
+    assert payload["text"] == "first"
+    assert [meta["matched_stop"] for meta in payload["meta"][:2]] == ["!", "!"]
+    assert [meta["completion_tokens"] for meta in payload["meta"]] == [6, 4, 5]
+    deltas = [payload for _, _, payload in stage.events.of(wire.DELTA)]
+    assert "".join(deltas) == "first", "only what the branch goes on with is streamed"
+
+
+def test_a_var_of_samples_is_the_first_one(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), gen("x", n=2), fork(1))
+    ops += stage.ops(1, text(" "), var(0, 1), gen("y"))
+    stage.send(*ops, end=True)
+    stage.generate("A")
+    stage.generate("B")
+    assert stage.prompts == ["qA A"]
+
+
+def test_the_first_sample_draws_as_a_single_one_and_the_others_by_their_index(
+    world: World,
+) -> None:
+    def seeds(**params: Any) -> list[int]:
+        stage = Stage(world, seed=5)
+        assert isinstance(stage.queue, FakeQueue)
+        stage.queue.open.clear()
+        stage.on(0, text("q"), gen(**params), end=True)
+        return [request.sampling.seed for request in stage.queue.open]
+
+    for fixed in ({}, {"seed": 77}):
+        three, five = seeds(n=3, **fixed), seeds(n=5, **fixed)
+        assert five[:3] == three and three[:1] == seeds(**fixed) == seeds(n=1, **fixed)
+        assert len(set(five)) == 5
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2])
+def test_a_failed_sample_stops_the_others(stage: Stage, num_before: int) -> None:
+    stage.on(0, text("q"), gen("x", n=3), end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    for _ in range(num_before):
+        stage.generate("fine")
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert stage.failures == {0: "boom"} and stage.is_done and not stage.values
+    assert not stage.queue.open and len(stage.queue.aborted) == 2 - num_before
+
+
+def test_a_cancelled_program_stops_all_samples(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", n=3))
+    stage.session.cancel()
+    assert isinstance(stage.queue, FakeQueue)
+    assert len(stage.queue.aborted) == 3 and not stage.values and not stage.failures
+
+
+def test_no_stop_string_is_seen_in_the_first_min_tokens(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", min_tokens=3, stop=("b",)), end=True)
+    stage.generate("abbcba")
+    assert stage.values == {(0, 1): "abbc"}
+
+
+def test_a_bias_beyond_the_vocabulary_fails_its_op_alone(stage: Stage) -> None:
+    bias = ((3, 1.0), (260, 1.0))
+    stage.on(0, text("q"), gen("x", logit_bias=bias), end=True)
+    assert "logit_bias=260 is not allowed; allowed: token ids in [0, 259]" in stage.failures[0]
+    assert stage.is_done and not stage.prompts
+
+
+def test_what_a_gen_leaves_open_is_the_models_choice(world: World) -> None:
+    defaults = Defaults(min_p=0.05, repetition_penalty=1.1)
+    left, given = (
+        defaults.sampling(params, seed=0)
+        for params in (ir.GenParams(), ir.GenParams(min_p=0.0, repetition_penalty=1.0))
+    )
+    assert (left.min_p, left.repetition_penalty) == (0.05, 1.1)
+    assert (given.min_p, given.repetition_penalty) == (0.0, 1.0)
+
+
+# --- failure --------------------------------------------------------------------------------------
+
+
+def test_a_failed_op_names_itself_and_its_source_line(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", source="a.py:3", temperature=-1.0), end=True)
+    (failure,) = stage.events.of(wire.FAILED)
+    assert failure[:2] == (0, 1)
+    assert failure[2]["op"] == "x" and failure[2]["source"] == "a.py:3"
+    assert failure[2]["kind"] == "InvalidRequest"
+    assert "temperature=-1.0 is not allowed" in failure[2]["message"]
+    assert stage.is_done
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"max_tokens": 0}, {"max_tokens": "5"}, {"temperature": "hot"}, {"top_p": 0.0},
+        {"top_p": []}, {"top_k": 0}, {"seed": -1}, {"seed": 1.5}, {"stop": "abc"}, {"stop": ("",)},
+        {"stop": (1,)}, {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": "ab"},
+        {"logprobs": 1000}, {"logprobs": True}, {"ignore_eos": "no"}, {"ignore_eos": []},
+        {"priority": 1001}, {"priority": 0.5}, {"priority": True},
+        {"min_p": 2}, {"frequency_penalty": -3}, {"presence_penalty": "x"}, {"min_tokens": 10**6},
+        {"repetition_penalty": 0}, {"logit_bias": 5}, {"logit_bias": ((1, 2, 3),)},
+        {"logit_bias": ((1, 500.0),)}, {"n": 0}, {"n": 65}, {"n": "2"}, {"n": True}, {"n": 2.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_senseless_parameters_fail_the_op_and_nothing_else(
+    stage: Stage, params: dict[str, Any]
+) -> None:
+    stage.on(0, text("q"), lambda b, s: ir.Gen(b, s, None, "x", ir.GenParams(**params)), end=True)
+    (name,) = params
+    assert f"{name}=" in stage.failures[0] and stage.is_done
+
+
+def test_a_priority_reaches_the_request(stage: Stage) -> None:
+    stage.on(0, text("q"), gen("x", priority=-7))
+    assert isinstance(stage.queue, FakeQueue)
+    assert [request.priority for request in stage.queue.open] == [-7]
+    stage.generate("a")
+    stage.on(0, gen("y"), end=True)
+    assert [request.priority for request in stage.queue.open] == [0]
+
+
+def test_a_failed_branch_fails_its_join_and_spares_its_siblings(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2), join(1, 2), gen("after"))
+    for child in (1, 2):
+        ops += stage.ops(child, gen(f"v{child}", source=f"c{child}.py:9"), end())
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.generate("fine")
+    assert stage.values == {(2, 0): "fine"}
+    assert stage.failures[1] == "boom"
+    assert stage.failures[0] == "a joined branch failed: v1: boom (at c1.py:9)"
+    assert stage.is_done
+
+
+def test_branches_of_a_fork_that_never_came_fail_with_its_cause(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), gen("x", source="root.py:1"), fork(1))
+    ops += stage.ops(1, fork(2), gen("y"))
+    ops += stage.ops(2, gen("z"))
+    stage.send(*ops)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    expected = "the branch it forks from failed: x: boom (at root.py:1)"
+    assert stage.failures == {0: "boom", 1: expected, 2: expected}
+    late = stage.ops(1, fork(3)) + stage.ops(3, gen("w"))
+    stage.send(*late, end=True)
+    assert stage.failures[3] == expected, "also a fork that is sent after the failure"
+    assert stage.is_done
+
+
+def test_a_var_of_a_failed_branch_fails(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2))
+    ops += stage.ops(1, var(2, 0), gen())
+    ops += stage.ops(2, gen("x"))
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert stage.failures[1] == "the value it appends was never made: x: boom"
+    assert stage.is_done
+
+
+def test_very_deep_forks_fail_without_recursion_or_endless_messages(stage: Stage) -> None:
+    """Branch i forks branch i + 1, and joins it; branch 0 fails before it begins."""
+    depth = 3000
+    ops = stage.ops(0, text("q"), gen("x"), fork(1), join(1))
+    for branch in range(1, depth):
+        ops += stage.ops(branch, fork(branch + 1), join(branch + 1), end())
+    ops += stage.ops(depth, gen(), end())
+    random.Random(1).shuffle(ops)
+    ops.sort(key=lambda op: op.seq)
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert len(stage.failures) == depth + 1 and stage.is_done
+    assert max(map(len, stage.failures.values())) < 200
+
+
+def test_errors_that_quote_each_other_stay_short(stage: Stage) -> None:
+    """The same chain, but the innermost branch fails: each join quotes the one below."""
+    depth = 300
+    ops = stage.ops(0, text("q"), fork(1), join(1))
+    for branch in range(1, depth):
+        ops += stage.ops(branch, fork(branch + 1), join(branch + 1), end())
+    ops += stage.ops(depth, gen("x"), end())
+    stage.send(*ops, end=True)
+    assert isinstance(stage.queue, FakeQueue)
+    stage.queue.fail(stage.queue.open[0], "boom")
+    stage.session.advance()
+    assert len(stage.failures) == depth + 1 and stage.is_done
+    assert max(map(len, stage.failures.values())) <= MAX_ERROR_CHARS
+
+
+STUCK: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
+    ("a var of an op that never comes", lambda s: s.ops(0, text("q"), var(0, 9), gen())),
+    ("a var of a branch that never comes", lambda s: s.ops(0, text("q"), var(5, 0))),
+    ("a join of a branch that never ends", lambda s: s.ops(0, fork(1), join(1))),
+    ("a join of itself", lambda s: s.ops(0, text("q"), join(0))),
+    ("a branch that is never forked", lambda s: s.ops(4, text("q"), gen())),
+    (
+        "two branches that wait for each other",
+        lambda s: [*s.ops(0, fork(1, 2)), *s.ops(1, var(2, 0)), *s.ops(2, var(1, 0))],
+    ),
+]
+
+
+@pytest.mark.parametrize("make", [make for _, make in STUCK], ids=[name for name, _ in STUCK])
+def test_a_stuck_program_fails_rather_than_hangs(
+    stage: Stage, make: Callable[[Stage], Sequence[ir.Op]]
+) -> None:
+    stage.send(*make(stage))
+    assert not stage.is_done and not stage.failures, "more ops could still come"
+    stage.send(end=True)
+    assert stage.is_done
+    assert "it waits for something that never comes" in stage.failures.values()
+
+
+WRONG: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
+    ("already forked", lambda s: s.ops(0, text("q"), fork(1), fork(1))),
+    ("its own child", lambda s: s.ops(0, text("q"), fork(0))),
+    ("after its end", lambda s: s.ops(0, text("q"), end(), gen())),
+    ("a role in a role", lambda s: s.ops(0, role("user"), role("user"))),
+    ("no open role", lambda s: s.ops(0, text("q"), role_end())),
+]
+
+
+@pytest.mark.parametrize("make", [make for _, make in WRONG], ids=[name for name, _ in WRONG])
+def test_a_wrong_op_fails_its_branch(
+    stage: Stage, make: Callable[[Stage], Sequence[ir.Op]]
+) -> None:
+    stage.send(*make(stage), end=True)
+    (failure,) = [item for item in stage.events.of(wire.FAILED) if item[0] == 0]
+    assert failure[2]["kind"] == "InvalidProgram" and stage.is_done
+
+
+@pytest.mark.parametrize("seq", [1, 5])
+def test_ops_out_of_order_are_refused(stage: Stage, seq: int) -> None:
+    with pytest.raises(InvalidProgram, match=f"seq={seq} is not allowed; allowed: 0 on 0"):
+        stage.session.receive([ir.Text(0, seq, None, "a")], end=False)
+
+
+def test_rejecting_a_program_aborts_its_calls_and_ends_it(stage: Stage) -> None:
+    stage.on(0, text("q"), gen())
+    stage.session.reject(InvalidProgram("senseless"))
+    assert stage.failures == {0: "senseless"} and stage.is_done
+    assert isinstance(stage.queue, FakeQueue)
+    assert not stage.queue.open and stage.queue.ended == [stage.session.record]
+
+
+def test_the_scheduler_hears_once_of_a_programs_end(stage: Stage) -> None:
+    assert isinstance(stage.queue, FakeQueue)
+    stage.on(0, text("q"), gen())
+    stage.send(end=True)
+    assert not stage.queue.ended
+    stage.generate("a")
+    assert stage.is_done and stage.queue.ended == [stage.session.record]
+    stage.session.cancel()
+    assert len(stage.queue.ended) == 1
+
+
+def test_a_cancelled_program_aborts_its_calls_and_says_nothing_more(stage: Stage) -> None:
+    ops = stage.ops(0, text("q"), fork(1, 2), gen())
+    for child in (1, 2):
+        ops += stage.ops(child, select("a", "b"))
+    stage.send(*ops)
+    assert isinstance(stage.queue, FakeQueue)
+    assert len(stage.queue.open) == 5
+    stage.session.cancel()
+    stage.session.advance()
+    assert not stage.queue.open and not stage.events.items
+
+
+# --- roles and replays ----------------------------------------------------------------------------
+
+
+def test_roles_append_the_templates_marks(stage: Stage) -> None:
+    stage.on(0, role("user"), text("Hi"), role_end(), role("assistant"), gen(), role_end())
+    assert stage.prompts == ["<bos>USER: Hi\nASSISTANT: "]
+    stage.generate("Ho")
+    marks = [payload["text"] for _, _, payload in stage.events.of(wire.MARK)]
+    assert marks == ["<bos>USER: ", "\n", "ASSISTANT: ", "\n"]
+
+
+def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
+    world: World,
+) -> None:
+    def turns(stage: Stage, answer: Op) -> Stage:
+        stage.on(0, role("user"), text("Hi"), role_end(), role("assistant"), answer, role_end())
+        return stage
+
+    ids = [200, 201]  # bytes that are no text: encode() can never give these
+    first = turns(Stage(world), gen())
+    assert isinstance(first.queue, FakeQueue)
+    first.queue.generate(first.queue.open[0], ids)
+    first.session.advance()
+    said = first.values[0, 4]
+    replay = turns(Stage(world), lambda b, s: ir.Text(b, s, None, said, is_replay=True))
+    replay.on(0, gen())
+    prompt = list(first.queue.open[0].prompt)
+    assert prompt[-3:-1] == ids
+    plain = turns(Stage(world), text(said))
+    plain.on(0, gen())
+    assert list(first.queue.open[1].prompt) != prompt
+
+
+# --- gens that are to end now ---------------------------------------------------------------------
+
+
+def test_gens_that_are_to_end_now_end_with_what_they_have(stage: Stage) -> None:
+    stage.on(0, text("a"), fork(1, 2), end=False)
+    stage.on(1, gen(), text("b"), gen("y"))
+    stage.on(2, gen(n=2), end=True)
+    stage.on(0, end=True)
+    queue = stage.queue
+    assert isinstance(queue, FakeQueue)
+    first = queue.open[0]
+    for token_id in b"hi":
+        first.append_token(token_id)
+        first.listener.on_token(first, RowResult(token_id=token_id))
+    stage.session.end_gens()
+    stage.session.advance()
+    assert stage.is_done and not stage.failures
+    assert stage.values == {(1, 0): "hi", (1, 2): "", (2, 0): ["", ""]}
+    metas = [payload["meta"] for _, _, payload in stage.events.of(wire.VALUE)]
+    flat = [m for meta in metas for m in (meta if isinstance(meta, list) else [meta])]
+    assert {meta["finish_reason"] for meta in flat} == {"abort"}
+
+
+def test_a_gen_that_has_ended_is_not_ended_again(stage: Stage) -> None:
+    stage.on(0, text("a"), gen(), end=True)
+    stage.generate("whole")
+    stage.session.end_gens()
+    stage.session.advance()
+    assert stage.is_done and stage.values == {(0, 1): "whole"}

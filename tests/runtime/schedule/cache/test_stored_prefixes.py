@@ -1,0 +1,471 @@
+"""The store behind the scheduler, over a scripted device: restarts, shared fetches, failures."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from fakes import VOCAB_SIZE, chain_of
+from house import House
+from house import assert_right as assert_output_right
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kv_blocks import FILE_BYTES, LAYOUT
+
+from stemma.constrained.serving.follower import PendingGrammar
+from stemma.errors import InvalidRequest
+from stemma.runtime.memory.disk.block_key import Block, blocks_of
+from stemma.runtime.memory.disk.folder import StoreFolder
+from stemma.runtime.memory.disk.store import DiskStore, Fetch
+from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.cache.stored_prefixes import StoredPrefixes
+from stemma.runtime.schedule.request import FinishReason, Request
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """`length` tokens; those of other seeds share no block."""
+    tokens, chain = [], chain_of([seed])
+    for _ in range(length):
+        tokens.append(1 + chain % (VOCAB_SIZE - 1))
+        chain = chain_of([tokens[-1]], chain)
+    return tokens
+
+
+def assert_right(request: Request) -> None:
+    """The right output, and no error but that of a step that was told to fail: the engine reports
+    what the scripted device finds wrong as a failed step too."""
+    assert_output_right(request)
+    assert request.error is None or "was told to fail" in request.error, request.error
+
+
+@dataclass
+class Shop(House):
+    """A House with a store; `restart` is another process with the same folder."""
+
+    folder: Path = field(default_factory=Path)
+    num_pages: int = 4096
+    token_budget: int = 512
+    num_host_pages: int = 0
+    max_blocks: int = 1000
+    max_fetch_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        self.store = DiskStore(self.folder, LAYOUT, max_bytes=self.max_blocks * FILE_BYTES)
+        self.stored = StoredPrefixes(self.store, self.page_size, max_fetch_s=self.max_fetch_s)
+        self.kv_cache = KVCacheOptions(num_host_pages=self.num_host_pages, stored=self.stored)
+        super().__post_init__()
+
+    def restart(self) -> None:
+        self.store.close()
+        self.__post_init__()
+
+    def wait(self, max_s: float = 30.0) -> None:
+        """For a fetch to be done, as the gateway's poller does."""
+        assert select.select([self.store], [], [], max_s)[0], "no fetch was done"
+        self.store.collect()
+
+    def with_slow_disk(self) -> threading.Event:
+        """Nothing is read before it is set."""
+        may_read, read = threading.Event(), self.store._read
+
+        def slowly(fetch: Fetch) -> None:
+            assert may_read.wait(30.0)
+            read(fetch)
+
+        self.store._read = slowly  # type: ignore[method-assign]
+        return may_read
+
+    def run(self, max_steps: int = 5000) -> None:
+        super().run(max_steps)
+        while self.stored.num_held:
+            self.wait()
+            super().run(max_steps)
+
+    def serve(self, tokens: list[int], max_tokens: int = 4, **fields: object) -> Request:
+        request = self.submit(tokens, max_tokens, **fields)
+        self.run()
+        assert_right(request)
+        assert self.store.flush(30.0)
+        return request
+
+    def close(self) -> None:
+        """Nothing is held, by anybody."""
+        assert not self.stored._wanted and not self.stored._arriving and not self.stored._saving
+        with self.store._changed:
+            assert self.store._changed.wait_for(lambda: not self.store._num_fetched, 30.0)
+        self.assert_nothing_held()
+        self.store.close()
+
+
+OpenShop = Callable[..., Shop]
+
+
+@pytest.fixture
+def open_shop(tmp_path: Path) -> Iterator[OpenShop]:
+    shops: list[Shop] = []
+
+    def opened(**options: object) -> Shop:
+        shops.append(Shop(folder=tmp_path, **options))  # type: ignore[arg-type]
+        return shops[-1]
+
+    yield opened
+    for shop in shops:
+        shop.close()
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_after_a_restart_a_prefix_is_read_and_not_computed(
+    open_shop: OpenShop, page_size: int
+) -> None:
+    shop = open_shop(page_size=page_size, num_pages=4096 // page_size)
+    first = shop.serve(prompt(1, 1000))
+    assert first.num_disk_tokens == 0 and shop.store.stats.num_saved == 3
+    shop.restart()
+    again = shop.serve(prompt(1, 1000))
+    assert again.num_disk_tokens == again.num_cached_tokens == 768
+    assert again.output_ids == first.output_ids
+    assert shop.executor.num_computed == 1000 - 768 + len(again.output_ids) - 1
+    assert shop.engine.describe()["kv_store"]["num_restored_tokens"] == 768
+
+
+def test_what_was_generated_is_kept_too(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    first = shop.serve(prompt(1, 250), max_tokens=60)
+    shop.restart()
+    turn = [*first.token_ids, 3, 2, 1]
+    assert len(first.token_ids) > 257 and shop.serve(turn).num_disk_tokens == 256
+
+
+def test_the_last_token_is_computed_though_its_block_is_there(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 512), max_tokens=2)
+    shop.restart()
+    assert shop.serve(prompt(1, 512)).num_disk_tokens == 511
+
+
+def test_a_page_that_would_not_be_full_is_computed(open_shop: OpenShop) -> None:
+    shop = open_shop(page_size=16, num_pages=256)
+    shop.serve(prompt(1, 512), max_tokens=2)
+    shop.restart()
+    assert shop.serve(prompt(1, 512)).num_disk_tokens == 496
+
+
+def test_only_what_the_pool_lacks_is_fetched(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 1100))
+    shop.restart()
+    shop.serve(prompt(1, 400))
+    num_fetched = shop.store.stats.num_fetched
+    request = shop.serve(prompt(1, 1100))
+    assert shop.store.stats.num_fetched - num_fetched == 3, "blocks 1, 2 and 3"
+    assert request.num_disk_tokens == 1024 - 400
+    assert shop.serve(prompt(1, 1100)).num_disk_tokens == 0, "all of it is in the pool now"
+
+
+def test_the_host_is_asked_before_the_store(open_shop: OpenShop) -> None:
+    shop = open_shop(num_pages=1200, num_host_pages=4096)
+    shop.serve(prompt(1, 1000))
+    shop.serve(prompt(2, 1000))
+    again = shop.serve(prompt(1, 1000))
+    assert again.num_host_tokens and not again.num_disk_tokens
+    shop.restart()
+    shop.serve(prompt(2, 1000))
+    again = shop.serve(prompt(1, 1000))
+    assert again.num_disk_tokens == 768 and not again.num_host_tokens
+
+
+def test_namespaces_are_kept_apart(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 600), namespace="a")
+    shop.restart()
+    assert shop.serve(prompt(1, 600), namespace="b").num_disk_tokens == 0
+    assert shop.serve(prompt(1, 600), namespace="a").num_disk_tokens == 512
+
+
+def test_a_request_that_is_fetched_for_holds_nothing_and_others_run(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    disk = shop.with_slow_disk()
+    held = shop.submit(prompt(1, 600))
+    assert not shop.engine.has_work and shop.engine.describe()["num_waiting"] == 1
+    other = shop.submit(prompt(2, 30))
+    while not other.is_finished:
+        shop.step()
+    assert held.node is None and not held.is_admitted and not shop.engine.has_work
+    disk.set()
+    shop.run()
+    assert_right(held)
+    assert held.num_disk_tokens == 512
+
+
+def test_what_is_fetched_is_of_no_use_once_the_pool_has_lost_what_comes_before(
+    open_shop: OpenShop,
+) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 1100))
+    shop.restart()
+    shop.serve(prompt(1, 400))
+    disk = shop.with_slow_disk()
+    request = shop.submit(prompt(1, 1100))
+    shop.engine.flush_cache()
+    disk.set()
+    shop.run()
+    assert_right(request)
+    assert request.num_disk_tokens == 0 and shop.store.stats.num_fetched == 1 + 3
+
+
+def test_many_requests_with_one_prefix_share_a_fetch(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    requests = [shop.submit([*prompt(1, 600), 1 + index % 7, 1 + index // 7]) for index in range(9)]
+    shop.run()
+    for request in requests:
+        assert_right(request)
+        assert request.num_cached_tokens >= 512
+    assert shop.store.stats.num_fetched == 2
+    assert sum(request.num_disk_tokens for request in requests) == 512
+
+
+def test_a_longer_sequence_fetches_only_what_is_not_on_its_way(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 1300))
+    shop.restart()
+    short, long = shop.submit(prompt(1, 600)), shop.submit(prompt(1, 1300))
+    shop.run()
+    assert_right(short)
+    assert_right(long)
+    assert shop.store.stats.num_fetched == 5
+    assert short.num_disk_tokens == 512 and long.num_cached_tokens == 1280
+
+
+def test_a_fetch_that_takes_too_long_is_not_waited_for(open_shop: OpenShop) -> None:
+    shop = open_shop(max_fetch_s=0.0)
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    disk = shop.with_slow_disk()
+    request = shop.submit(prompt(1, 600))
+    while not request.is_finished:
+        assert shop.engine.has_work
+        shop.step()
+    assert_right(request)
+    assert request.num_disk_tokens == 0
+    disk.set()
+
+
+def test_a_damaged_block_is_computed_with_all_behind_it(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 1000))
+    shop.restart()
+    block = blocks_of(LAYOUT, "", array("i", prompt(1, 1000)))[1]
+    StoreFolder(shop.folder, LAYOUT).path_of(block.key).write_bytes(b"damaged")
+    assert shop.serve(prompt(1, 1000)).num_disk_tokens == 256
+    assert shop.store.stats.num_corrupt == 1
+    shop.restart()
+    assert shop.serve(prompt(1, 1000)).num_disk_tokens == 768, "and is saved again"
+
+
+def test_a_deadline_ends_a_request_that_is_fetched_for(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 700))
+    shop.restart()
+    may_read = shop.with_slow_disk()
+    late = shop.submit(prompt(1, 700), deadline_s=time.perf_counter() + 0.05)
+    assert shop.stored.num_held == 1 and not shop.engine.has_work
+    assert shop.engine.next_wake_s == late.deadline_s
+    time.sleep(0.06)
+    assert shop.engine.has_work
+    shop.engine.step()
+    assert late.error_kind == "DeadlineExceeded" and not shop.engine.has_work
+    assert not shop.stored.num_held
+    may_read.set()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_aborted_request_leaves_nothing_behind(open_shop: OpenShop, wait: bool) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    request = shop.submit(prompt(1, 600))
+    if wait:
+        shop.wait()
+    shop.engine.abort(request)
+    assert request.finish_reason is FinishReason.ABORT
+    assert not shop.engine.has_work and not shop.stored.num_held
+    shop.serve(prompt(1, 600))
+
+
+def test_a_request_is_restored_as_far_as_there_are_pages(open_shop: OpenShop) -> None:
+    shop = open_shop(num_pages=1100)
+    shop.serve(prompt(1, 1000))
+    shop.restart()
+    running = shop.submit(prompt(2, 300), max_tokens=200)
+    shop.step()
+    request = shop.submit(prompt(1, 700), max_tokens=20)
+    shop.wait()
+    shop.run()
+    assert_right(running)
+    assert_right(request)
+    assert 0 < request.num_disk_tokens <= 512
+
+
+@pytest.mark.parametrize("fail_step", [1, 2, 3])
+def test_a_failed_step_takes_what_it_restored_back(open_shop: OpenShop, fail_step: int) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    shop.executor.fail_steps = {fail_step}
+    requests = [shop.submit([*prompt(1, 600), number]) for number in (1, 2, 3)]
+    shop.run()
+    for request in requests:
+        assert_right(request)
+    assert any(request.finish_reason is FinishReason.ERROR for request in requests)
+    shop.serve(prompt(1, 600))
+
+
+def test_a_request_under_a_grammar_is_restored_while_it_is_compiled(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    grammar = PendingGrammar()
+    request = shop.submit(prompt(1, 600), grammar=grammar)
+    shop.wait()
+    shop.step()
+    assert request.is_admitted and request.num_disk_tokens == 512
+    shop.engine.abort(request)
+
+
+def test_a_shared_prefix_is_on_disk_at_once(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    request = shop.submit(prompt(1, 600), max_tokens=50)
+    shop.step()
+    shop.step()
+    assert not request.is_finished and not list(shop.folder.rglob("*.kv"))
+    cache = shop.engine.scheduler.kv_cache
+    assert cache.share("", request.token_ids) == 512
+    assert cache.share("nobody's", request.token_ids) == 0
+    shop.step()
+    assert shop.store.flush(30.0) and len(list(shop.folder.rglob("*.kv"))) == 2
+    shop.run()
+
+
+def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> None:
+    """It is offered in each step; the store hears of it when it was preempted."""
+    shop = open_shop(num_pages=1500)
+    scheduler, num_looks = shop.engine.scheduler, 0
+    note_use = shop.store.note_use
+
+    def look(blocks: list[Block]) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return note_use(blocks)
+
+    shop.store.note_use = look  # type: ignore[method-assign,assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_require_room", lambda request, cut: None)
+        for seed in (1, 2):
+            shop.submit(prompt(seed, 700), max_tokens=200)
+        while not scheduler.stats.num_preemptions:
+            shop.step()
+    num_before, num_steps = num_looks, len(shop.executor.plans)
+    while len(scheduler.running) == 1 and shop.requests[0].finish_reason is None:
+        shop.step()
+    assert len(shop.executor.plans) - num_steps > 50 and num_looks - num_before <= 1
+    shop.run()
+    assert shop.store.flush(30.0)
+
+
+def test_blocks_must_be_whole_pages(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, LAYOUT, max_bytes=1 << 20)
+    with pytest.raises(InvalidRequest, match="page_size"):
+        StoredPrefixes(store, 48)
+    store.close()
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 3), st.integers(1, 1100)),
+        st.tuples(st.just("submit"), st.integers(0, 3), st.integers(1, 1100)),
+        st.tuples(st.just("step"), st.just(0), st.integers(1, 3)),
+        st.tuples(st.just("abort"), st.just(0), st.integers(0, 20)),
+        st.tuples(st.just("run"), st.just(0), st.just(0)),
+        st.tuples(st.just("flush"), st.just(0), st.just(0)),
+        st.tuples(st.just("restart"), st.just(0), st.just(0)),
+        st.tuples(st.just("share"), st.integers(0, 3), st.integers(1, 1100)),
+    ),
+    max_size=20,
+)
+
+
+Case = tuple[list[tuple[str, int, int]], int, int, int, int, set[int], bool]
+CASES = st.tuples(
+    EVENTS,
+    st.sampled_from([1, 16]),  # page size
+    st.sampled_from([1600, 4096]),  # tokens of the pool
+    st.sampled_from([0, 800, 4096]),  # and of the host's
+    st.sampled_from([3, 8, 1000]),  # blocks of the store
+    st.sets(st.integers(1, 30), max_size=2),  # steps that fail
+    st.booleans(),  # overlap
+)
+
+
+def play(folder: Path, case: Case) -> None:
+    events, page_size, num_tokens, num_host_tokens, max_blocks, fail_steps, has_overlap = case
+    shop = Shop(
+        folder=folder,
+        page_size=page_size,
+        num_pages=num_tokens // page_size,
+        num_host_pages=num_host_tokens // page_size,
+        max_blocks=max_blocks,
+        is_hopeful=True,
+        has_overlap=has_overlap,
+    )
+    shop.executor.fail_steps = fail_steps
+    for kind, seed, number in events:
+        if kind == "submit":
+            shop.submit(prompt(seed, number), max_tokens=1 + number % 40)
+        elif kind == "step":
+            for _ in range(number):
+                shop.step()
+        elif kind == "abort" and shop.requests:
+            shop.engine.abort(shop.requests[number % len(shop.requests)])
+        elif kind == "flush":
+            shop.engine.flush_cache()
+        elif kind == "share":
+            shop.engine.scheduler.kv_cache.share("", prompt(seed, number))
+        elif kind in ("run", "restart"):
+            shop.run()
+            if kind == "restart":
+                shop.restart()
+        shop.engine.scheduler.check()
+    shop.run()
+    for request in shop.requests:
+        assert_right(request)
+    assert shop.store.stats.num_corrupt == 0
+    shop.close()
+
+
+@settings(max_examples=20)
+@given(CASES)
+def test_stores_change_no_output_and_leak_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    case: Case,
+) -> None:
+    play(tmp_path_factory.mktemp("store"), case)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(CASES)
+def test_stores_change_no_output_and_leak_nothing_for_long(
+    tmp_path_factory: pytest.TempPathFactory,
+    case: Case,
+) -> None:
+    play(tmp_path_factory.mktemp("store"), case)

@@ -1,0 +1,160 @@
+"""Weighted fair sharing between tenants: shares, latecomers, what is remembered."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from fakes import FakeListener, make_request
+from house import House, assert_right
+
+from stemma.errors import InvalidRequest
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.schedule.program_record import ProgramRecord
+from stemma.runtime.schedule.queue.fairness import TenantShares, tenant_weights
+from stemma.runtime.schedule.request import Request
+
+QUANTUM = 64
+
+
+def house_of(weights: dict[str, float]) -> House:
+    house = House(num_pages=400, max_running=4)
+    shares = house.engine.scheduler.shares
+    shares.weights.update(weights)
+    shares._quantum = QUANTUM
+    return house
+
+
+def submit(house: House, tenant: str, num: int, served: Counter[str]) -> None:
+    """Calls of 8 tokens and 8 more, each a program of its own."""
+
+    def note(request: Request) -> None:
+        served[tenant] += request.num_tokens
+
+    for _ in range(num):
+        number = len(house.requests)
+        prompt = [1 + number // 7**i % 7 for i in range(7, -1, -1)]
+        listener = FakeListener(when_finished=note)
+        program = ProgramRecord(tenant=tenant)
+        house.submit(prompt, max_tokens=8, program=program, listener=listener)
+
+
+def test_tenants_with_work_share_by_weight() -> None:
+    house, served = house_of({"a": 2.0}), Counter[str]()
+    submit(house, "b", 200, served)
+    submit(house, "a", 200, served)
+    most_off = 0.0
+    while served["a"] < 1500:
+        house.step()
+        if served["b"]:
+            most_off = max(most_off, abs(served["a"] / 2 - served["b"]))
+    assert 1.8 < served["a"] / served["b"] < 2.2
+    assert most_off <= 2 * QUANTUM + 4 * 16  # a quantum, and what runs at once
+
+
+def test_who_comes_late_has_saved_up_nothing() -> None:
+    house, served = house_of({}), Counter[str]()
+    submit(house, "early", 300, served)
+    while served["early"] < 1000:
+        house.step()
+    before = served["early"]
+    submit(house, "late", 200, served)
+    while served["late"] < 800:
+        house.step()
+        assert served["late"] - (served["early"] - before) <= 2 * QUANTUM + 4 * 16
+    assert served["early"] - before > 600
+
+
+def test_one_tenant_alone_gets_everything() -> None:
+    house, served = house_of({"b": 0.001}), Counter[str]()
+    submit(house, "b", 20, served)
+    house.run()
+    assert all(len(plan.rows) == 4 for plan in house.executor.plans[1:-8])
+    for request in house.requests:
+        assert_right(request)
+
+
+def test_tenants_are_remembered_only_while_somebody_has_work() -> None:
+    shares = TenantShares()
+    requests = [
+        make_request(index, [1], program=ProgramRecord(tenant=index)) for index in range(9000)
+    ]
+    shares.enter(requests[0])
+    for request in requests[1:]:
+        shares.enter(request)
+        shares.charge(request, 10.0)
+        shares.leave(request)
+    assert len(shares._times) <= 4097
+    shares.leave(requests[0])
+    assert not shares._times and not shares._num_open
+
+
+def test_who_has_had_least_is_known_without_asking_all() -> None:
+    shares, charged = TenantShares(quantum=1), Counter[int]()
+    requests = {n: make_request(n, [1], program=ProgramRecord(tenant=n)) for n in range(20)}
+    open_now: set[int] = set()
+    for step in range(2000):
+        number = step * 7 % 20
+        if number not in open_now:
+            charged[number] = max(
+                charged[number], min(map(charged.__getitem__, open_now), default=0)
+            )
+            shares.enter(requests[number])
+            open_now.add(number)
+        elif step % 3:
+            shares.charge(requests[number], step % 5)
+            charged[number] += step % 5
+        elif len(open_now) > 1:
+            shares.leave(requests[number])
+            open_now.remove(number)
+        least = min(charged[n] for n in open_now)
+        assert shares.place(number) == charged[number] - least
+    assert len(shares._by_time) <= 2 * 20 + 64
+
+
+def test_a_round_costs_the_same_with_many_tenants() -> None:
+    """One big request has no room: whatever waits behind it is not looked at."""
+    num_visits = {}
+    for num_tenants in (100, 1000):
+        house = House(num_pages=64, max_running=4)
+        first = house.submit([1] * 20, max_tokens=40)
+        for tenant in range(num_tenants):
+            house.submit([2] * 40, max_tokens=20, program=ProgramRecord(tenant=tenant))
+        house.step()
+        tree = house.engine.scheduler.kv_cache.tree
+        before = tree.num_visits
+        for _ in range(5):
+            house.step()
+        num_visits[num_tenants] = tree.num_visits - before
+        assert house.engine.scheduler.running == [first]
+    assert num_visits[1000] <= num_visits[100] + 5
+
+
+def test_of_many_tenants_everybody_is_served_in_turn() -> None:
+    house, served = house_of({}), Counter[str]()
+    house.engine.scheduler.shares._quantum = 8
+    for tenant in range(80):  # more than a round opens at once
+        submit(house, str(tenant), 2, served)
+    while len(served) < 80:
+        house.step()
+    assert sum(served.values()) <= (80 + 4) * 16, "some were served again before all were once"
+    house.run()
+    assert set(served.values()) == {2 * 16}
+
+
+def test_weights_are_read_from_text_and_bad_ones_refused() -> None:
+    assert tenant_weights("a=2,b=0.5") == {"a": 2.0, "b": 0.5}
+    assert tenant_weights("") == {}
+    for text in ("a", "a=x", "a=0", "=1", "a=-1", "a=nan"):
+        with pytest.raises(InvalidRequest, match="tenant_weights"):
+            EngineConfig(tenant_weights=text)
+
+
+def test_other_policies_know_no_tenants() -> None:
+    house, served = house_of({}), Counter[str]()
+    house.engine.set_schedule_policy("fcfs")
+    submit(house, "a", 8, served)
+    submit(house, "b", 8, served)
+    while served["a"] < 8 * 16:
+        house.step()
+    assert served["b"] <= 4 * 16

@@ -1,0 +1,137 @@
+"""Chunks of long prompts beside requests that decode."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from fakes import VOCAB_SIZE
+from house import House, assert_right
+
+from stemma.runtime.schedule.plan import Row, StepPlan, StepResult
+from stemma.runtime.schedule.queue.stall import StallLimit
+from stemma.runtime.schedule.queue.step_costs import StepCosts
+from stemma.runtime.schedule.request import Request
+
+FIXED_S, PROMPT_TOKEN_S = 0.010, 0.001
+
+
+def plan_of(num_decoding: int, num_prompt_tokens: int) -> StepPlan:
+    rows = [Row(i, i, 50, (1,)) for i in range(num_decoding)]
+    if num_prompt_tokens:
+        rows.append(Row(99, 99, 0, (1,) * num_prompt_tokens))
+    return StepPlan(1, tuple(rows))
+
+
+def duration_of(plan: StepPlan) -> float:
+    num_prompt_tokens = sum(len(row.input_ids) for row in plan.rows if len(row.input_ids) > 1)
+    return FIXED_S + num_prompt_tokens * PROMPT_TOKEN_S
+
+
+@pytest.fixture
+def house() -> House:
+    """Steps take as long as `duration_of` says."""
+    house = House(num_pages=2048, token_budget=256)
+    scripted = house.executor.execute
+
+    def timed(plan: StepPlan) -> StepResult:
+        return replace(scripted(plan), duration_s=duration_of(plan))
+
+    house.executor.execute = timed  # type: ignore[method-assign]
+    return house
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, VOCAB_SIZE) for _ in range(length)]
+
+
+def chunks_of(house: House, request: Request) -> list[int]:
+    """Sizes of a request's chunks, in steps that had decode rows."""
+    return [
+        len(row.input_ids)
+        for plan in house.executor.plans
+        for row in plan.rows
+        if row.request_id == request.id
+        and any(len(other.input_ids) == 1 for other in plan.rows if other is not row)
+    ]
+
+
+def test_nothing_is_limited_before_both_costs_are_known() -> None:
+    costs = StepCosts()
+    limit = StallLimit(costs)
+    assert limit.max_chunk() is None
+    costs.note(plan_of(4, 0), 0.010, 0.0)
+    assert limit.max_chunk() is None
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    assert limit.max_chunk() is not None
+    assert StallLimit(costs, 0.0).max_chunk() is None
+
+
+def test_a_chunk_is_what_fits_the_slowdown() -> None:
+    costs = StepCosts()
+    limit = StallLimit(costs, slowdown=1.5)
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    costs.note(plan_of(4, 0), 0.040, 0.0)
+    assert limit.max_chunk() == 20  # half of 40 ms at 1 ms a token
+    assert limit.max_chunk(2.0) == 40
+    for _ in range(100):
+        costs.note(plan_of(4, 20), 0.080, 0.0)  # tokens turn out to cost 2 ms here
+    assert limit.max_chunk() == 10
+
+
+def test_a_long_prompt_beside_decoding_requests_is_cut_small(house: House) -> None:
+    decoders = [house.submit(random_prompt(20, i), max_tokens=120) for i in range(3)]
+    for _ in range(5):
+        house.step()
+    long = house.submit(random_prompt(600, 9), max_tokens=2)
+    house.run()
+    slowdown = house.engine.scheduler.stall.slowdown
+    chunks = chunks_of(house, long)
+    assert len(chunks) > 20
+    assert max(duration_of(p) for p in house.executor.plans[2:]) <= slowdown * FIXED_S * 1.1 or (
+        max(chunks) <= 8
+    )
+    for request in [*decoders, long]:
+        assert_right(request)
+
+
+def test_two_long_prompts_share_what_one_would_get(house: House) -> None:
+    for seed in range(3):
+        house.submit(random_prompt(20, seed), max_tokens=200)
+    for _ in range(5):
+        house.step()
+    longs = [house.submit(random_prompt(300, 10 + i), max_tokens=2) for i in range(2)]
+    house.run()
+    limited = [plan for plan in house.executor.plans[5:] if any(
+        len(row.input_ids) == 1 and row.request_id not in {r.id for r in longs}
+        for row in plan.rows
+    )]  # fmt: skip
+    taken = [
+        sum(len(row.input_ids) for row in plan.rows if row.request_id in {r.id for r in longs})
+        for plan in limited
+    ]
+    assert max(taken) <= 10
+    for request in house.requests:
+        assert_right(request)
+
+
+def test_short_prompts_and_long_ones_alone_are_not_limited(house: House) -> None:
+    decoder = house.submit(random_prompt(20, 0), max_tokens=60)
+    for _ in range(5):
+        house.step()
+    short = house.submit(random_prompt(100, 1), max_tokens=2)
+    house.step()
+    assert chunks_of(house, short) == [100]
+    house.run()
+    long = house.submit(random_prompt(600, 2), max_tokens=2)
+    house.run()
+    sizes = [
+        len(row.input_ids)
+        for plan in house.executor.plans
+        for row in plan.rows
+        if row.request_id == long.id
+    ]
+    assert sizes[:2] == [256, 256]
+    assert_right(decoder)

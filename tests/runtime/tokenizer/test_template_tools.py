@@ -1,0 +1,337 @@
+"""Tool calls of earlier turns in templates: what is rendered; nobody smuggles tokens in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import make_byte_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program_stage import Stage, gen, role, role_end, text
+from templates import CHATML, HERMES_TOOLS, LLAMA3_TOOLS, MISTRAL_TOOLS, R1_TOOLS
+
+from stemma.errors import InvalidProgram
+from stemma.frontend.protocol import ir
+from stemma.runtime.programs.context import World
+from stemma.runtime.tokenizer.chat_template import ChatTemplate, Told, Turn
+from stemma.runtime.tokenizer.tokenizer import Tokenizer
+from stemma.runtime.tokenizer.transcript import Transcript
+
+Load = Callable[[str], ChatTemplate]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+SPECIALS = ("<bos>", "<eos>", "<pad>", "<unk>")
+
+
+@pytest.fixture
+def load(tmp_path: Path, byte_tokenizer: Tokenizer) -> Load:
+    def load(source: str) -> ChatTemplate:
+        (tmp_path / "chat_template.jinja").write_text(source)
+        return ChatTemplate(tmp_path, byte_tokenizer)
+
+    return load
+
+
+def fields(arguments: str = '{"city": "Ulm"}', **more: Any) -> str:
+    function = {"name": "weather", "arguments": arguments}
+    return json.dumps(
+        {"tool_calls": [{"id": "call12345", "type": "function", "function": function}], **more}
+    )
+
+
+def answer(tool_call_id: str = "call12345") -> str:
+    return json.dumps({"tool_call_id": tool_call_id, "name": "weather"})
+
+
+def conversation(template: ChatTemplate, tokenizer: Tokenizer, *, content: str | None) -> str:
+    transcript = Transcript(tokenizer, template, Told.of(TOOLS))
+    transcript.begin_role("user")
+    transcript.append_text("Weather?")
+    transcript.end_role()
+    if content is None:
+        transcript.begin_role("assistant", fields(content=None))
+    else:
+        transcript.begin_role("assistant", fields())
+        transcript.append_text(content)
+    transcript.end_role()
+    transcript.begin_role("tool", answer())
+    transcript.append_text("rain")
+    transcript.end_role()
+    transcript.begin_role("assistant")
+    return tokenizer.decode(transcript.ids, skip_special=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (HERMES_TOOLS, '<|im_start|>assistant\n<tool_call>\n{"name": "weather", "arguments": '
+         '{"city": "Ulm"}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n'
+         "</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        (LLAMA3_TOOLS, '{"name": "weather", "parameters": {"city": "Ulm"}}<|eot_id|>'
+         "<|start_header_id|>ipython<|end_header_id|>\n\nrain<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+        (MISTRAL_TOOLS, '[INST] Weather?[/INST][TOOL_CALLS] [{"name": "weather", "arguments": '
+         '{"city": "Ulm"}, "id": "call12345"}]<eos>[TOOL_RESULTS] rain[/TOOL_RESULTS]'),
+        (R1_TOOLS, '<|User|>Weather?<|Assistant|>call weather\n{"city": "Ulm"}<eos><|Tool|>rain'
+         "<|Assistant|><think>\n"),
+    ],
+    ids=["hermes", "llama3", "mistral", "r1"],
+)  # fmt: skip
+def test_a_turn_of_calls_and_its_result_are_written_as_the_template_does(
+    load: Load, byte_tokenizer: Tokenizer, source: str, expected: str
+) -> None:
+    assert conversation(load(source), byte_tokenizer, content=None).endswith(expected)
+
+
+def test_text_beside_calls_is_kept_where_the_template_has_a_place_for_it(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    text = conversation(load(HERMES_TOOLS), byte_tokenizer, content="Let me see.")
+    assert "assistant\nLet me see.\n<tool_call>" in text
+    text = conversation(load(LLAMA3_TOOLS), byte_tokenizer, content="Let me see.")
+    assert "Let me see." not in text and '"parameters": {"city": "Ulm"}}<|eot_id|>' in text
+
+
+def test_a_template_that_refuses_calls_says_so_in_its_own_words(load: Load) -> None:
+    call = json.loads(fields())["tool_calls"][0]
+    two = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [call, call]}))
+    with pytest.raises(InvalidProgram, match="single tool-calls"):
+        load(LLAMA3_TOOLS).marks(["user", two])
+    short = json.dumps({"content": None, "tool_calls": [{**call, "id": "x"}]})
+    with pytest.raises(InvalidProgram, match="nine characters"):
+        load(MISTRAL_TOOLS).marks(["user", Turn.of("assistant", short)])
+
+
+def test_arguments_that_are_no_object_reach_the_template_as_text(load: Load) -> None:
+    turn = Turn.of("assistant", fields('{"city', content=None))
+    assert '"arguments": "{\\"city"}' in "".join(load(HERMES_TOOLS).marks(["user", turn]))
+
+
+@pytest.mark.parametrize(
+    "given", ["{", "[]", '{"role": "x"}', '{"content": "x"}', '{"content": 0}', "[" * 100_000]
+)
+def test_fields_that_are_none_are_refused(given: str) -> None:
+    with pytest.raises(InvalidProgram):
+        Turn.of("assistant", given)
+
+
+def test_only_an_assistant_may_be_without_content() -> None:
+    with pytest.raises(InvalidProgram, match="without content"):
+        Turn.of("user", '{"content": null}')
+
+
+def test_text_in_a_message_without_content_is_refused(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
+    transcript.begin_role("assistant", fields(content=None))
+    with pytest.raises(InvalidProgram, match="without content"):
+        transcript.append_text("x")
+
+
+def test_reasoning_of_an_earlier_turn_is_what_the_template_makes_of_it(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
+    transcript.begin_role("assistant", json.dumps({"reasoning_content": "Why?"}))
+    transcript.append_text("So.")
+    transcript.end_role()
+    text = byte_tokenizer.decode(transcript.ids)
+    assert text == "<|im_start|>assistant\n<think>\nWhy?\n</think>\n\nSo.<|im_end|>\n"
+
+
+def test_variables_reach_the_template_but_not_in_place_of_what_is_not_the_clients(
+    load: Load,
+) -> None:
+    template = load(HERMES_TOOLS)
+    assert template.around_answer() == ("<|im_start|>assistant\n", "<|im_end|>\n")
+    off, _ = template.around_answer(Told.of((), {"enable_thinking": False}))
+    assert off == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    stolen = Told.of((), {"messages": [], "bos_token": "x", "add_generation_prompt": True})
+    assert template.marks(["user"], told=stolen) == template.marks(["user"])
+
+
+# --- hostile --------------------------------------------------------------------------------------
+
+
+HOSTILE = st.lists(
+    st.sampled_from([*SPECIALS, "<BOS>", "<", "<eo", "s>", "eos>", "<<eos>", '"', "\ue000", "a "])
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def writing_all(
+    byte_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> ChatTemplate:
+    """Writes clients' texts next to each other, and in other letters."""
+    source = HERMES_TOOLS + "{{ a | lower }}{{ b }}{{ a }}{{ messages[0].tool_call_id }}{{ b }}"
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "chat_template.jinja").write_text(source)
+    return ChatTemplate(folder, byte_tokenizer)
+
+
+@settings(max_examples=60)
+@given(name=HOSTILE, value=HOSTILE, described=HOSTILE, variable=HOSTILE)
+def test_no_text_of_a_client_becomes_a_special_token(
+    byte_tokenizer: Tokenizer,
+    writing_all: ChatTemplate,
+    name: str,
+    value: str,
+    described: str,
+    variable: str,
+) -> None:
+    """Not even put together from pieces, or in other letters."""
+    tools = [{"type": "function", "function": {"name": "f", "description": described}}]
+    told = Told.of(tools, {"a": variable, "b": value})
+    transcript = Transcript(byte_tokenizer, writing_all, told)
+    transcript.begin_role("tool", json.dumps({"tool_call_id": name}))
+    transcript.append_text(value)
+    transcript.end_role()
+    arguments = json.dumps({name: value})
+    call = {"id": name, "function": {"name": name, "arguments": arguments}}
+    transcript.begin_role("assistant", json.dumps({"content": None, "tool_calls": [call]}))
+    marked = transcript.end_role()
+    assert not byte_tokenizer.special_ids & set(transcript.ids)
+    shown = byte_tokenizer.decode(transcript.ids, skip_special=False)
+    assert json.dumps(value, ensure_ascii=False) in shown
+    assert marked.text in shown and "\ue002" not in shown
+
+
+@pytest.mark.parametrize("escaped", ["<eos>", "\\u003ceos\\u003e", "<e\\u006fs>"])
+def test_escapes_in_arguments_make_no_special_tokens(
+    load: Load, byte_tokenizer: Tokenizer, escaped: str
+) -> None:
+    """They are text of JSON before they are an object."""
+    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
+    transcript.begin_role("assistant", fields(f'{{"city": "{escaped}"}}', content=None))
+    transcript.end_role()
+    assert not byte_tokenizer.special_ids & set(transcript.ids)
+    assert '{"city": "<eos>"}' in byte_tokenizer.decode(transcript.ids, skip_special=False)
+
+
+@pytest.mark.parametrize("depth", [400, 900, 5000])
+def test_what_is_nested_too_deeply_is_refused_or_rendered(load: Load, depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    for shown in (f'{{"x": {nested}}}', fields(nested, content=None)):
+        try:
+            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", shown)])
+        except InvalidProgram:
+            assert depth > 300
+
+
+def test_the_templates_own_special_tokens_stay(load: Load, byte_tokenizer: Tokenizer) -> None:
+    marks = load(MISTRAL_TOOLS).marks(["user", Turn.of("assistant", fields(content=None))])
+    assert load(MISTRAL_TOOLS).encode(marks[-1])[-1] in byte_tokenizer.special_ids
+
+
+def test_a_placeholder_in_a_clients_text_is_no_place_for_a_content(load: Load) -> None:
+    turn = Turn.of("assistant", fields('{"city": "\\ue0000\\ue001"}', content=None))
+    marks = load(HERMES_TOOLS).marks(["user", turn])
+    assert len(marks) == 2 and "\ue0000\ue001" in marks[1]
+
+
+def test_a_template_that_writes_a_content_twice_is_refused(load: Load) -> None:
+    with pytest.raises(InvalidProgram, match="twice"):
+        load("{{ messages[0].content }}{{ messages[0].content }}").marks(["user"])
+
+
+def test_what_is_kept_of_renderings_is_bounded(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stemma.runtime.tokenizer.chat_template._MAX_CACHED_CHARS", 100_000)
+    template = load(HERMES_TOOLS)
+    for number in range(50):
+        turn = Turn.of("assistant", fields(f'{{"x": "{number}{"y" * 10_000}"}}', content=None))
+        template.marks(["user", turn])
+        assert sum(len(m) for marks in template._cache.values() for m in marks) <= 100_000
+
+
+# --- token identity -------------------------------------------------------------------------------
+
+
+def make_world(world: World, folder: Path, source: str) -> World:
+    tokenizer = Tokenizer(make_byte_tokenizer(folder), 260)
+    (folder / "chat_template.jinja").write_text(source)
+    return replace(world, tokenizer=tokenizer, template=ChatTemplate(folder, tokenizer))
+
+
+@pytest.mark.parametrize("said", ["", "Let me see."])
+def test_a_turn_of_calls_sent_back_gets_the_ids_it_was_generated_with(
+    world: World, tmp_path: Path, said: str
+) -> None:
+    """Ids that no encoding of the text gives stand for it here."""
+    world = make_world(world, tmp_path, HERMES_TOOLS)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+    written = f"{said}\n{call}" if said else call
+    first = Stage(world)
+    first.on(0, role("user"), text("Weather?"), role_end(), role("assistant"), gen())
+    asked = list(first.queue.open[0].prompt)
+    prompt_ids = first.queue.open[0].prompt
+    world.replays.remember("", prompt_ids, written, prompt_ids[:3])
+    second = Stage(world)
+    turns = [role("user"), text("Weather?"), role_end(), begin("assistant", said)]
+    turns += [text(said)] if said else []
+    turns += [role_end(), begin("tool", "r"), text("rain"), role_end(), role("assistant"), gen()]
+    second.on(0, *turns)
+    prompt = list(second.queue.open[-1].prompt)
+    assert prompt[: len(asked) + 3] == asked + asked[:3], "the ids that were remembered"
+    decoded = world.tokenizer.decode(prompt[len(asked) + 3 :], skip_special=False)
+    assert decoded.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nrain")
+
+
+def begin(name: str, said: str) -> Callable[[int, int], ir.Op]:
+    given = answer()
+    if name == "assistant":
+        given = fields() if said else fields(content=None)
+    return lambda branch, seq: ir.RoleBegin(branch, seq, None, name, given)
+
+
+def test_a_turn_that_nobody_generated_here_is_tokenized(world: World, tmp_path: Path) -> None:
+    world = make_world(world, tmp_path, CHATML)
+    stage = Stage(world)
+    stage.on(0, role("user"), text("a"), role_end(), begin("tool", "x"), text("b"), role_end())
+    stage.on(0, role("assistant"), gen())
+    assert "<|im_start|>tool\nb<|im_end|>" in stage.prompts[0]
+
+
+def test_nothing_is_generated_in_a_message_without_content(world: World, tmp_path: Path) -> None:
+    stage = Stage(make_world(world, tmp_path, HERMES_TOOLS))
+    stage.on(0, role("user"), text("a"), role_end(), begin("assistant", ""), gen(), end=True)
+    assert "without content" in stage.failures[0] and stage.is_done
+
+
+def test_fields_travel_only_where_there_are_some() -> None:
+    plain = ir.RoleBegin(0, 0, None, "user")
+    assert plain.to_wire() == ["role_begin", 0, 0, None, "user"]
+    op = ir.RoleBegin(0, 0, None, "tool", answer())
+    for each in (plain, op):
+        assert ir.op_from_wire(each.to_wire()) == each
+    with pytest.raises(InvalidProgram, match="fields"):
+        ir.op_from_wire(["role_begin", 0, 0, None, "tool", "x" * (ir.MAX_FIELDS_CHARS + 1)])
+    with pytest.raises(InvalidProgram, match="fields"):
+        ir.op_from_wire(["role_begin", 0, 0, None, "tool", {"a": 1}])
+
+
+def test_what_opens_an_answer_may_be_another_behind_a_result(load: Load) -> None:
+    ((none, after_user, after_tool),) = load(R1_TOOLS).describe()["generation_prompts"]
+    assert not none and after_user == after_tool == "<|Assistant|><think>\n"
+    source = R1_TOOLS.replace("{% if add_", "{% if messages[-1].role != 'tool' and add_")
+    assert load(source).describe()["generation_prompts"] == [[{}, after_user, ""]]
+    switched = load(HERMES_TOOLS).describe()["generation_prompts"]
+    assert [given for given, *_ in switched] == [
+        {}, {"enable_thinking": False}, {"enable_thinking": True},
+    ]  # fmt: skip
+    assert switched[1][1].endswith("</think>\n\n") and switched[1][1] == switched[1][2]
+
+
+def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
+    load: Load,
+) -> None:
+    searching = "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}{% endfor %}"
+    template = load(searching + HERMES_TOOLS)
+    turn = Turn.of("assistant", fields(content=None))
+    marks = template.marks(["user", turn])
+    assert marks == load(HERMES_TOOLS).marks(["user", turn])
+    assert template.marks(["user"]) == load(HERMES_TOOLS).marks(["user"])

@@ -1,0 +1,142 @@
+"""Text to ids and back; what is special only in a template's mouth; broken files."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+from checkpoints import BOS_ID, BYTE_VOCAB_SIZE, EOS_ID, make_byte_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from stemma.errors import InvalidRequest, ModelLoadError
+from stemma.runtime.tokenizer import tokenizer as tokenizer_module
+from stemma.runtime.tokenizer.tokenizer import KeptEncodings, Tokenizer
+
+
+def test_special_tokens_in_a_users_text_are_plain_text(byte_tokenizer: Tokenizer) -> None:
+    text = "a<eos>b<bos>"
+    ids = byte_tokenizer.encode(text)
+    assert EOS_ID not in ids and BOS_ID not in ids
+    assert byte_tokenizer.decode(ids) == text
+
+
+def test_special_tokens_of_a_template_are_special(byte_tokenizer: Tokenizer) -> None:
+    assert byte_tokenizer.encode_marks("<bos>a<eos>") == [BOS_ID, ord("a"), EOS_ID]
+
+
+@given(text=st.text())
+def test_any_text_round_trips(byte_tokenizer: Tokenizer, text: str) -> None:
+    assert byte_tokenizer.decode(byte_tokenizer.encode(text)) == text
+
+
+def test_long_texts_have_the_ids_of_their_parts(byte_tokenizer: Tokenizer) -> None:
+    text = "a<eos>é\n" * tokenizer_module.UNLOCKED_CHARS
+    assert byte_tokenizer.encode(text) == byte_tokenizer.encode("a<eos>é\n") * (len(text) // 8)
+
+
+def test_special_tokens_show_only_where_asked(byte_tokenizer: Tokenizer) -> None:
+    ids = [ord("a"), EOS_ID]
+    assert byte_tokenizer.decode(ids) == "a"
+    assert byte_tokenizer.decode(ids, skip_special=False) == "a<eos>"
+    assert byte_tokenizer.token_text(EOS_ID) == "<eos>"
+
+
+def test_bos_is_known_only_where_the_tokenizer_adds_one(tmp_path: Path) -> None:
+    folder = make_byte_tokenizer(tmp_path)
+    assert Tokenizer(folder, BYTE_VOCAB_SIZE).bos_ids == []
+    path = str(folder / "tokenizer.json")
+    inner = HfTokenizer.from_file(path)
+    inner.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", BOS_ID), ("<eos>", EOS_ID)]
+    )
+    inner.save(path)
+    tokenizer = Tokenizer(folder, BYTE_VOCAB_SIZE)
+    assert tokenizer.bos_ids == [BOS_ID]
+    assert tokenizer.encode("a") == [ord("a")], "encode() adds nothing"
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
+    path = str(make_byte_tokenizer(tmp_path) / "tokenizer.json")
+    inner = HfTokenizer.from_file(path)
+    inner.enable_truncation(3)
+    inner.enable_padding(length=10)
+    inner.save(path)
+    assert len(Tokenizer(tmp_path, BYTE_VOCAB_SIZE).encode("abcde")) == 5
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: missing"):
+        Tokenizer(tmp_path, 10)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "1.0"}', "\x00\xff"])
+def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a tokenizer"):
+        Tokenizer(tmp_path, 10)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe"])
+def test_a_broken_config_is_named(tmp_path: Path, content: bytes) -> None:
+    make_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json"):
+        Tokenizer(tmp_path, BYTE_VOCAB_SIZE)
+
+
+def test_more_tokens_than_the_model_has_is_an_error_with_both_numbers(tmp_path: Path) -> None:
+    make_byte_tokenizer(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"token id 259 .* vocab_size is 259"):
+        Tokenizer(tmp_path, BYTE_VOCAB_SIZE - 1)
+
+
+def test_special_tokens_may_be_objects_in_old_configs(tmp_path: Path) -> None:
+    make_byte_tokenizer(tmp_path)
+    config = {"bos_token": {"content": "<bos>"}, "eos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(tmp_path, BYTE_VOCAB_SIZE)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<bos>", "")
+
+
+def test_a_text_beyond_the_limit_is_refused(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "MAX_TEXT_CHARS", 10)
+    with pytest.raises(InvalidRequest, match="11 characters"):
+        byte_tokenizer.encode("a" * 11)
+
+
+def test_a_long_text_is_tokenized_once_and_its_ids_are_the_callers_own(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, num_encoded = "a long text " * 40, 0
+    encode = byte_tokenizer._encode
+
+    def counted(text: str) -> list[int]:
+        nonlocal num_encoded
+        num_encoded += 1
+        return encode(text)
+
+    monkeypatch.setattr(byte_tokenizer, "_encode", counted)
+    first = byte_tokenizer.encode(text)
+    first.append(0)
+    assert byte_tokenizer.encode(text) == list(text.encode()) and num_encoded == 1
+
+
+def test_kept_encodings_are_bounded_and_the_least_used_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "MAX_KEPT_CHARS", 100)
+    kept = KeptEncodings()
+    for letter in "ab":
+        kept.keep(letter * 50, array("i", [1]))
+    assert kept.find("a" * 50) is not None
+    kept.keep("c" * 50, array("i", [1]))
+    kept.keep("d" * 101, array("i", [1]))
+    found = [kept.find(letter * 50) is not None for letter in "abc"]
+    assert found == [True, False, True] and kept.find("d" * 101) is None

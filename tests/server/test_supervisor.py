@@ -1,0 +1,235 @@
+"""The engine's supervisor with engines that are only played: who is told what, and when it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from stemma.errors import EngineError
+from stemma.server import supervisor as module
+from stemma.server.supervisor import EngineState, EngineSupervisor
+
+PATIENCE_S = 10.0
+
+
+class PlayedProcess:
+    """A process that dies when it is told to; one that is born dead never listens."""
+
+    def __init__(self, *, is_born_dead: bool = False) -> None:
+        self.endpoint = self
+        self.pid = id(self)
+        self.orders: list[bytes] = []
+        self.is_stopped = False
+        self._has_ended = threading.Event()
+        if is_born_dead:
+            self.die()
+
+    def die(self) -> None:
+        self._has_ended.set()
+
+    kill = die
+
+    def death(self) -> str | None:
+        return "it fell over" if self._has_ended.is_set() else None
+
+    def wait(self) -> None:
+        self._has_ended.wait()
+
+    def order(self, order: bytes) -> None:
+        self.orders.append(order)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.die()
+
+
+class PlayedConnection:
+    """What the supervisor needs of one; as the real one, it is refused by the dead."""
+
+    def __init__(self, process: PlayedProcess, **_: Any) -> None:
+        if process.death() is not None:
+            raise EngineError("it never listened")
+        self.error: EngineError | None = None
+        self._has_ended = threading.Event()
+
+    def abandon(self, error: EngineError) -> None:
+        self.error = self.error or error
+        self._has_ended.set()
+
+    def close(self) -> None:
+        self.abandon(EngineError("the connection was closed"))
+
+    def wait_ended(self) -> EngineError:
+        self._has_ended.wait()
+        assert self.error is not None
+        return self.error
+
+
+class Stage:
+    """A supervisor, and all the engines that it has started."""
+
+    def __init__(self, deaths: int = 0) -> None:
+        """`deaths`: of engines after the first one that are born dead."""
+        self.engines: list[PlayedProcess] = []
+        self.started_s: list[float] = []
+        self._deaths = deaths
+        self.supervisor = EngineSupervisor(self._launch, timeout_s=60, backoff_s=(0.0, 0.05, 0.1))
+
+    def _launch(self) -> Any:
+        is_born_dead = 0 < len(self.engines) <= self._deaths
+        self.engines.append(PlayedProcess(is_born_dead=is_born_dead))
+        self.started_s.append(time.monotonic())
+        return self.engines[-1]
+
+    def start(self) -> PlayedConnection:
+        self.supervisor.start()
+        return self.connection()
+
+    def connection(self) -> PlayedConnection:
+        found: Any = self.supervisor.wait_started()
+        return found
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.002)
+
+    def is_ready(self) -> bool:
+        return self.supervisor.state is EngineState.READY
+
+
+@pytest.fixture(autouse=True)
+def _played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Connection", PlayedConnection)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.supervisor.stop()
+    assert all(engine.is_stopped for engine in stage.engines)
+
+
+def test_there_is_no_connection_before_there_is_an_engine(stage: Stage) -> None:
+    with pytest.raises(EngineError, match="is starting"):
+        _ = stage.supervisor.connection
+
+
+def test_an_engine_that_dies_tells_all_and_another_one_follows(stage: Stage) -> None:
+    first = stage.start()
+    stage.engines[0].die()
+    stage.wait(lambda: len(stage.engines) == 2 and stage.is_ready())
+    assert "it fell over; another one is being started" in str(first.error)
+    assert stage.connection() is not first and stage.supervisor.num_restarts == 1
+    assert stage.engines[0].is_stopped, "its folder is left behind"
+
+
+def test_an_engine_whose_connection_ends_is_killed_and_another_one_follows(stage: Stage) -> None:
+    stage.start().abandon(EngineError("it has been silent"))
+    stage.wait(lambda: len(stage.engines) == 2 and stage.is_ready())
+    assert stage.engines[0].death() is not None
+
+
+def test_an_engine_that_cannot_be_reached_for_want_of_sockets_is_not_the_last(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.start()
+    num_refused = 0
+
+    class Refusing(PlayedConnection):
+        def __init__(self, process: PlayedProcess, **options: Any) -> None:
+            nonlocal num_refused
+            num_refused += 1
+            if num_refused == 1:
+                raise zmq.ZMQError(zmq.EMFILE)
+            super().__init__(process, **options)
+
+    monkeypatch.setattr(module, "Connection", Refusing)
+    stage.engines[0].die()
+    stage.wait(lambda: len(stage.engines) == 3 and stage.is_ready())
+    assert num_refused == 2
+
+
+def test_deaths_in_a_row_make_it_wait_longer_and_never_give_up() -> None:
+    stage = Stage(deaths=4)
+    stage.start()
+    stage.engines[0].die()
+    stage.wait(lambda: len(stage.engines) == 3)
+    with pytest.raises(EngineError, match=r"being restarted.*\d times in a row"):
+        _ = stage.supervisor.connection
+    stage.wait(lambda: len(stage.engines) == 6 and stage.is_ready())
+    waits = [later - earlier for earlier, later in zip(stage.started_s[1:], stage.started_s[2:])]
+    assert all(wait >= least for wait, least in zip(waits, (0.05, 0.1, 0.1, 0.1)))
+    stage.supervisor.stop()
+
+
+def test_an_engine_that_never_was_ready_is_not_started_again() -> None:
+    supervisor = EngineSupervisor(_born_dead, timeout_s=60)
+    supervisor.start()
+    with pytest.raises(EngineError, match="never listened"):
+        supervisor.wait_started()
+    assert supervisor.state is EngineState.STOPPED
+    supervisor.stop()
+
+
+def _born_dead() -> Any:
+    return PlayedProcess(is_born_dead=True)
+
+
+def test_a_process_that_cannot_be_started_is_an_error_and_no_dead_thread() -> None:
+    supervisor = EngineSupervisor(_no_memory, timeout_s=60)
+    supervisor.start()
+    with pytest.raises(EngineError, match="no memory"):
+        supervisor.wait_started()
+    supervisor.stop()
+
+
+def _no_memory() -> Any:
+    raise OSError("no memory")
+
+
+def test_an_engine_that_dies_while_draining_is_the_last_one(stage: Stage) -> None:
+    connection = stage.start()
+    stage.supervisor.drain()
+    assert stage.engines[0].orders == [b"drain\n"]
+    assert stage.supervisor.connection is connection, "what runs goes on"
+    stage.engines[0].die()
+    stage.wait(lambda: stage.supervisor.state is EngineState.STOPPED)
+    assert str(connection.error) == "it fell over"
+    assert len(stage.engines) == 1
+
+
+def test_a_drain_between_two_engines_starts_no_other() -> None:
+    stage = Stage(deaths=100)
+    stage.start()
+    stage.engines[0].die()
+    stage.wait(lambda: len(stage.engines) > 2)
+    stage.supervisor.drain()
+    stage.wait(lambda: stage.supervisor.state is EngineState.STOPPED)
+    with pytest.raises(EngineError, match="being stopped"):
+        _ = stage.supervisor.connection
+    stage.supervisor.stop()
+
+
+def test_stopping_ends_a_wait_for_the_start_and_may_be_done_twice(stage: Stage) -> None:
+    stage.supervisor.stop()  # before it was started at all
+    stage.supervisor.start()
+    with pytest.raises(EngineError, match="being stopped"):
+        stage.supervisor.wait_started()
+    stage.supervisor.stop()
+    assert stage.engines == []
+
+
+def test_what_is_abandoned_is_told_the_reason(stage: Stage) -> None:
+    connection = stage.start()
+    stage.supervisor.drain()
+    stage.supervisor.abandon("time is over")
+    assert str(connection.error) == "time is over"
+    stage.wait(lambda: stage.supervisor.state is EngineState.STOPPED)

@@ -1,0 +1,114 @@
+"""Random work for an engine on the scripted device: who comes, who leaves, and what is changed."""
+
+from __future__ import annotations
+
+from fakes import STOP_ID, VOCAB_SIZE, FakeListener, ScriptedGrammar
+from house import FAMILIES, House
+from hypothesis import strategies as st
+
+from stemma.constrained.serving.follower import PendingGrammar
+from stemma.errors import PromptTooLong
+from stemma.runtime.schedule.queue.policy import POLICY_NAMES
+from stemma.runtime.schedule.request import HiddenSum, Scoring
+
+STOP_IDS = frozenset({STOP_ID})
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """A prefix of one of three families and a few tokens of one's own: much is shared."""
+    family = draw(st.sampled_from(FAMILIES))
+    shared = family[: draw(st.integers(0, 40))]
+    return (shared + draw(st.lists(st.integers(1, 2), max_size=6))) or [1]
+
+
+@st.composite
+def submissions(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
+    prompt = draw(prompts())
+    if draw(st.integers(0, 4)) == 0:
+        start = draw(st.integers(0, len(prompt) - 1))
+        targets = tuple(prompt[start + 1 :]) + (draw(st.integers(0, VOCAB_SIZE - 1)),)
+        return "submit", {"prompt": prompt, "scoring": Scoring(start, targets)}
+    if draw(st.integers(0, 4)) == 0:
+        return "submit", {"prompt": prompt, "hidden": HiddenSum(draw(st.booleans()))}
+    stop_after = draw(st.one_of(st.none(), st.integers(1, 6)))
+    return "submit", {
+        "prompt": prompt,
+        "max_tokens": draw(st.integers(1, 20)),
+        "listener": FakeListener(stop_after=stop_after),
+        "stop_ids": draw(st.sampled_from([frozenset(), STOP_IDS])),
+        "priority": draw(st.integers(-2, 2)),
+    }
+
+
+def events(
+    submissions: st.SearchStrategy[tuple[str, dict[str, object]]],
+) -> st.SearchStrategy[list[tuple[str, object]]]:
+    return st.lists(
+        st.one_of(
+            submissions,
+            st.tuples(st.just("abort"), st.integers(0, 20)),
+            st.tuples(st.just("step"), st.integers(1, 4)),
+            st.tuples(st.just("flush"), st.just(0)),
+            st.tuples(st.just("policy"), st.sampled_from(POLICY_NAMES)),
+        ),
+        max_size=24,
+    )
+
+
+def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[House]:
+    """Small pools of both page sizes; `fields` of a House besides."""
+    return st.builds(
+        House,
+        num_pages=st.sampled_from([48, 64, 200]),
+        page_size=st.just(1),
+        token_budget=st.sampled_from([1, 3, 16, 64]),
+        max_running=st.sampled_from([1, 2, 8]),
+        policy=st.sampled_from(POLICY_NAMES),
+        is_hopeful=st.booleans(),
+        **fields,
+    ) | st.builds(
+        House,
+        num_pages=st.sampled_from([4, 6, 20]),
+        page_size=st.just(16),
+        token_budget=st.sampled_from([16, 17, 64]),
+        max_running=st.sampled_from([1, 3, 8]),
+        policy=st.sampled_from(POLICY_NAMES),
+        is_hopeful=st.booleans(),
+        **fields,
+    )
+
+
+def play(house: House, events: list[tuple[str, object]]) -> None:
+    """Carry out the events, then run dry. Grammars that are late come after the next event."""
+    due: list[tuple[PendingGrammar, ScriptedGrammar]] = []
+    for kind, what in (*events, ("step", 1), ("step", 1)):
+        due, late = [], due
+        if kind == "submit":
+            assert isinstance(what, dict)
+            what = dict(what)
+            if (bound := what.pop("late_grammar", None)) is not None:
+                due.append((what["grammar"], bound))
+            try:
+                house.submit(**what)
+            except PromptTooLong:
+                assert len(what["prompt"]) >= house.engine.max_model_len
+        elif kind == "abort" and house.requests:
+            assert isinstance(what, int)
+            request = house.requests[what % len(house.requests)]
+            house.engine.abort(request)
+            assert request.is_finished
+            house.engine.scheduler.check()
+        elif kind == "step":
+            assert isinstance(what, int)
+            for _ in range(what):
+                house.step()
+        elif kind == "policy":
+            assert isinstance(what, str)
+            house.engine.set_schedule_policy(what)
+        elif kind == "flush":
+            house.engine.flush_cache()
+            house.engine.scheduler.check()
+        for grammar, bound in late:
+            grammar.bound = bound
+    house.run()
