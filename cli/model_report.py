@@ -13,6 +13,7 @@ from ..planning.stored_weights import stored_weights
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import stored_method
 from ..runtime.config import QUANTIZATIONS
+from ..runtime.models.model_config import read_model_config
 
 REQUEST_TOKENS = 4096
 
@@ -22,7 +23,7 @@ def examine_model(
 ) -> dict[str, Any]:
     """As plain data; `model` as it was asked for, dtype a resolved one. Raises ModelLoadError for
     what cannot be served."""
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     plain = ServedModel.of(config, dtype)
     stored = stored_weights(folder)
     own = stored_quantization(folder, plain.shape)

@@ -23,7 +23,6 @@ from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_
 from ..planning.roofline import CostModel, StepTime
 from ..planning.served_model import ServedModel
 from ..planning.stored_format import stored_quantization
-from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import require_kv_cache_dtype, require_quantization, stored_method
 from ..runtime.config import (
     DEFAULT_MAX_LORA_RANK,
@@ -33,6 +32,7 @@ from ..runtime.config import (
 )
 from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.execute.threads import configure_threads, default_num_threads
+from ..runtime.models.model_config import read_model_config
 from .connect import Commands, add_model_argument, described_model
 
 # That an engine has too, with the same limits.
@@ -204,7 +204,7 @@ def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
 
 def _model(args: argparse.Namespace, folder: Path, dtype: str) -> ServedModel:
     """Raises InvalidRequest for what loading it would refuse."""
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     asked = args.quantization or "none"
     require_quantization(asked, folder, stored_method(folder))
     if asked == "none":

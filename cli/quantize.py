@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InvalidRequest
-from ..runtime.checkpoint.config.model_config import ModelConfig
-from ..runtime.checkpoint.gguf.unfold import weights_files
+from ..runtime.checkpoint.gguf.convert import weights_files
 from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
 from ..runtime.checkpoint.progress import byte_progress
 from ..runtime.execute.threads import configure_threads
+from ..runtime.models.model_config import read_model_config
 from .connect import Commands
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         folder = locate_model(args.model, revision=args.revision, on_progress=on_progress)
     if weights_files(folder):
         raise _no_gguf(args.model)
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     if "torch" not in sys.modules:  # which reads what this sets when it is imported
         configure_threads(len(os.sched_getaffinity(0)), None)
     from ..runtime.checkpoint.quantized.quantized_copy import write_quantized_copy

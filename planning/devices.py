@@ -1,7 +1,7 @@
 """What devices can do: memory, and the rates at which they read and multiply. Torch-free.
 
 GPUs are from their makers' data sheets (dense rates, no sparsity), times the shares that good
-kernels reach; a CPU is measured where it stands (`execute/probe.py`).
+kernels reach; a CPU is measured where it stands (`probe.py`).
 """
 
 from __future__ import annotations

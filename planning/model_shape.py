@@ -9,15 +9,6 @@ from dataclasses import dataclass
 from ..kernels.attention_options import AttentionOptions
 from ..runtime.checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
 
-_GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-# Architectures whose layers have norms before and after both blocks; others have two.
-_WITH_FOUR_NORMS = frozenset({"Gemma2ForCausalLM", *_GEMMA3})
-# Whose checkpoints have one module for queries, keys and values, and one for gates and ups.
-_FUSED = frozenset({"Phi3ForCausalLM"})
-# Those that norm query and key heads: each by itself with one weight for all, or all together.
-_WITH_HEAD_NORMS = frozenset({"Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_GEMMA3})
-_WITH_WHOLE_NORMS = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM"})
-
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -132,7 +123,7 @@ def _attention_products(config: DecoderConfig) -> Iterator[Product]:
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     hidden, layers = config.hidden_size, config.num_layers
-    num_modules = 1 if config.architecture in _FUSED else 3
+    num_modules = 1 if config.has_fused_projections else 3
     yield Product("qkv", hidden, q_size + 2 * kv_size, layers, num_modules=num_modules)
     yield Product("attention output", q_size, hidden, layers, num_modules=1)
 
@@ -173,7 +164,7 @@ def _expert_products(config: DecoderConfig, experts: ExpertsConfig) -> Iterator[
 
 
 def _dense(config: DecoderConfig, name: str, size: int, count: int) -> Iterator[Product]:
-    hidden, num_modules = config.hidden_size, 1 if config.architecture in _FUSED else 2
+    hidden, num_modules = config.hidden_size, 1 if config.has_fused_projections else 2
     yield Product(f"{name} gate and up", hidden, 2 * size, count, num_modules=num_modules)
     yield Product(f"{name} down", size, hidden, count, num_modules=1)
 
@@ -183,11 +174,11 @@ def _norms(config: DecoderConfig) -> int:
     own = 0
     if config.latent is not None:
         own = config.latent.latent_dim + (config.latent.query_latent_dim or 0)
-    elif config.architecture in _WITH_HEAD_NORMS:
+    elif config.query_key_norm == "head":
         own = 2 * config.head_dim
-    elif config.architecture in _WITH_WHOLE_NORMS:
+    elif config.query_key_norm == "whole":
         own = (config.num_heads + config.num_kv_heads) * config.head_dim
-    number = 4 if config.architecture in _WITH_FOUR_NORMS else 2
+    number = 4 if config.norm_placement == "around" else 2
     return config.num_layers * (number * config.hidden_size + own)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from ..runtime.checkpoint.gguf.unfold import weights_files
+from ..runtime.checkpoint.gguf.convert import weights_files
 from ..runtime.checkpoint.quantized.quantization_config import packed_config
 from .model_shape import ModelShape
 

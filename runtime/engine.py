@@ -19,7 +19,6 @@ from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
 from ..errors import ModelLoadError, PromptTooLong
 from .checkpoint.config.embedding_config import EmbeddingConfig
-from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.progress import byte_progress
@@ -29,7 +28,8 @@ from .execute.dtype_name import dtype_name
 from .execute.graph_progress import graph_progress
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.store import DiskStore
-from .programs.context import Defaults, Replays, World
+from .models.model_config import read_model_config
+from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .schedule.cache.hints import KVHints
 from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.cache.stored_prefixes import StoredPrefixes
@@ -95,9 +95,9 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them.
-        `tenant_weights`: see schedule/fairness.py. `has_overlap`: plan a step while the executor
-        computes the one before, if it can. `adapters`: needed where requests have any. `clock`: of
-        deadlines and leases, in seconds."""
+        `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
+        executor computes the one before, if it can. `adapters`: needed where requests have any.
+        `clock`: of deadlines and leases, in seconds."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
         self.has_overlap = has_overlap and executor.can_overlap
@@ -272,7 +272,7 @@ class LoadedModel:
 
         self.config = config = located(config)
         self.folder = Path(config.model)
-        self.model_config = ModelConfig.from_folder(self.folder)
+        self.model_config = read_model_config(self.folder)
         self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
         self.template = ChatTemplate(self.folder, self.tokenizer)
         self.embedding = EmbeddingConfig.from_folder(self.folder)
@@ -379,16 +379,16 @@ class LoadedModel:
             eos_token_ids=model.eos_token_ids,
         )
 
-    def world(self) -> World:
+    def context(self) -> ProgramContext:
         """What programs on this engine have in common."""
-        return World(
+        return ProgramContext(
             tokenizer=self.tokenizer,
             vocab_size=self.model_config.vocab_size,
             template=self.template,
             defaults=self.defaults(),
             queue=self.engine,
             next_request_id=self.engine.next_request_id,
-            replays=Replays(),
+            assistant_turns=AssistantTurnCache(),
             grammars=self.engine.grammars,
             jump_forward=not self.config.disable_jump_forward,
             kv=self.engine.scheduler.kv_cache,

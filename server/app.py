@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .access.api_keys import KeyRing
-from .access.intake import IntakeMiddleware
-from .access.middleware import EXPOSED_HEADERS, Gate
+from .access.drain import DrainMiddleware
+from .access.middleware import EXPOSED_HEADERS, AccessMiddleware
 from .api import metrics
 from .api.anthropic import messages
 from .api.native import abort, cache, generate, health, kv_hints, lora, score, tokens, watch
@@ -57,8 +57,8 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     app.state.service = service
     app.state.strict_fields = settings.strict_fields
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
-    app.add_middleware(IntakeMiddleware, intake=service.intake)
-    app.add_middleware(Gate, settings=settings, keys=keys)
+    app.add_middleware(DrainMiddleware, drain=service.drain_state)
+    app.add_middleware(AccessMiddleware, settings=settings, keys=keys)
     if settings.cors_origins:  # outside the gate: its refusals can be read too
         app.add_middleware(
             CORSMiddleware,

@@ -72,7 +72,7 @@ class HttpServer(uvicorn.Server):
         self.exit_status = 0
         self._engine = engine
         self._drain_s = settings.drain_s
-        self._intake = service.intake
+        self._drain_state = service.drain_state
         self._announce = announce
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,7 +103,7 @@ class HttpServer(uvicorn.Server):
         try:
             await asyncio.to_thread(self._engine.wait_started)
         except EngineError as error:
-            if self._intake.is_open:  # nobody asked it to stop
+            if self._drain_state.is_open:  # nobody asked it to stop
                 print(f"stemma serve: {error}", file=sys.stderr)
                 self.exit_status = 1
                 self.should_exit = True
@@ -119,8 +119,8 @@ class HttpServer(uvicorn.Server):
                 connection.transport.close()
 
     def _be_asked_to_stop(self) -> None:
-        if self._intake.is_open:
-            self._intake.close()
+        if self._drain_state.is_open:
+            self._drain_state.close()
             self._engine.drain()
             self._tasks.append(asyncio.create_task(self._drain()))
         else:
@@ -134,7 +134,7 @@ class HttpServer(uvicorn.Server):
             reason = f"the server was stopped; this had {self._drain_s:g} s to end"
         self._engine.abandon(reason)
         for _ in range(round(LAST_WORDS_S / _POLL_S)):
-            if not self._intake.num_running:
+            if not self._drain_state.num_running:
                 break
             await asyncio.sleep(_POLL_S)
         self.should_exit = True
@@ -144,12 +144,13 @@ class HttpServer(uvicorn.Server):
         has_said = False
         while not self._is_hurried.is_set():
             num_programs = await asyncio.to_thread(self._num_programs)
-            if not self._intake.num_running and not num_programs:
+            if not self._drain_state.num_running and not num_programs:
                 return
             if not has_said:
                 has_said = True
                 print(
-                    f"stopping: {self._intake.num_running} requests and {num_programs} programs "
+                    f"stopping: {self._drain_state.num_running} requests and "
+                    f"{num_programs} programs "
                     f"have {self._drain_s:g} s to end; once more (Ctrl-C) stops at once",
                     flush=True,
                 )

@@ -29,6 +29,16 @@ ROOMS = (*PILLARS, *BELOW)
 SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
 # The floors within a room, the lowest first. What stands on one floor imports nothing of it.
 FLOORS = {
+    "runtime": (
+        ("checkpoint", "tokenizer"),
+        ("memory", "models"),
+        ("schedule",),
+        ("programs", "config"),
+        ("execute",),
+        ("engine",),
+        ("gateway",),
+        ("__main__",),
+    ),
     "server": (
         ("protocol",),
         ("parsers",),
@@ -141,6 +151,27 @@ def test_inside_a_room_folders_import_only_folders_below(room: str) -> None:
             if parts[:2] == ["stemma", room] and len(parts) > 2 and parts[2] in floor_of:
                 there = parts[2]
                 assert here == there or floor_of[there] < floor_of[here], f"{path}: {module}"
+
+
+def test_folders_import_each_other_in_no_circle_at_any_depth() -> None:
+    """A folder counts as one node beside its neighbours. Raises CycleError, which names one."""
+    paths = {module_of(path): path for path in sources()}
+    places: dict[str, dict[str, set[str]]] = {}
+    for module, path in paths.items():
+        if path.name == "__init__.py":
+            continue
+        for name in {name for name, _ in imports_of(path) if name in paths}:
+            here, there = module.split("."), name.split(".")
+            depth = next(
+                (i for i, (a, b) in enumerate(zip(here, there)) if a != b),
+                min(len(here), len(there)),
+            )
+            if depth < min(len(here), len(there)):
+                graph = places.setdefault(".".join(here[:depth]), {})
+                graph.setdefault(here[depth], set()).add(there[depth])
+    assert len(places) > 20
+    for graph in places.values():
+        TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("module", GROUND)

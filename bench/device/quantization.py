@@ -244,15 +244,15 @@ def step_rows(name: str, shape: Shape, args: argparse.Namespace) -> list[dict[st
 
 
 def _runner(shape: Shape, quantization: str, args: argparse.Namespace) -> ModelRunner:
-    from ...runtime.checkpoint.config.model_config import ModelConfig
     from ...runtime.execute.model_runner import ModelRunner
+    from ...runtime.models.model_config import read_model_config
 
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(checkpoint_config(shape)))
         tokens = max(args.prompt_tokens, args.context_tokens + 1)
         return ModelRunner(
             folder,
-            ModelConfig.from_folder(folder),
+            read_model_config(folder),
             dtype="bfloat16",
             max_total_tokens=tokens,
             max_model_len=tokens,

@@ -71,13 +71,15 @@ def evaluation_rows(num_cases: int) -> list[dict[str, Any]]:
 
 
 def _prompts(model: Path) -> list[list[int]]:
-    from ...runtime.checkpoint.config.model_config import ModelConfig
+    from ...runtime.models.model_config import read_model_config
     from ...runtime.tokenizer.chat_template import ChatTemplate
     from ...runtime.tokenizer.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(model, ModelConfig.from_folder(model).vocab_size)
+    tokenizer = Tokenizer(model, read_model_config(model).vocab_size)
     template = ChatTemplate(model, tokenizer)
-    before, after = (template.encode(mark) for mark in template.marks(["user"], open_turn=True))
+    before, after = (
+        template.encode(text) for text in template.delimiters(["user"], open_turn=True)
+    )
     return [[*before, *tokenizer.encode(text), *after] for text in QUESTIONS]
 
 
@@ -86,14 +88,14 @@ class _Scorer:
 
     def __init__(self, model: Path, dtype: str, quantization: str) -> None:
         from ...kernels.registry import select_kernels
-        from ...runtime.checkpoint.config.model_config import ModelConfig
         from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
+        from ...runtime.models.model_config import read_model_config
 
         self._seen: list[Tensor] = []
         kernels = select_kernels(resolve_dtype(dtype))
         self._runner: ModelRunner = ModelRunner(
             model,
-            ModelConfig.from_folder(model),
+            read_model_config(model),
             dtype=dtype,
             kernels=replace(
                 kernels,

@@ -123,16 +123,16 @@ class _TimedExecutor:
 
 def _engine(args: argparse.Namespace, clocks: _Clocks) -> Engine:
     from ...kernels.registry import select_kernels
-    from ...runtime.checkpoint.config.model_config import ModelConfig
     from ...runtime.engine import Engine
     from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
+    from ...runtime.models.model_config import read_model_config
 
     batch = max(args.batches)
     tokens = args.prompt_tokens + args.steps + 1
     clocks.reset()
     runner = ModelRunner(
         args.model,
-        ModelConfig.from_folder(args.model),
+        read_model_config(args.model),
         kernels=clocks.kernels(select_kernels(resolve_dtype("auto")), args.replay),
         max_total_tokens=(batch + 1) * tokens,
         max_running_requests=batch,

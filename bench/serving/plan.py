@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
     configure_threads(args.num_threads or default_num_threads(args.model), None)
     from ...planning.probe import cost_model
     from ...planning.served_model import ServedModel
-    from ...runtime.checkpoint.config.model_config import ModelConfig
     from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
+    from ...runtime.models.model_config import read_model_config
 
-    config = ModelConfig.from_folder(args.model)
+    config = read_model_config(args.model)
     dtype = dtype_name(resolve_dtype("auto"))
     costs = cost_model(ServedModel.of(config, dtype, args.quantization))
     kv_tokens = max(args.clients) * (args.prompt_tokens + args.output_tokens + 1)

@@ -32,7 +32,6 @@ from ..compiler import CompiledGrammar, prepare
 from ..matcher import BoundGrammar
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
-from .follower import GrammarFailure, PendingGrammar
 from .frames import (
     ENGINE_STACK_BYTES,
     Check,
@@ -43,6 +42,7 @@ from .frames import (
     start_thread,
     write_frame,
 )
+from .grammar_state import GrammarFailure, PendingGrammar
 
 DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ...errors import InvalidRequest
 from ...kernels.kv_cache_dtype import KVCacheDtype
+from .gguf.convert import weights_files
 from .gguf.shards import GgufModel
-from .gguf.unfold import weights_files
 from .quantized.quantization_config import packed_config
 
 

@@ -12,8 +12,8 @@ import torch
 from ...errors import ModelLoadError
 from .dummy import DummyWeights
 from .formats import require_quantization
+from .gguf.convert import weights_files
 from .gguf.source import GgufWeights
-from .gguf.unfold import weights_files
 from .quantized.packed import PackedWeights
 from .quantized.quantization_config import PackedConfig, packed_config
 from .quantized.quantizing import Quantization, QuantizingWeights

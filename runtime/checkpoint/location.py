@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import InvalidRequest, ModelLoadError
+from .gguf.convert import convert_gguf, only_model_of
 from .gguf.header_copy import copy_header
 from .gguf.shard_names import shard_names
-from .gguf.unfold import only_model_of, unfold
 from .hub import fetch_file, fetch_snapshot, read_file
 from .pickled import PICKLED_SUFFIXES, why_not_pickled
 from .progress import ByteProgress
@@ -76,7 +76,7 @@ def locate_model(
     if describe_in is not None:
         return _described(match["repo"], names, asked or revision, describe_in)
     files = [fetch_file(match["repo"], name, asked or revision, on_progress) for name in names]
-    return unfold(files[0])
+    return convert_gguf(files[0])
 
 
 def _described(repo: str, names: Sequence[str], revision: str | None, root: Path) -> Path:
@@ -84,7 +84,7 @@ def _described(repo: str, names: Sequence[str], revision: str | None, root: Path
     copies = [root / Path(name).name for name in names]
     for name, copy in zip(names, copies, strict=True):
         read_file(repo, name, partial(copy_header, name=f"{repo}/{name}", copy=copy), revision)
-    return unfold(copies[0], root)
+    return convert_gguf(copies[0], root)
 
 
 def _is_path(text: str) -> bool:
@@ -95,12 +95,12 @@ def _is_path(text: str) -> bool:
 def _checkpoint_of(folder: Path) -> Path:
     """The folder itself, unless all that it holds of a model is in GGUF."""
     file = only_model_of(folder)
-    return folder if file is None else unfold(file)
+    return folder if file is None else convert_gguf(file)
 
 
 def _folder_of_file(file: Path) -> Path:
     if file.suffix == ".gguf":
-        return unfold(file)
+        return convert_gguf(file)
     if file.suffix in PICKLED_SUFFIXES:
         raise ModelLoadError(why_not_pickled(str(file.parent), [file.name]))
     if file.suffix == ".safetensors":

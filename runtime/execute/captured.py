@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...kernels.ops import Capture, Captured
+from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
-from ..models.registry import CausalLM
 
 # Past this many tokens the interpreter's share is small, and so is what a recording would save
 # (llama-160m, AMD EPYC: 15% of a step at 1 token, a guess for the limit).
@@ -42,14 +42,14 @@ class CapturedForward:
     The result is valid until the next call.
     """
 
-    def __init__(self, model: CausalLM, capture: Capture | None) -> None:
+    def __init__(self, model: Decoder, capture: Capture | None) -> None:
         self._model = model
         self._capture = capture
         # By number of tokens, and whether with adapters; None: it does more than call kernels.
         self._replays: dict[tuple[int, bool], _Replay | None] = {}
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
-        """-> hidden [T, hidden_size], see `CausalLM.forward`."""
+        """-> hidden [T, hidden_size], see `Decoder.forward`."""
         key = (len(batch.input_ids), batch.adapters is not None)
         if self._capture is None or key[0] > MAX_CAPTURED_TOKENS:
             return self._forward(batch)

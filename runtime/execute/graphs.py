@@ -27,8 +27,8 @@ from ...kernels.ops import DevicePlan
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
+from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
-from ..models.registry import CausalLM
 from .accelerator import Accelerator
 from .attention_plans import plan_attentions
 from .inputs import NO_SOURCE, StepInputs, WantedLogits
@@ -88,7 +88,7 @@ class GraphForward:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Decoder,
         kernels: Kernels,
         pool: DeviceKVPool,
         accelerator: Accelerator,

@@ -26,24 +26,24 @@ from ..checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
 from ..checkpoint.quantized.quantizing import Quantization
 from ..checkpoint.weight_source import ProgressCallback, WeightSource
 from ..config import DEFAULT_GRAPH_MAX_TOKENS
+from ..memory.asynchronous_transfer import AsynchronousKVTransfer
 from ..memory.copies import Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
-from ..memory.queued_transfer import QueuedKVTransfer
 from ..memory.sizing import num_pages_for, step_bytes
 from ..memory.transfer import KVTransfer
+from ..models.decoder import Decoder
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
-from ..models.registry import CausalLM, model_class
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
+from .asynchronous import AsynchronousSteps
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
-from .in_order import InOrderSteps
 from .inputs import InputBuilder
-from .queued import QueuedSteps
+from .synchronous import SynchronousSteps
 
 GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
 
@@ -147,7 +147,9 @@ class ModelRunner:
                 is_gpu=self._is_gpu,
             )
         if self.accelerator is None:
-            self.steps: InOrderSteps | QueuedSteps = self._in_order(num_pages, num_host_pages)
+            self.steps: SynchronousSteps | AsynchronousSteps = self._in_order(
+                num_pages, num_host_pages
+            )
         else:
             with self.accelerator.queue():
                 self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
@@ -212,7 +214,7 @@ class ModelRunner:
         for step in range(2):
             row = Row(0, 0, length + step, (0,), from_previous=0, sampling=_GREEDY)
             self.execute(StepPlan(1 + step, (row,)))
-        if not isinstance(self.steps, QueuedSteps):
+        if not isinstance(self.steps, AsynchronousSteps):
             return
         self.execute(self._rare_step())
         if self._is_gpu:
@@ -276,11 +278,11 @@ class ModelRunner:
         )
         return max(0, self.accelerator.available_bytes() - reserve)
 
-    def _in_order(self, num_pages: int, num_host_pages: int) -> InOrderSteps:
+    def _in_order(self, num_pages: int, num_host_pages: int) -> SynchronousSteps:
         self.pool = self._pool_of(num_pages)
         host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool: HostKVPool | PinnedKVPool | None = host_pool
-        return InOrderSteps(
+        return SynchronousSteps(
             self.model,
             self.kernels,
             self._inputs,
@@ -296,7 +298,7 @@ class ModelRunner:
         num_pages: int,
         num_host_pages: int,
         sizes: tuple[int, ...],
-    ) -> QueuedSteps:
+    ) -> AsynchronousSteps:
         self.pool = self._pool_of(num_pages, num_spare_pages=1)
         host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool = host_pool
@@ -312,12 +314,12 @@ class ModelRunner:
             sizes=sizes,
             num_adapter_slots=self._num_adapter_slots,
         )
-        return QueuedSteps(
+        return AsynchronousSteps(
             self.model,
             self.kernels,
             self._inputs,
             forward,
-            QueuedKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
+            AsynchronousKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
             accelerator,
             vocab_size=self.config.vocab_size,
         )
@@ -347,7 +349,7 @@ class ModelRunner:
         ) as source:
             self.model = self._build(source)
 
-    def _build(self, source: WeightSource) -> CausalLM:
+    def _build(self, source: WeightSource) -> Decoder:
         build = ModelBuild(
             self.config,
             source,
@@ -357,7 +359,7 @@ class ModelRunner:
             self.max_model_len,
             self._adapters,
         )
-        model = model_class(self.config.architecture)(build)
+        model = Decoder(build)
         source.finish()
         return model
 

@@ -23,7 +23,7 @@ from ...kernels.adjusted_rows import AdjustedRows
 from ...kernels.registry import Kernels
 from ...kernels.sampling_rows import SamplingRows
 from ...kernels.top_logprobs import top_logprobs
-from ..models.registry import CausalLM
+from ..models.decoder import Decoder
 from ..schedule.plan import Row, RowResult, StepPlan, TokenLogprob
 from ..schedule.sampling_params import SamplingParams
 from .adjustments import RowAdjustment, adjusted_arrays
@@ -49,7 +49,7 @@ class Tensors(Protocol):
     def __getitem__(self, name: str) -> Tensor: ...
 
 
-class Readout:
+class Sampler:
     """One step's; made when the plan is, asked for results when the step is done."""
 
     def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
@@ -68,7 +68,7 @@ class Readout:
     def launch(
         self,
         kernels: Kernels,
-        model: CausalLM,
+        model: Decoder,
         hidden: Tensor,
         logits: Tensor | None,
         staged: Tensors,
@@ -197,7 +197,7 @@ class Scoring:
         return {"scored_tokens": self._tokens, "target_ids": self._target_ids}
 
     def launch(
-        self, kernels: Kernels, model: CausalLM, hidden: Tensor, staged: Tensors
+        self, kernels: Kernels, model: Decoder, hidden: Tensor, staged: Tensors
     ) -> dict[str, Tensor]:
         tokens, targets = staged["scored_tokens"], staged["target_ids"]
         logprobs, best = [], []

@@ -18,8 +18,8 @@ from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
 from ..checkpoint.lora.registry import AdapterRegistry
 from ..engine import LoadedModel
-from ..programs.context import World
-from ..programs.hint_targets import HintDesk
+from ..programs.context import ProgramContext
+from ..programs.hint_targets import HintTargets
 from ..programs.hints import StatedLeases
 from .clients import Client, Clients
 from .observe.observer import Observer
@@ -34,11 +34,11 @@ _LOAD_ADAPTER = "load_lora_adapter"
 class Control:
     """The methods of `Connection.call`, by name."""
 
-    def __init__(self, loaded: LoadedModel, clients: Clients, world: World) -> None:
+    def __init__(self, loaded: LoadedModel, clients: Clients, context: ProgramContext) -> None:
         self._loaded = loaded
         self._engine = loaded.engine
         self._clients = clients
-        self._world = world
+        self._context = context
         self.adapter_loader: AdapterLoader | None = None
         if loaded.adapters is not None:
             self.adapter_loader = AdapterLoader(loaded.adapters, loaded.config.lora_root)
@@ -93,14 +93,14 @@ class Control:
     ) -> list[dict[str, Any]]:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
-        world = self._world
-        adapter = world.adapter(lora_path)
+        context = self._context
+        adapter = context.adapter(lora_path)
         namespace = str(namespace) if adapter is None else adapter.namespace(str(namespace))
-        desk = HintDesk(
-            world.tokenizer,
-            world.responses,
-            world.vocab_size,
-            world.max_text_chars,
+        desk = HintTargets(
+            context.tokenizer,
+            context.responses,
+            context.vocab_size,
+            context.max_text_chars,
             namespace,
             str(account),
         )

@@ -23,7 +23,7 @@ from ...frontend.protocol import wire
 from ...frontend.protocol.wire import DRAIN_ORDER
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
-from ..tokenizer.chat_template import NOTHING_TOLD, Told
+from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
 from .control import Control
 from .listener import Listener, ServerKeys
@@ -63,8 +63,8 @@ class Gateway:
         self._ready: dict[ProgramSession, None] = {}
         self._should_stop = False
         self._is_draining = False
-        self._world = loaded.world()
-        self._control = Control(loaded, self._clients, self._world)
+        self._context = loaded.context()
+        self._control = Control(loaded, self._clients, self._context)
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router
         self._poller = zmq.Poller()
@@ -231,7 +231,7 @@ class Gateway:
             try:
                 self._require_open()
                 client.require_room()
-                program.session.tell(_told(create))
+                program.session.set_template_args(_told(create))
                 program.session.use_adapter(_optional_str(create, "lora_path"))
             except (EngineError, InvalidRequest) as error:
                 self._reject(program.session, error)
@@ -251,7 +251,7 @@ class Gateway:
 
     def _open(self, client: Client, program: int, values: dict[str, Any]) -> ProgramSession:
         return ProgramSession(
-            self._world,
+            self._context,
             partial(self._emit, client, program),
             self._mark_ready,
             seed=_int(values, "seed", 0),
@@ -367,14 +367,14 @@ def _optional_str(values: dict[str, Any], name: str) -> str | None:
     return value
 
 
-def _told(values: dict[str, Any]) -> Told:
+def _told(values: dict[str, Any]) -> TemplateArgs:
     """What the chat template is told, from JSON texts. Raises InvalidProgram."""
     tools = _json(values, "tools", list)
     variables = _json(values, "template_kwargs", dict)
     if not tools and not variables:
-        return NOTHING_TOLD
+        return NO_TEMPLATE_ARGS
     try:
-        return Told.of(tools or (), variables or {})
+        return TemplateArgs.of(tools or (), variables or {})
     except RecursionError as error:
         raise InvalidProgram("tools, or template_kwargs, too deep in each other") from error
 

@@ -1,46 +1,38 @@
-"""What all decoder-only models share: embedding, a stack of layers around one residual stream, a
-norm, and the output projection. A family brings its layer."""
+"""A decoder-only model: embedding, a stack of layers around one residual stream, a norm, and the
+output projection. What its layers are made of, the config says (`families/`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import logging
 
 from torch import Tensor
 
+from .decoder_layers import decoder_layer
 from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
 from .layers.embedding import VocabEmbedding
 from .layers.norm import RMSNorm
-from .layers.rotary import LayerRotary, Rotary
+from .layers.rotary import LayerRotary
 
-
-class DecoderLayer(Protocol):
-    """One layer of the stack."""
-
-    def __call__(
-        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
-    ) -> Tensor:
-        """x: the layer below's output, not yet in `residual` (None: nothing), both
-        [T, hidden_size] -> this layer's, not yet in `residual`, which is updated in place."""
-        ...
+logger = logging.getLogger(__name__)
 
 
 class Decoder:
     """Decoder-only language model; immutable after construction, KV lives in the batch's pool."""
 
-    def __init__(
-        self, build: ModelBuild, make_layer: Callable[[ModelBuild, str, int], DecoderLayer]
-    ) -> None:
-        """make_layer: (build, the layer's name in checkpoints, its index) -> the layer."""
+    def __init__(self, build: ModelBuild) -> None:
         config = build.config
         name = f"{config.weight_prefix}model"
         self._vocab = VocabEmbedding(build)
         self._layers = [
-            make_layer(build, f"{name}.layers.{index}", index) for index in range(config.num_layers)
+            decoder_layer(build, f"{name}.layers.{index}", index)
+            for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(build, f"{name}.norm", config.hidden_size)
         self._rotary = LayerRotary(build)
+        for prefix in config.unread_weights:
+            build.source.skip(prefix)
+            logger.info("%s: %s* is not loaded", config.architecture, prefix)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids, positions [T] int64 -> hidden [T, hidden_size], normed, in the model's dtype.

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ...frontend.protocol import ir
-from ..tokenizer.transcript import Marked, Transcript
+from ..tokenizer.transcript import TextChange, Transcript
 from .calls import Call
 from .hints import AskedHint
 
@@ -35,7 +35,7 @@ class Branch:
     pending_text: list[ir.Text] = field(default_factory=list)
     asked: list[AskedHint] = field(default_factory=list)
     call: Call | None = None
-    retold: Marked | None = None  # how the text before the call turned out to read
+    text_change: TextChange | None = None  # how the text before the call turned out to read
     is_waiting: bool = False
     end_number: int | None = None  # it is ended: as the how manieth of its program
     error: str | None = None

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...constrained.serving.follower import PendingGrammar
+from ...constrained.serving.grammar_state import PendingGrammar
 from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend.protocol import ir
@@ -20,7 +20,7 @@ from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from .branch import Branch
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
-from .context import World
+from .context import ProgramContext
 from .embed_call import EmbedCall
 
 MAX_DEADLINE_S = 86_400.0
@@ -30,7 +30,7 @@ MAX_DEADLINE_S = 86_400.0
 class CallFactory:
     """Makes the calls of one program and queues their requests."""
 
-    world: World
+    context: ProgramContext
     record: ProgramRecord
     seed: int
     instance: int
@@ -71,7 +71,7 @@ class CallFactory:
         for sample, sampling in zip(samples, samplings, strict=True):
             request = self._request(branch, prompt, sampling, sample, adapter)
             request.priority, request.deadline_s = priority, deadline_s
-            request.stop_ids = self.world.defaults.stop_ids(sampling)
+            request.stop_ids = self.context.defaults.stop_ids(sampling)
             request.grammar, request.jump_forward = grammar, jump_forward
             sample.request = request
             requests.append(request)
@@ -83,7 +83,7 @@ class CallFactory:
         choice_ids = self._choice_ids(op)
         adapter = self._adapter(op.lora_path)
         prompt = self._prompt(branch)
-        texts = op.choices or tuple(map(self.world.tokenizer.decode, choice_ids))
+        texts = op.choices or tuple(map(self.context.tokenizer.decode, choice_ids))
         call = SelectCall(report, texts, op.method, choice_ids)
         for context, targets in call.wanted_scores(prompt, self._empty_context()):
             tokens = context + array("i", targets[:-1])
@@ -97,13 +97,13 @@ class CallFactory:
         """Raises InvalidProgram."""
         if op.choice_ids:
             largest = max(map(max, op.choice_ids))
-            if op.choices or largest >= self.world.vocab_size:
-                allowed = f"ids below {self.world.vocab_size}, without texts beside them"
+            if op.choices or largest >= self.context.vocab_size:
+                allowed = f"ids below {self.context.vocab_size}, without texts beside them"
                 raise InvalidProgram.of("choice_ids", largest, allowed)
             return [list(ids) for ids in op.choice_ids]
         if not op.choices:
             raise InvalidProgram.of("choices", [], "at least one text")
-        choice_ids = [self.world.tokenizer.encode(choice) for choice in op.choices]
+        choice_ids = [self.context.tokenizer.encode(choice) for choice in op.choices]
         if not all(choice_ids):
             silent = op.choices[choice_ids.index([])]
             raise InvalidProgram.of("choices", silent, "texts that have at least one token")
@@ -121,7 +121,7 @@ class CallFactory:
 
     def _adapter(self, name: str | None) -> Adapter | None:
         """Of a call; None: it uses the model as it is. Raises InvalidRequest."""
-        return self.adapter if name is None else self.world.adapter(name)
+        return self.adapter if name is None else self.context.adapter(name)
 
     def _request(
         self,
@@ -134,7 +134,7 @@ class CallFactory:
         namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
         branch.namespace = namespace
         return Request(
-            id=self.world.next_request_id(),
+            id=self.context.next_request_id(),
             prompt=prompt,
             sampling=sampling,
             listener=listener,
@@ -156,10 +156,10 @@ class CallFactory:
         return GenCall(
             report,
             sampling,
-            self.world.tokenizer,
+            self.context.tokenizer,
             is_streaming=self.is_streaming and not is_silent,
             has_token_ids=self.has_token_ids,
-            validate=None if self.world.grammars is None else self.world.grammars.validate,
+            validate=None if self.context.grammars is None else self.context.grammars.validate,
             prompt_scores=scores,
         )
 
@@ -167,15 +167,15 @@ class CallFactory:
         """Queue a call's requests, all or none."""
         try:
             for request in requests:
-                self.world.queue.submit(request)
+                self.context.queue.submit(request)
         except StemmaError:
-            call.abort(self.world.queue)
+            call.abort(self.context.queue)
             raise
 
     def _grammar(self, constraint: Constraint | None) -> PendingGrammar | None:
         if constraint is None:
             return None
-        if self.world.grammars is None:
+        if self.context.grammars is None:
             raise InvalidRequest(f"{constraint.kind}: this runtime has no grammars", "constraint")
         spec = GrammarSpec(
             constraint.kind,
@@ -185,23 +185,23 @@ class CallFactory:
             constraint.is_lenient,
             constraint.formats,
         )
-        return self.world.grammars.ask(spec, self.namespace)
+        return self.context.grammars.ask(spec, self.namespace)
 
     def _jump_forward(self, params: ir.GenParams) -> bool:
         """Off where each token's log probability is asked for: a forced one has none."""
-        wanted = self.world.jump_forward if params.jump_forward is None else params.jump_forward
+        wanted = self.context.jump_forward if params.jump_forward is None else params.jump_forward
         if not isinstance(wanted, bool):
             raise InvalidRequest.of("jump_forward", wanted, "true or false")
         return wanted and params.logprobs is None
 
     def _samplings(self, branch: Branch, op: ir.Gen) -> list[SamplingParams]:
         """Of each sample. Raises InvalidRequest naming the field at fault."""
-        given, vocab_size = op.params, self.world.vocab_size
+        given, vocab_size = op.params, self.context.vocab_size
         num_samples = 1 if given.n is None else given.n
         is_int = isinstance(num_samples, int) and not isinstance(num_samples, bool)
         if not is_int or not 1 <= num_samples <= ir.MAX_SAMPLES:
             raise InvalidRequest.of("n", num_samples, f"an integer in [1, {ir.MAX_SAMPLES}]")
-        first = self.world.defaults.sampling(given, self._derive_seed(branch, op))
+        first = self.context.defaults.sampling(given, self._derive_seed(branch, op))
         largest = max((token_id for token_id, _ in first.logit_bias), default=0)
         if largest >= vocab_size:
             allowed = f"token ids in [0, {vocab_size - 1}]"
@@ -223,7 +223,7 @@ class CallFactory:
         return transcript.ids[:]
 
     def _empty_context(self) -> array[int]:
-        tokenizer, eos = self.world.tokenizer, self.world.defaults.eos_token_ids
+        tokenizer, eos = self.context.tokenizer, self.context.defaults.eos_token_ids
         return array("i", tokenizer.bos_ids[:1] or eos[:1] or [0])
 
 

@@ -36,7 +36,7 @@ class RequestQueue(Protocol):
 
 
 Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]
-"""(schema, text, on_done): see `world.GrammarSource.validate`."""
+"""(schema, text, on_done): see `context.GrammarSource.validate`."""
 
 
 Delta = str | dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...constrained.serving.follower import PendingGrammar
+from ...constrained.serving.grammar_state import PendingGrammar
 from ...constrained.spec import GrammarSpec
 from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ...frontend.protocol import ir
@@ -20,7 +20,7 @@ from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import RequestQueue
 from .hint_targets import Responses
-from .prefix_leases import Habits, KVLeases
+from .prefix_leases import KVLeases, ThinkTimes
 
 MAX_REPLAYS = 8192
 # Of GenParams.
@@ -77,7 +77,7 @@ class GrammarSource(Protocol):
         """Call `on_done` later with what makes `text` invalid under `schema`."""
 
 
-class Replays:
+class AssistantTurnCache:
     """Ids of assistant turns by what came before them and their text, so that a chat client that
     sends a turn back as text meets the very ids in the cache. Each namespace
     has its own. Bounded, least recently used."""
@@ -106,7 +106,7 @@ class Replays:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProgramContext:
     """What all programs of an engine share."""
 
     tokenizer: Tokenizer
@@ -115,12 +115,12 @@ class World:
     defaults: Defaults
     queue: RequestQueue
     next_request_id: Callable[[], int]
-    replays: Replays
+    assistant_turns: AssistantTurnCache
     grammars: GrammarSource | None = None
     jump_forward: bool = True  # unless a gen says otherwise
     kv: KVLeases | None = None  # None: nothing is leased
     adapters: AdapterRegistry | None = None  # None: none are served
-    habits: Habits = field(default_factory=Habits)
+    think_times: ThinkTimes = field(default_factory=ThinkTimes)
     responses: Responses = field(default_factory=Responses)
     max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized
 

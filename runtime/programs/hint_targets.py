@@ -49,7 +49,7 @@ class Responses:
 
 
 @dataclass(frozen=True, slots=True)
-class HintDesk:
+class HintTargets:
     """Carries out a client's actions one after the other, within a namespace and on an account of
     its."""
 

@@ -53,7 +53,7 @@ class KVLeases(Protocol):
         """End a lease; `is_last_use`: what nobody else uses of it goes before all else."""
 
 
-class Habits:
+class ThinkTimes:
     """How long clients think and tools take: running means, least recently seen forgotten."""
 
     def __init__(self) -> None:
@@ -95,11 +95,11 @@ class _ForkKept:
 
 
 @dataclass(slots=True, eq=False)
-class PrefixKeeper:
+class LeaseManager:
     """Owns the leases of one program."""
 
     kv: KVLeases
-    habits: Habits
+    think_times: ThinkTimes
     tenant: Hashable
     clock: Callable[[], float] = time.monotonic
     namespace: Hashable = ""
@@ -110,7 +110,7 @@ class PrefixKeeper:
         """An op has arrived for a branch."""
         kept = self._kept.get(branch)
         if kept is not None and kept.idle_since_s is not None:
-            self.habits.note(kept.habit, self.clock() - kept.idle_since_s)
+            self.think_times.note(kept.habit, self.clock() - kept.idle_since_s)
             kept.idle_since_s = None
 
     def note_fork(self, branch: Branch, children: Sequence[Branch]) -> None:
@@ -163,7 +163,7 @@ class PrefixKeeper:
         kept.idle_since_s = self.clock()
         if pause is not None and pause.expected_s is not None:
             return pause.expected_s
-        return self.habits.expected_s(kept.habit)
+        return self.think_times.expected_s(kept.habit)
 
     def _of(self, branch: Branch) -> Hashable:
         """Where the branch's KV is: where its last call's is, which may have an adapter."""

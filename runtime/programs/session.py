@@ -21,14 +21,14 @@ from ...errors import InvalidProgram, PromptTooLong, StemmaError
 from ...frontend.protocol import ir, wire
 from ..schedule.cache.hints import Outcome
 from ..schedule.program_record import ProgramRecord
-from ..tokenizer.chat_template import NOTHING_TOLD, Told
-from ..tokenizer.transcript import Marked, Transcript
+from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
+from ..tokenizer.transcript import TextChange, Transcript
 from .branch import Branch, Value
 from .call_factory import CallFactory
 from .calls import Delta, GenCall, SamplesCall
-from .context import World
+from .context import ProgramContext
 from .hints import Action, AskedHint, StatedLeases
-from .prefix_leases import PrefixKeeper
+from .prefix_leases import LeaseManager
 
 Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
 
@@ -40,12 +40,12 @@ class ProgramSession:
     """One program of one client.
 
     Lifetime: from its first ops to `DONE`, or until cancelled. `emit` hands events to the client.
-    What it will need of the KV cache is `PrefixKeeper`'s business.
+    What it will need of the KV cache is `LeaseManager`'s business.
     """
 
     def __init__(
         self,
-        world: World,
+        context: ProgramContext,
         emit: Emit,
         on_ready: Callable[[ProgramSession], None],
         *,
@@ -65,7 +65,7 @@ class ProgramSession:
         mean its first gen with its prompt; `has_token_ids`: what it streams has the ids, too;
         `namespace`: only within it is KV shared, and anything else by which one could tell what
         others ask."""
-        self._world = world
+        self._context = context
         self._emit = emit
         self._on_ready = on_ready
         self._stated = stated
@@ -73,12 +73,12 @@ class ProgramSession:
         self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
         self._namespace = namespace  # that of its adapter, where it has one
         self._factory = CallFactory(
-            world, self.record, seed, instance, is_streaming, has_token_ids, namespace
+            context, self.record, seed, instance, is_streaming, has_token_ids, namespace
         )
-        self._keeper = (
+        self._leases = (
             None
-            if world.kv is None
-            else PrefixKeeper(world.kv, world.habits, tenant, namespace=namespace)
+            if context.kv is None
+            else LeaseManager(context.kv, context.think_times, tenant, namespace=namespace)
         )
         self._branches: dict[int, Branch] = {}
         self._values: dict[tuple[int, int], Value] = {}
@@ -92,25 +92,25 @@ class ProgramSession:
         self._has_ended = False
         self._gens_end = False  # with what they have
         self.is_done = False
-        self.tell(NOTHING_TOLD)
+        self.set_template_args(NO_TEMPLATE_ARGS)
 
     # --- input ------------------------------------------------------------------------------------
 
-    def tell(self, told: Told) -> None:
+    def set_template_args(self, template_args: TemplateArgs) -> None:
         """What the chat template is told beside messages; before any op."""
         root = self._branch(0)
-        root.transcript = Transcript(self._world.tokenizer, self._world.template, told)
+        root.transcript = Transcript(self._context.tokenizer, self._context.template, template_args)
 
     def use_adapter(self, name: str | None) -> None:
         """All calls that name none themselves use this adapter; before any op. Raises
         InvalidRequest."""
-        adapter = self._world.adapter(name)
+        adapter = self._context.adapter(name)
         if adapter is None:
             return
         self._factory = replace(self._factory, adapter=adapter)
         self._namespace = adapter.namespace(self._namespace)
-        if self._keeper is not None:
-            self._keeper.namespace = self._namespace
+        if self._leases is not None:
+            self._leases.namespace = self._namespace
 
     def receive(self, ops: list[ir.Op], *, end: bool) -> None:
         """Append ops to their branches' logs. Raises InvalidProgram when they are out of order."""
@@ -123,8 +123,8 @@ class ProgramSession:
             branch.places.note(op)
             if branch.error is None:
                 self._note_needs(branch, op)
-            if self._keeper is not None and not isinstance(op, ir.Hint):
-                self._keeper.note_op(branch)
+            if self._leases is not None and not isinstance(op, ir.Hint):
+                self._leases.note_op(branch)
             if branch.error is not None:
                 self._fail_forks_of([op], branch.error)
             if isinstance(op, ir.Drop):
@@ -184,14 +184,14 @@ class ProgramSession:
 
     def _end_gen(self, branch: Branch) -> None:
         if isinstance(branch.call, GenCall | SamplesCall):
-            branch.call.end_now(self._world.queue)
+            branch.call.end_now(self._context.queue)
 
     def _finish(self) -> None:
         """It needs nothing of the engine any more."""
         self.is_done = True
-        if self._keeper is not None:
-            self._keeper.end_all()
-        self._world.queue.end_program(self.record)
+        if self._leases is not None:
+            self._leases.end_all()
+        self._context.queue.end_program(self.record)
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -201,9 +201,9 @@ class ProgramSession:
             while self._ready:
                 branch = self._ready.popleft()
                 self._advance_branch(branch)
-                if self._keeper is not None and not self.is_done:
+                if self._leases is not None and not self.is_done:
                     pause = self._pauses.get(branch)
-                    self._keeper.settle(branch, pause, is_last=self._has_ended)
+                    self._leases.settle(branch, pause, is_last=self._has_ended)
             if not self._has_ended or self._num_calls:
                 return
             if self._fail_stuck():
@@ -247,7 +247,7 @@ class ProgramSession:
         self._flush_text(branch)
         match op:
             case ir.Tokens():
-                self._mark(branch, op, self._append_tokens(branch, op))
+                self._emit_text_change(branch, op, self._append_tokens(branch, op))
             case ir.Gen():
                 self._settle(branch)
                 branch.call = self._factory.gen(branch, op, _BranchReport(self, branch))
@@ -268,9 +268,9 @@ class ProgramSession:
             case ir.Var():
                 return self._append_var(branch, op)
             case ir.RoleBegin():
-                self._mark(branch, op, branch.begun.begin_role(op.role, op.fields))
+                self._emit_text_change(branch, op, branch.begun.begin_role(op.role, op.fields))
             case ir.RoleEnd():
-                self._mark(branch, op, branch.begun.end_role(self._find_replay))
+                self._emit_text_change(branch, op, branch.begun.end_role(self._find_replay))
             case ir.Fork():
                 self._fork(branch, op)
             case ir.Join():
@@ -285,8 +285,8 @@ class ProgramSession:
         if not branch.pending_text:
             return
         text = "".join(op.text for op in branch.pending_text)
-        if len(text) > self._world.max_text_chars:
-            most = self._world.max_text_chars
+        if len(text) > self._context.max_text_chars:
+            most = self._context.max_text_chars
             raise PromptTooLong(
                 f"a text of {len(text)} characters; {most} are more than any prompt can hold",
                 "text",
@@ -296,7 +296,7 @@ class ProgramSession:
         transcript = branch.begun
         for hint in branch.asked:
             if hint.num_tokens is None:
-                num_more = len(self._world.tokenizer.encode(text[: hint.num_chars]))
+                num_more = len(self._context.tokenizer.encode(text[: hint.num_chars]))
                 hint.num_tokens = len(transcript.ids) + num_more
         known = self._find_replay(transcript.ids, text) if is_replay else None
         if known is not None:
@@ -306,15 +306,15 @@ class ProgramSession:
 
     def _find_replay(self, before: array[int], text: str) -> array[int] | None:
         """The ids that were generated as `text` behind `before`, where they are known."""
-        return self._world.replays.find(self._namespace, before, text)
+        return self._context.assistant_turns.find(self._namespace, before, text)
 
-    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> Marked:
-        largest, vocab_size = max(op.token_ids, default=0), self._world.vocab_size
+    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> TextChange:
+        largest, vocab_size = max(op.token_ids, default=0), self._context.vocab_size
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
-        text = self._world.tokenizer.decode(op.token_ids)
+        text = self._context.tokenizer.decode(op.token_ids)
         branch.begun.append_ids(op.token_ids, text, has_bos=True)
-        return Marked(text)
+        return TextChange(text)
 
     def _hinted(self, branch: Branch, op: ir.Hint) -> Outcome:
         """On what has been computed of the branch, and the text behind it that will be."""
@@ -345,10 +345,10 @@ class ProgramSession:
 
     def _settle(self, branch: Branch) -> None:
         """Something is generated now: the text before it is final."""
-        branch.retold = branch.begun.settle()
+        branch.text_change = branch.begun.settle()
 
-    def _mark(self, branch: Branch, op: ir.Op, marked: Marked) -> None:
-        payload = {"text": marked.text, "replace": marked.replace}
+    def _emit_text_change(self, branch: Branch, op: ir.Op, change: TextChange) -> None:
+        payload = {"text": change.text, "replace": change.replace}
         self._emit(branch.number, op.seq, wire.MARK, payload)
 
     # --- calls ------------------------------------------------------------------------------------
@@ -366,21 +366,21 @@ class ProgramSession:
         before = transcript.ids[:] if transcript.open_role == "assistant" else None
         start = len(transcript.ids)
         if before is not None and start == transcript.content_start and not tail:
-            self._world.replays.remember(self._namespace, before, text, ids)
+            self._context.assistant_turns.remember(self._namespace, before, text, ids)
         transcript.append_ids(ids, text[: len(text) - len(tail)])
         if tail:
             transcript.append_text(tail)
         self._set_value(branch, op, transcript.ids[start:], text)
         if self._response_id is not None:
             name = (self._namespace, self._response_id)
-            self._world.responses.remember(name, transcript.ids[:])
+            self._context.responses.remember(name, transcript.ids[:])
             self._response_id = None
-        if (retold := branch.retold) is not None:
-            payload |= {"text": retold.text + text, "replace": retold.replace}
+        if (text_change := branch.text_change) is not None:
+            payload |= {"text": text_change.text + text, "replace": text_change.replace}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
         self._carry_out_asked(branch)
-        if self._keeper is not None:
-            self._keeper.note_call_done(branch)
+        if self._leases is not None:
+            self._leases.note_call_done(branch)
         self._ready.append(branch)
         self._on_ready(self)
 
@@ -395,7 +395,7 @@ class ProgramSession:
         call, branch.call = branch.call, None
         if call is not None:
             self._num_calls -= 1
-            call.abort(self._world.queue)
+            call.abort(self._context.queue)
 
     def emit_delta(self, branch: Branch, delta: Delta) -> None:
         """Text of the branch's current call, as it comes."""
@@ -440,8 +440,8 @@ class ProgramSession:
             child.namespace = branch.namespace
             self._ready.append(child)
         del branch.unforked[: len(children)]
-        if self._keeper is not None:
-            self._keeper.note_fork(branch, children)
+        if self._leases is not None:
+            self._leases.note_fork(branch, children)
 
     def _join(self, branch: Branch, op: ir.Join) -> bool:
         children = [self._branch(number) for number in op.children]
@@ -489,9 +489,9 @@ class ProgramSession:
         for child in children:
             ids = child.begun.ids[child.fork_length :]
             if not child.fork_length:  # it began with nothing, and so with a BOS of its own
-                bos = self._world.tokenizer.bos_ids
+                bos = self._context.tokenizer.bos_ids
                 ids = ids[len(bos) :] if ids[: len(bos)] == array("i", bos) else ids
-            text = self._world.tokenizer.decode(ids, skip_special=False)
+            text = self._context.tokenizer.decode(ids, skip_special=False)
             branch.begun.append_ids(ids, text)
             whole += text
         return whole
@@ -579,8 +579,8 @@ class ProgramSession:
     def _stop(
         self, branch: Branch, op: ir.Op, message: str, kind: str, field: str | None = None
     ) -> None:
-        if self._keeper is not None:
-            self._keeper.end(branch)
+        if self._leases is not None:
+            self._leases.end(branch)
         name = getattr(op, "name", "") or op.kind
         message = message[:MAX_ERROR_CHARS]
         branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")

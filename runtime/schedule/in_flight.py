@@ -16,9 +16,9 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .cache.kv_cache import Remains
-from .cache.prefix_cache import Unsettled
-from .cache.tiers import Publication
+from .cache.kv_cache import FreedPages
+from .cache.prefix_cache import PendingCopies
+from .cache.tiers import InsertedPrefix
 from .plan import Row, StepPlan
 from .request import Request
 
@@ -31,12 +31,12 @@ MAX_WAITING_SHARE = 1 / 16
 class Held(NamedTuple):
     """What a request that has left gives back once no plan names it any more."""
 
-    remains: Remains | None
+    remains: FreedPages | None
     table_row: int
 
 
 @dataclass(slots=True, eq=False)
-class Planned:
+class InFlightStep:
     """A plan with its requests, row by row, and what is undone if it fails.
 
     `continued`: the requests that may go on before its results are in, with their rows.
@@ -44,12 +44,12 @@ class Planned:
 
     plan: StepPlan
     requests: tuple[Request, ...]
-    publications: tuple[Publication | None, ...]
-    unsettled: Unsettled
+    publications: tuple[InsertedPrefix | None, ...]
+    unsettled: PendingCopies
     continued: dict[Request, int] = field(default_factory=dict)
     void: set[Request] = field(default_factory=set)  # have left: nothing of their rows is taken
     held: list[Held] = field(default_factory=list)
-    suspects: list[Publication] = field(default_factory=list)  # to unpublish after it
+    suspects: list[InsertedPrefix] = field(default_factory=list)  # to unpublish after it
 
     def row_of(self, request: Request) -> Row | None:
         """The request's row, if it has one."""
@@ -57,7 +57,7 @@ class Planned:
             return None
         return self.plan.rows[self.requests.index(request)]
 
-    def publications_of(self, requests: Container[Request]) -> Iterator[Publication]:
+    def publications_of(self, requests: Container[Request]) -> Iterator[InsertedPrefix]:
         """What these requests' rows have published."""
         for request, publication in zip(self.requests, self.publications, strict=True):
             if publication is not None and request in requests:
@@ -72,7 +72,7 @@ class InFlight:
     """
 
     def __init__(self, *, has_overlap: bool) -> None:
-        self._plans: deque[Planned] = deque()
+        self._plans: deque[InFlightStep] = deque()
         self._has_overlap = has_overlap
         self.max_waiting_share = MAX_WAITING_SHARE
         self.is_closed = False
@@ -80,11 +80,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def __iter__(self) -> Iterator[Planned]:
+    def __iter__(self) -> Iterator[InFlightStep]:
         return iter(self._plans)
 
     @property
-    def newest(self) -> Planned | None:
+    def newest(self) -> InFlightStep | None:
         """The plan made last."""
         return self._plans[-1] if self._plans else None
 
@@ -102,7 +102,7 @@ class InFlight:
         """Nothing can be planned, or should, before all results are in."""
         self.is_closed = bool(self._plans)
 
-    def add(self, planned: Planned) -> None:
+    def add(self, planned: InFlightStep) -> None:
         """A plan was made."""
         assert len(self._plans) <= self._has_overlap, "the plan before was not taken in"
         self._plans.append(planned)
@@ -111,14 +111,14 @@ class InFlight:
             if num_waiting > self.max_waiting_share * len(planned.requests):
                 self.close()
 
-    def take(self, step_id: int) -> Planned:
+    def take(self, step_id: int) -> InFlightStep:
         """The oldest plan, whose result is in, is in flight no more."""
         assert self._plans and self._plans[0].plan.step_id == step_id, "not the oldest plan's"
         planned = self._plans.popleft()
         self.is_closed = self.is_closed and bool(self._plans)
         return planned
 
-    def take_all(self) -> list[Planned]:
+    def take_all(self) -> list[InFlightStep]:
         """All of them, the device being done with each."""
         assert self._plans, "no plan is in flight"
         planned = list(self._plans)
@@ -126,14 +126,14 @@ class InFlight:
         self.is_closed = False
         return planned
 
-    def leave(self, request: Request) -> Planned | None:
+    def leave(self, request: Request) -> InFlightStep | None:
         """A request leaves: its rows are void. The last plan that names it, if any does."""
         naming = [planned for planned in self._plans if request in planned.requests]
         for planned in naming:
             planned.void.add(request)
         return naming[-1] if naming else None
 
-    def is_proven(self, request: Request, planned: Planned) -> bool:
+    def is_proven(self, request: Request, planned: InFlightStep) -> bool:
         """Whether all that a running request reads was there before `planned`, which is in flight
         no more, or was read by its row there, which is well; else it may have adopted KV since that
         another row of that plan was to write."""
@@ -164,7 +164,7 @@ class InFlight:
             assert ends.get(request, 0) <= num_scheduled, request.id
 
 
-def _find_continued(planned: Planned) -> int:
+def _find_continued(planned: InFlightStep) -> int:
     """Note which of a plan's rows may go on; how many must wait until their tokens are known, since
     a grammar decides what may follow. One whose output is full goes on no more."""
     num_waiting = 0

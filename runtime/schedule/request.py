@@ -16,7 +16,7 @@ from .plan import Adjustment, RowResult, TokenLogprob
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ...constrained.serving.follower import Follower, PendingGrammar
+    from ...constrained.serving.grammar_state import GrammarState, PendingGrammar
     from ...radix.leases import Lease
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
@@ -108,7 +108,7 @@ class Request:
     listener: Listener
     namespace: Hashable = ""  # of its KV: an adapter's is its own
     adapter: Adapter | None = None  # that its tokens go through
-    client: Hashable = ""  # whose habits tell what it will generate (schedule/policy.py)
+    client: Hashable = ""  # whose habits tell what it will generate (queue/policy.py)
     priority: int = 0  # in [-1000, 1000]; higher runs first, under the policy of that name
     program: ProgramRecord | None = None  # whose call it is, where that is known
     deadline_s: float | None = None  # by time.perf_counter(): when its output must be there
@@ -123,7 +123,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     error_kind: str = "EngineError"  # the class of `error`
-    follower: Follower | None = None  # where the output is in its grammar, once that is there
+    follower: GrammarState | None = None  # where the output is in its grammar, once that is there
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
     num_computed_tokens: int = 0  # by steps whose results are in
     num_scheduled_tokens: int = 0  # by these and by the plans in flight: the next one goes on here

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...constrained.matcher import Mask
-from ...constrained.serving.follower import Follower
+from ...constrained.serving.grammar_state import GrammarState
 from .plan import PageUpdate, Row
 from .request import Request, Scoring
 
@@ -15,7 +15,7 @@ PLACEHOLDER = (0,)
 
 
 def row_of(
-    request: Request, num_tokens: int, masked: list[Follower], from_previous: int | None = None
+    request: Request, num_tokens: int, masked: list[GrammarState], from_previous: int | None = None
 ) -> Row:
     """The next `num_tokens` tokens; one more of `masked` if the row samples under a grammar.
     `from_previous`: the row of the plan before that samples the one token."""
@@ -58,7 +58,7 @@ def row_of(
     )
 
 
-def masks_of(followers: Sequence[Follower], num_words: int) -> Mask | None:
+def masks_of(followers: Sequence[GrammarState], num_words: int) -> Mask | None:
     """A row of `num_words` words for each of them."""
     if not followers:
         return None

@@ -7,9 +7,10 @@ behind a long prompt. The rest goes to chunks of waiting prompts, in the order o
 (`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
 generate (`admission.py`). A request whose grammar is still being compiled computes all but its last
 token; tokens that its grammar forces are appended at once and computed as one chunk
-(`constrained/serving/follower.py`). A request whose adapter is not on the device waits until a slot
-is free for it (queue/adapter_slots.py). When pages run out all the same, the policy's victim is
-preempted: what it computed stays cached while there is room, and it waits at the head of the queue.
+(`constrained/serving/grammar_state.py`). A request whose adapter is not on the device waits until a
+slot is free for it (queue/adapter_slots.py). When pages run out all the same, the policy's victim
+is preempted: what it computed stays cached while there is room, and it waits at the head of the
+queue.
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
@@ -22,11 +23,11 @@ from bisect import insort
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 
-from ...constrained.serving.follower import Follower
+from ...constrained.serving.grammar_state import GrammarState
 from ...errors import DeadlineExceeded, OutOfPages
 from .cache.kv_cache import KVCacheManager
-from .cache.tiers import Publication
-from .in_flight import Held, InFlight, Planned
+from .cache.tiers import InsertedPrefix
+from .in_flight import Held, InFlight, InFlightStep
 from .plan import Row, RowResult, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
@@ -34,7 +35,7 @@ from .queue.admission import NewTokenEstimate
 from .queue.deadlines import Deadlines, expiry, refusal
 from .queue.fairness import TenantShares
 from .queue.latencies import Latencies
-from .queue.policy import DEFAULT_POLICY, OutputShare, Surroundings, policy_of
+from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
 from .queue.prompt_limits import PromptLimits
 from .queue.stall import DEFAULT_SLOWDOWN, StallLimit
 from .queue.step_costs import StepCosts
@@ -90,7 +91,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.latencies = Latencies()
         self.output_share = OutputShare()
-        around = Surroundings(kv_cache.tree, self.output_share)
+        around = PolicyContext(kv_cache.tree, self.output_share)
         self.shares = TenantShares(tenant_weights)
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares, adapters)
         self.working_set = WorkingSet(kv_cache, self.costs)
@@ -227,8 +228,8 @@ class Scheduler:
             self._miss(request, expiry(request, self._clock()))
         rows: list[Row] = []
         requests: list[Request] = []
-        publications: list[Publication | None] = []
-        masked: list[Follower] = []
+        publications: list[InsertedPrefix | None] = []
+        masked: list[GrammarState] = []
         continued = self._in_flight.continued
         for request, num_tokens in self._share_out(continued):
             rows.append(row_of(request, num_tokens, masked, continued.get(request)))
@@ -255,7 +256,7 @@ class Scheduler:
         plan = StepPlan(self._step_id, tuple(rows), segments, masks, transfers)
         self.stats.num_overlapped_steps += bool(self._in_flight)
         self._in_flight.add(
-            Planned(
+            InFlightStep(
                 plan,
                 tuple([requests[index] for index in order]),
                 tuple([publications[index] for index in order]),
@@ -579,7 +580,7 @@ class Scheduler:
         self.kv_cache.undo_transfers(*self.kv_cache.take_transfers())  # they may go on from those
         self._end_failed(errors)
 
-    def _fail_rows(self, planned: Planned, errors: Mapping[Request, str]) -> None:
+    def _fail_rows(self, planned: InFlightStep, errors: Mapping[Request, str]) -> None:
         """End the requests whose rows have an error, but for those whose rows are void; whoever may
         have gone on from what they published, and is not known to be well, begins again."""
         ended = [request for request in errors if request.state is RequestState.RUNNING]
@@ -645,7 +646,7 @@ class Scheduler:
             return FinishReason.LENGTH
         return reason
 
-    def _append_forced(self, request: Request, follower: Follower) -> FinishReason | None:
+    def _append_forced(self, request: Request, follower: GrammarState) -> FinishReason | None:
         """Append what must follow, as if it had been sampled; a reason if that ends the request."""
         while run := follower.forced_run():
             for token_id in run:

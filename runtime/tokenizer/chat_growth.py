@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import InvalidProgram
-from .chat_template import ChatTemplate, Told, Turn
+from .chat_template import ChatTemplate, TemplateArgs, Turn
 
 MIN_TURNS = 8  # shorter conversations are rendered as they are
 _TAIL_TURNS = 4  # at least so many of the last messages are rendered
@@ -19,11 +19,11 @@ _TAIL_TURNS = 4  # at least so many of the last messages are rendered
 def grown_marks(
     template: ChatTemplate,
     turns: Sequence[Turn],
-    marks: Sequence[str],
+    delimiters: Sequence[str],
     turn: Turn | None,
-    told: Told,
+    args: TemplateArgs,
 ) -> list[str] | None:
-    """The marks of `turns`, whose own are `marks`, with one more message, or with a generation
+    """The marks of `turns`, whose own are `delimiters`, with one more message, or with a generation
     prompt (None). None where that cannot be guessed.
 
     Raises InvalidProgram with a `field` where the template leaves out the message's content.
@@ -32,11 +32,11 @@ def grown_marks(
     if short is None:
         return None
     try:
-        before = template.marks(short, told=told)
+        before = template.delimiters(short, args=args)
         if turn is None:
-            after = template.marks(short, open_turn=True, told=told)
+            after = template.delimiters(short, open_turn=True, args=args)
         else:
-            after = template.marks([*short, turn], told=told)
+            after = template.delimiters([*short, turn], args=args)
     except InvalidProgram as error:
         if error.field == f"messages.{len(short)}.content":
             raise InvalidProgram(str(error), f"messages.{len(turns)}.content") from error
@@ -45,7 +45,7 @@ def grown_marks(
     if after[:last] != before[:last] or not after[last].startswith(before[last]):
         return None
     fresh = after[last][len(before[last]) :]
-    return [*marks[:-1], marks[-1] + fresh, *after[last + 1 :]]
+    return [*delimiters[:-1], delimiters[-1] + fresh, *after[last + 1 :]]
 
 
 def _shortened(turns: Sequence[Turn]) -> list[Turn] | None:

@@ -35,7 +35,7 @@ _MAX_VARIABLES = 64  # that `describe` names
 _SWITCHES = ("enable_thinking", "thinking")
 
 # By these the formats are told apart that a template may ask the model to write calls in.
-_FORMAT_MARKS = (
+_FORMAT_TOKENS = (
     *STRUCTURE_MARKS,
     "ipython",
     "<function=",
@@ -88,7 +88,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TemplateArgs:
     """What a template is told beside messages: tools in OpenAI's format, variables of its own."""
 
     tools: tuple[Any, ...] = ()
@@ -97,14 +97,14 @@ class Told:
     num_chars: int = 0  # of it all as JSON
 
     @classmethod
-    def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Told:
+    def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> TemplateArgs:
         """From JSON values."""
         whole = json.dumps([list(tools), variables or {}], sort_keys=True).encode()
         key = hashlib.blake2b(whole, digest_size=16).digest()
         return cls(tuple(tools), variables or {}, key, len(whole))
 
 
-NOTHING_TOLD = Told()
+NO_TEMPLATE_ARGS = TemplateArgs()
 
 
 class ChatTemplate:
@@ -137,15 +137,15 @@ class ChatTemplate:
         self._cache: dict[tuple[object, ...], list[str]] = {}
         self._variants: Sequence[tuple[bool, str | None]] = _VARIANTS
         self._guarded_turns: dict[tuple[Turn, bool], dict[str, Any]] = {}
-        self._guarded_told: dict[bytes, dict[str, Any]] = {}
+        self._guarded_args: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
 
-    def marks(
+    def delimiters(
         self,
         messages: Sequence[str | Turn],
         *,
         open_turn: bool = False,
-        told: Told = NOTHING_TOLD,
+        args: TemplateArgs = NO_TEMPLATE_ARGS,
     ) -> list[str]:
         """One text more than there are contents: before the first one, between, after the last.
 
@@ -154,31 +154,32 @@ class ChatTemplate:
         when it refuses these messages; its `field` names a message whose content is left out.
         """
         turns = tuple(Turn(m) if isinstance(m, str) else m for m in messages)
-        if not told.variables and not self.knows_tools:
-            told = NOTHING_TOLD
-        key = (turns, open_turn, told.key)
+        if not args.variables and not self.knows_tools:
+            args = NO_TEMPLATE_ARGS
+        key = (turns, open_turn, args.key)
         if key not in self._cache:
-            marks = self._render(turns, open_turn, told)
-            self._make_room(1024 + sum(map(len, marks)))
-            self._cache[key] = marks
+            delimiters = self._render(turns, open_turn, args)
+            self._make_room(1024 + sum(map(len, delimiters)))
+            self._cache[key] = delimiters
         return self._cache[key]
 
-    def encode(self, mark: str) -> list[int]:
+    def encode(self, delimiter: str) -> list[int]:
         """Ids of a mark, or of a part of one."""
-        encode = self._tokenizer.encode_marks
-        return [i for piece in mark.split(self._seam) for i in encode(piece)]
+        encode = self._tokenizer.encode_delimiters
+        return [i for piece in delimiter.split(self._seam) for i in encode(piece)]
 
-    def shown(self, mark: str) -> str:
+    def shown(self, delimiter: str) -> str:
         """A mark as text."""
-        return mark.replace(self._seam, "")
+        return delimiter.replace(self._seam, "")
 
-    def around_answer(self, told: Told = NOTHING_TOLD) -> tuple[str, str]:
+    def around_answer(self, args: TemplateArgs = NO_TEMPLATE_ARGS) -> tuple[str, str]:
         """The generation prompt, and what follows an answer, as they are in a short conversation;
         "" where the template refuses that."""
         try:
-            closed = self.marks(["user"], told=told)[-1]
-            opened = self.marks(["user"], open_turn=True, told=told)[-1]
-            return opened.removeprefix(closed), self.marks(["user", "assistant"], told=told)[-1]
+            closed = self.delimiters(["user"], args=args)[-1]
+            opened = self.delimiters(["user"], open_turn=True, args=args)[-1]
+            after = self.delimiters(["user", "assistant"], args=args)[-1]
+            return opened.removeprefix(closed), after
         except InvalidProgram:
             return "", ""
 
@@ -187,30 +188,30 @@ class ChatTemplate:
         template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
         the template reads, and its generation prompts (behind a user's message, behind a tool's
         result) by what switches reasoning on or off."""
-        ids = self._tokenizer.structure_marks
-        marks = [m for m in _FORMAT_MARKS if m in ids or m in self._source]
+        ids = self._tokenizer.structure_tokens
+        markers = [m for m in _FORMAT_TOKENS if m in ids or m in self._source]
         return {
-            "marks": {mark: ids.get(mark) for mark in marks},
+            "marks": {marker: ids.get(marker) for marker in markers},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
             "generation_prompts": [
-                [variables, *self._generation_prompts(Told.of((), variables))]
+                [variables, *self._generation_prompts(TemplateArgs.of((), variables))]
                 for variables in ({}, *({n: on} for n in _SWITCHES for on in (False, True)))
                 if self._reads.issuperset(variables)
             ],
         }
 
-    def _generation_prompts(self, told: Told) -> tuple[str, str]:
-        prompt = self.shown(self.around_answer(told)[0])
+    def _generation_prompts(self, args: TemplateArgs) -> tuple[str, str]:
+        prompt = self.shown(self.around_answer(args)[0])
         calls = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [_CALL]}))
         result = Turn.of("tool", json.dumps({"tool_call_id": _CALL["id"], "name": "f"}))
         try:
-            closed = self.marks(["user", calls, result], told=told)[-1]
-            opened = self.marks(["user", calls, result], open_turn=True, told=told)[-1]
+            closed = self.delimiters(["user", calls, result], args=args)[-1]
+            opened = self.delimiters(["user", calls, result], open_turn=True, args=args)[-1]
         except InvalidProgram:
             return prompt, prompt
         return prompt, self.shown(opened.removeprefix(closed))
 
-    def _render(self, turns: Sequence[Turn], open_turn: bool, told: Told) -> list[str]:
+    def _render(self, turns: Sequence[Turn], open_turn: bool, args: TemplateArgs) -> list[str]:
         """Calls' arguments are objects, and a content that there is not is None; a template that
         fails over these gets JSON text, or ""."""
         slots = [self._placeholder.format(index=i) for i in range(len(turns))]
@@ -224,7 +225,7 @@ class ChatTemplate:
                     self._message(turn, slot if turn.has_content else nothing, as_objects)
                     for turn, slot in zip(turns, slots, strict=True)
                 ]
-                text = self._rendered(messages, open_turn, told)
+                text = self._rendered(messages, open_turn, args)
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
                 continue
@@ -251,15 +252,15 @@ class ChatTemplate:
             self._guarded_turns[key] = values
         return {**self._guarded_turns.get(key, {}), "role": turn.role, "content": content}
 
-    def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, told: Told) -> str:
-        if told.key not in self._guarded_told:
-            tools = self._guard.guarded(list(told.tools)) or None
-            values = {**self._guard.guarded(dict(told.variables)), "tools": tools}
-            self._make_room(4 * told.num_chars)
-            self._guarded_told[told.key] = values
+    def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, args: TemplateArgs) -> str:
+        if args.key not in self._guarded_args:
+            tools = self._guard.guarded(list(args.tools)) or None
+            values = {**self._guard.guarded(dict(args.variables)), "tools": tools}
+            self._make_room(4 * args.num_chars)
+            self._guarded_args[args.key] = values
         pieces = self._template.generate(
             **{
-                **self._guarded_told[told.key],
+                **self._guarded_args[args.key],
                 **self._variables,
                 "messages": messages,
                 "add_generation_prompt": open_turn,
@@ -273,7 +274,7 @@ class ChatTemplate:
         if self._num_cached_chars > _MAX_CACHED_CHARS:
             self._cache.clear()
             self._guarded_turns.clear()
-            self._guarded_told.clear()
+            self._guarded_args.clear()
             self._num_cached_chars = num_chars
 
 
@@ -284,12 +285,12 @@ class _Guard:
         """Letters' case is ignored: a template may change it."""
         self._seam = seam
         texts = [text for text in special_texts if len(text) > 1]
-        marks = [text for text in texts if not text[0].isalnum()]
-        starts = sorted({text[:n] for text in marks for n in range(1, len(text))}, key=len)
+        delimiters = [text for text in texts if not text[0].isalnum()]
+        starts = sorted({text[:n] for text in delimiters for n in range(1, len(text))}, key=len)
         either = "|".join(map(re.escape, texts))
         beginning = "|".join(map(re.escape, reversed(starts)))
         self._inner = re.compile(f"(?=(?:{either}))(.)", re.I | re.S) if texts else None
-        self._last = re.compile(f"(?:{beginning})\\Z", re.I) if marks else None
+        self._last = re.compile(f"(?:{beginning})\\Z", re.I) if delimiters else None
         self._longest = max(map(len, texts), default=0)
 
     def guarded(self, value: Any) -> Any:
@@ -340,7 +341,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 def _split(text: str, slots: Mapping[int, str]) -> list[str]:
     """`slots`: by the message's index, of which not each is there once and in its place."""
-    marks = []
+    delimiters = []
     for index, slot in slots.items():
         before, found, text = text.partition(slot)
         if not found:
@@ -348,8 +349,8 @@ def _split(text: str, slots: Mapping[int, str]) -> list[str]:
             raise InvalidProgram(f"the chat template leaves out message {index}", field)
         if slot in text:
             raise InvalidProgram(f"the chat template writes message {index} twice")
-        marks.append(before)
-    return [*marks, text]
+        delimiters.append(before)
+    return [*delimiters, text]
 
 
 def _find_template(folder: Path, config: dict[str, Any]) -> str | None:

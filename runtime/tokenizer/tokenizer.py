@@ -60,7 +60,7 @@ class Tokenizer:
         special = {i: token.content for i, token in added.items() if token.special}
         self.special_texts = tuple(special.values())
         self.special_ids = frozenset(i for i, t in special.items() if t not in STRUCTURE_MARKS)
-        self.structure_marks = {
+        self.structure_tokens = {
             token.content: i for i, token in added.items() if token.content in STRUCTURE_MARKS
         }
         has_hidden = len(self.special_ids) < len(special)
@@ -89,7 +89,7 @@ class Tokenizer:
             ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
-    def encode_marks(self, text: str) -> list[int]:
+    def encode_delimiters(self, text: str) -> list[int]:
         """Ids of what a chat template wrote: special tokens are recognised, no BOS is added."""
         ids: list[int] = self._special.encode(text, add_special_tokens=False).ids
         return ids

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ...errors import InvalidProgram
 from .chat_growth import MIN_TURNS, grown_marks
-from .chat_template import NOTHING_TOLD, ChatTemplate, Told, Turn
+from .chat_template import NO_TEMPLATE_ARGS, ChatTemplate, TemplateArgs, Turn
 from .tokenizer import Tokenizer
 
 _ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
@@ -47,7 +47,7 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class TextChange:
     """What a role appended to the branch's text; with `replace`, the whole text so far."""
 
     text: str
@@ -63,33 +63,33 @@ class Transcript:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, told: Told = NOTHING_TOLD
+        self, tokenizer: Tokenizer, template: ChatTemplate, args: TemplateArgs = NO_TEMPLATE_ARGS
     ) -> None:
-        """`told`: what the template is told beside messages."""
+        """`args`: what the template is told beside messages."""
         self._tokenizer = tokenizer
         self._template = template
-        self._told = told
+        self._args = args
         self.ids = array("i")
         self.content_start = 0  # where the open message's content begins in `ids`
         self._raw = _Run()
         self._turns: list[Turn] = []
-        self._marks: list[str] = []
+        self._delimiters: list[str] = []
         self._contents: list[_Run] = []
         self._loose: dict[tuple[int, int], _Run] = {}  # by mark, and characters of it before
         self._is_open = False
         self._prompt: tuple[array[int], str] | None = None  # of the open turn, if it may be known
         self._closed: tuple[int, list[str]] = 0, []  # marks of the first so many turns, all closed
-        self._is_guessed = False  # `_marks` were not rendered as a whole
+        self._is_guessed = False  # `_delimiters` were not rendered as a whole
         self._can_guess = True
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
-        twin = Transcript(self._tokenizer, self._template, self._told)
+        twin = Transcript(self._tokenizer, self._template, self._args)
         twin.ids = self.ids[:]
         twin.content_start = self.content_start
         twin._raw = self._raw.copy()
         twin._turns = self._turns[:]
-        twin._marks = self._marks[:]
+        twin._delimiters = self._delimiters[:]
         twin._contents = [run.copy() for run in self._contents]
         twin._loose = {place: run.copy() for place, run in self._loose.items()}
         twin._is_open = self._is_open
@@ -123,7 +123,7 @@ class Transcript:
         self._current_run().append(ids, text)
         self.ids.extend(ids)
 
-    def begin_role(self, role: str, fields: str | None = None) -> Marked:
+    def begin_role(self, role: str, fields: str | None = None) -> TextChange:
         """Open a message; `fields`: JSON text of what the template sees beside role and content.
 
         Raises InvalidProgram if one is open or the template refuses.
@@ -134,41 +134,41 @@ class Transcript:
             raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
         turn = self._fitting(Turn.of(role, fields))
         self._prompt = None
-        marks = None
+        delimiters = None
         if turn.fields is not None and role == "assistant":
             self._prompt = self._prompt_here()
         elif role == "assistant":
-            marks = self._rendered(self._turns, open_turn=True)
-        if marks is None and turn.has_content:
-            marks = self._rendered([*self._turns, turn])[:-1]
-        marked = Marked("") if marks is None else self._lay(marks)
+            delimiters = self._rendered(self._turns, open_turn=True)
+        if delimiters is None and turn.has_content:
+            delimiters = self._rendered([*self._turns, turn])[:-1]
+        change = TextChange("") if delimiters is None else self._lay(delimiters)
         self._turns.append(turn)
         if turn.has_content:
             self._contents.append(_Run())
         self._is_open = True
         self.content_start = len(self.ids)
-        return marked
+        return change
 
-    def end_role(self, find_replay: FindReplay | None = None) -> Marked:
+    def end_role(self, find_replay: FindReplay | None = None) -> TextChange:
         """Close the open message. Raises InvalidProgram if none is."""
         if not self._is_open:
             raise InvalidProgram("no message is open")
-        marks = self._rendered(self._turns)
+        delimiters = self._rendered(self._turns)
         self._is_open = False
-        self._closed = len(self._turns), marks
+        self._closed = len(self._turns), delimiters
         if self._turns[-1].has_content:
-            self._marks = [*self._marks, ""]
-        marked = self._lay(marks)
+            self._delimiters = [*self._delimiters, ""]
+        change = self._lay(delimiters)
         if self._prompt is not None and find_replay is not None:
             self._reuse(find_replay, *self._prompt)
-        return marked
+        return change
 
     def require_content(self) -> None:
         """Raises InvalidProgram within a message that has none: nothing can be generated there."""
         if self._is_open and not self._turns[-1].has_content:
             raise InvalidProgram("nothing can be generated in a message without content")
 
-    def settle(self) -> Marked | None:
+    def settle(self) -> TextChange | None:
         """Before anything is generated: have the marks as the template renders them as a whole.
         What the text is then, where it was another. Raises InvalidProgram."""
         if not self._is_guessed:
@@ -177,19 +177,19 @@ class Transcript:
         self._can_guess, could_guess = False, self._can_guess
         turns = self._turns
         if not self._is_open:
-            marks = self._rendered(turns)
-            self._closed = len(turns), marks
+            delimiters = self._rendered(turns)
+            self._closed = len(turns), delimiters
         elif turns[-1].role == "assistant" and turns[-1].fields is None:
-            marks = self._rendered(turns[:-1], open_turn=True)
+            delimiters = self._rendered(turns[:-1], open_turn=True)
         else:
-            marks = self._rendered(turns)[:-1]
-        if marks == self._marks:
+            delimiters = self._rendered(turns)[:-1]
+        if delimiters == self._delimiters:
             self._can_guess = could_guess
             return None
-        marked = self._lay(marks)
+        change = self._lay(delimiters)
         if self._is_open and turns[-1].has_content:
             self.content_start = len(self.ids) - len(self._contents[-1].ids)
-        return marked
+        return change
 
     def _fitting(self, turn: Turn) -> Turn:
         """The turn, without a content if it is an assistant's that the template writes so."""
@@ -206,17 +206,17 @@ class Transcript:
     def _prompt_here(self) -> tuple[array[int], str]:
         """The ids up to a generation prompt's end as they would be here, and the mark that it
         ends."""
-        prompt, _ = self._template.around_answer(self._told)
-        mark = (self._marks or [""])[-1]
-        return self.ids + array("i", self._template.encode(prompt)), mark + prompt
+        prompt, _ = self._template.around_answer(self._args)
+        delimiter = (self._delimiters or [""])[-1]
+        return self.ids + array("i", self._template.encode(prompt)), delimiter + prompt
 
     def _reuse(self, find_replay: FindReplay, prompt: array[int], prompt_mark: str) -> None:
         """Put the ids of which the turn that has just ended was generated in place of its own, if
         it reads as it did. `prompt`: the ids that it was generated from."""
-        _, end = self._template.around_answer(self._told)
-        whole = self._marks[-1]
+        _, end = self._template.around_answer(self._args)
+        whole = self._delimiters[-1]
         if self._turns[-1].has_content:
-            whole = self._marks[-2] + "".join(self._contents[-1].text) + whole
+            whole = self._delimiters[-2] + "".join(self._contents[-1].text) + whole
         if not whole.startswith(prompt_mark) or not whole.endswith(end):
             return
         written = whole[len(prompt_mark) :].removesuffix(end)
@@ -229,43 +229,43 @@ class Transcript:
         before = turns if open_turn else turns[:-1]
         if self._can_guess and len(before) > MIN_TURNS and len(before) == self._closed[0]:
             turn = None if open_turn else turns[-1]
-            guess = grown_marks(self._template, before, self._closed[1], turn, self._told)
+            guess = grown_marks(self._template, before, self._closed[1], turn, self._args)
             if guess is not None:
                 self._is_guessed = True
                 return guess
-        marks = self._template.marks(turns, open_turn=open_turn, told=self._told)
+        delimiters = self._template.delimiters(turns, open_turn=open_turn, args=self._args)
         if not self._raw.ids:
-            return marks
-        return [marks[0].removeprefix(self._tokenizer.bos_token), *marks[1:]]
+            return delimiters
+        return [delimiters[0].removeprefix(self._tokenizer.bos_token), *delimiters[1:]]
 
     def _current_run(self) -> _Run:
         if self._is_open:
             return self._contents[-1]
         if self._turns:
-            place = len(self._contents), len(self._marks[-1])
+            place = len(self._contents), len(self._delimiters[-1])
             return self._loose.setdefault(place, _Run())
         return self._raw
 
-    def _lay(self, marks: list[str]) -> Marked:
-        """Make `marks` the branch's marks: by appending if that suffices, else anew."""
-        old = self._marks or [""]
-        self._marks = list(marks)
-        if marks[:-1] == old[:-1] and marks[-1].startswith(old[-1]):
-            fresh = marks[-1][len(old[-1]) :]
+    def _lay(self, delimiters: list[str]) -> TextChange:
+        """Make `delimiters` the branch's marks: by appending if that suffices, else anew."""
+        old = self._delimiters or [""]
+        self._delimiters = list(delimiters)
+        if delimiters[:-1] == old[:-1] and delimiters[-1].startswith(old[-1]):
+            fresh = delimiters[-1][len(old[-1]) :]
             self.ids.extend(self._template.encode(fresh))
-            return Marked(self._template.shown(fresh))
-        return Marked(self._rebuild(), replace=True)
+            return TextChange(self._template.shown(fresh))
+        return TextChange(self._rebuild(), replace=True)
 
     def _rebuild(self) -> str:
         encode, whole = self._template.encode, self._raw.copy()
-        for index, mark in enumerate(self._marks):
+        for index, delimiter in enumerate(self._delimiters):
             begin = 0
             for end in sorted(chars for place, chars in self._loose if place == index):
                 loose = self._loose[index, end]
-                whole.append(encode(mark[begin:end]), mark[begin:end])
+                whole.append(encode(delimiter[begin:end]), delimiter[begin:end])
                 whole.append(loose.ids, "".join(loose.text))
                 begin = end
-            whole.append(encode(mark[begin:]), mark[begin:])
+            whole.append(encode(delimiter[begin:]), delimiter[begin:])
             for content in self._contents[index : index + 1]:
                 whole.append(content.ids, "".join(content.text))
         self.ids = whole.ids

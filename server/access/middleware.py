@@ -29,7 +29,7 @@ from .api_keys import ApiKey, KeyRing
 from .cors import BrowserRules
 from .load import Load, Ticket
 from .rates import KeyUsage
-from .route_access import Door, door_of
+from .route_access import RouteAccess, door_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ EXPOSED_HEADERS = (
 _Headers = dict[str, list[str]]
 
 
-class Gate:
+class AccessMiddleware:
     """Owns what keys use and what is under way. Lifetime: the application's."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
@@ -91,18 +91,18 @@ class Gate:
             headers.get("host", []),
             _one(headers, "origin"),
             _one(headers, "sec-fetch-site"),
-            is_open=door is Door.OPEN,
+            is_open=door is RouteAccess.OPEN,
         )
         if not self._keys.is_used:
             return Caller(named_tenant(_one(headers, TENANT_HEADER)), request_id=request_id)
         given = _key_in(headers)
         key = None if given is None else self._keys.find(given)
-        if door is Door.OPEN:
+        if door is RouteAccess.OPEN:
             return Caller(request_id=request_id, is_admin=False)
         if key is None:
             raise _no_key(given)
         is_admin = key.is_admin or not self._settings.isolate_cache
-        if door is Door.ADMIN and not is_admin:
+        if door is RouteAccess.ADMIN and not is_admin:
             raise Refusal(403, f"{path} shows what is not this key's own: it needs an admin's key")
         if method == "POST":
             self._begin(key, scope, ticket)

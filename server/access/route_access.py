@@ -25,7 +25,7 @@ _OF_ALL = frozenset(
 )
 
 
-class Door(Enum):
+class RouteAccess(Enum):
     """Who may pass where there are keys."""
 
     OPEN = "open"  # anybody, to read
@@ -33,13 +33,13 @@ class Door(Enum):
     ADMIN = "admin"  # under --isolate-cache a key with is_admin, else any
 
 
-def door_of(method: str, path: str, *, is_metrics_open: bool) -> Door:
+def door_of(method: str, path: str, *, is_metrics_open: bool) -> RouteAccess:
     """A path that nobody has thought of needs a key."""
     if method in ("GET", "HEAD"):
         if path in _PROBES or path in _PAGE or path.startswith(_PAGE_FILES):
-            return Door.OPEN
+            return RouteAccess.OPEN
         if path == "/metrics" and is_metrics_open:
-            return Door.OPEN
+            return RouteAccess.OPEN
     if path.rstrip("/") in _OF_ALL:
-        return Door.ADMIN
-    return Door.KEY
+        return RouteAccess.ADMIN
+    return RouteAccess.KEY

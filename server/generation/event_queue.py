@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 Delivery = tuple[Callable[[int, str, object], None], int, str, object]
 
 
-class Mailbox:
+class EventQueue:
     """Calls made on other threads, carried out on `loop` in their order. Lifetime: the loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

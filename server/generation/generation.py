@@ -20,7 +20,7 @@ from ..protocol.disconnect import disconnected
 from ..protocol.pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece
 from ..protocol.task import Task
 from .completion import Completion
-from .event_queue import Mailbox
+from .event_queue import EventQueue
 
 LOGPROBS_BYTES = 1024  # of one token with its alternatives (guess)
 
@@ -34,7 +34,7 @@ class Generation:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        events: EventQueue,
         task: Task,
         caller: Caller,
         reply_id: str,
@@ -47,7 +47,7 @@ class Generation:
         self.failure: GenerationFailed | None = None
         self.is_closed = False
         self.num_waiting_bytes = 0  # about, of what `take` would give
-        self._mailbox = mailbox
+        self._events = events
         self._on_outcome = on_outcome
         self._fresh: list[Piece | Outcome] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -65,7 +65,7 @@ class Generation:
 
     def watch(self, receive: Receive) -> None:
         """From now on close it when the client goes away. The request's body has been read."""
-        self._watcher = self._mailbox.loop.create_task(self._await_disconnect(receive))
+        self._watcher = self._events.loop.create_task(self._await_disconnect(receive))
 
     async def _await_disconnect(self, receive: Receive) -> None:
         await disconnected(receive)
@@ -123,7 +123,7 @@ class Generation:
         """Until there is something to take, it is over, or `wake` was called; at most so long."""
         if self._fresh or self.is_over:
             return
-        loop = self._mailbox.loop
+        loop = self._events.loop
         self._waiter = waiter = loop.create_future()
         timer = None if timeout_s is None else loop.call_later(timeout_s, self.wake)
         try:
@@ -155,7 +155,7 @@ class Generation:
 
     def _post(self, index: int, kind: str, payload: Any) -> None:
         """On the connection's I/O thread."""
-        self._mailbox.post(self._take_event, index, kind, payload)
+        self._events.post(self._take_event, index, kind, payload)
 
     def _take_event(self, index: int, kind: str, payload: Any) -> None:
         if self.is_over:

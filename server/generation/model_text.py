@@ -60,13 +60,13 @@ class ModelText:
         """Ids of a chat's messages under the model's template, with `opens_turn` up to where the
         assistant begins; a last message of the assistant's is then left open. The template is told
         of `tools` and `variables`."""
-        from ...runtime.tokenizer.chat_template import Told
+        from ...runtime.tokenizer.chat_template import TemplateArgs
         from ...runtime.tokenizer.transcript import Transcript
 
         if not 1 <= len(messages) <= MAX_MESSAGES:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
-        transcript = Transcript(*self._load(), Told.of(tools, variables))
+        transcript = Transcript(*self._load(), TemplateArgs.of(tools, variables))
         with self._template_lock:  # what a template keeps is one thread's
             return _chat_ids(transcript, messages, opens_turn)
 

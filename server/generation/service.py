@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest, model_not_found
 from ...frontend.client.client import Connection
-from ..access.intake import Intake
+from ..access.drain import DrainState
 from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
+from .active_requests import ActiveRequests
 from .model_text import ModelText
-from .running import Running
 
 
 class EngineLink(Protocol):
@@ -37,15 +37,17 @@ class Service:
 
     engine: EngineLink
     settings: ServerSettings
-    intake: Intake = field(default_factory=Intake)
+    drain_state: DrainState = field(default_factory=DrainState)
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     text: ModelText = field(init=False)
-    running: Running = field(init=False)  # what the engine works on for this application's clients
+    running: ActiveRequests = field(
+        init=False
+    )  # what the engine works on for this application's clients
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
-        self.running = Running(self.settings, self._note_cut)
+        self.running = ActiveRequests(self.settings, self._note_cut)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Service:
 
     def require_open(self) -> None:
         """Raises Refusal or EngineError where no work is taken."""
-        self.intake.require_open()
+        self.drain_state.require_open()
         _ = self.engine.connection
 
     @property

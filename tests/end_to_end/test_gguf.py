@@ -14,9 +14,9 @@ from gguf_files import write_gguf
 from step_plans import PlanDriver
 
 import stemma as st
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.location import locate_model
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 
 TEXT = "Once upon a time"
@@ -51,7 +51,7 @@ def test_an_engine_and_a_command_answer_as_the_checkpoint_does(file: Path) -> No
 
 
 def _greedy(folder: Path, count: int) -> str:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     runner = ModelRunner(
         folder, config, dtype="float32", num_pages=64, max_model_len=64, max_running_requests=2
     )

@@ -33,7 +33,7 @@ from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_format import stored_quantization
 from stemma.planning.stored_weights import StoredWeights, stored_weights
-from stemma.runtime.checkpoint.config.model_config import ExpertsConfig, ModelConfig
+from stemma.runtime.checkpoint.config.model_config import ExpertsConfig
 from stemma.runtime.checkpoint.dummy import DummyWeights
 from stemma.runtime.checkpoint.formats import stored_method
 from stemma.runtime.checkpoint.loader import open_weights
@@ -41,8 +41,9 @@ from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.build import ModelBuild
 from stemma.runtime.models.layers.rotary import LayerRotary
+from stemma.runtime.models.model_config import read_model_config
 
-TINY = ModelConfig.from_folder(EMBEDDED_MODEL)
+TINY = read_model_config(EMBEDDED_MODEL)
 # Llama 3 8B.
 EIGHT_B = replace(
     TINY, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
@@ -152,7 +153,7 @@ def test_adapters_take_what_their_tables_take(family: str, tmp_path: Path) -> No
     if family != "embedded":
         make_mixture(tmp_path, family)
         folder = tmp_path
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     model = ServedModel.of(config, "float32", adapters=AdapterRoom(3, 4))
     tables = ModelRunner(
         folder, config, dtype="float32", max_total_tokens=64, max_model_len=32,
@@ -163,7 +164,7 @@ def test_adapters_take_what_their_tables_take(family: str, tmp_path: Path) -> No
 
 
 def test_a_fused_layer_has_one_module_for_adapters() -> None:
-    tables, fused = AdapterRoom(1, 16), replace(TINY, architecture="Phi3ForCausalLM")
+    tables, fused = AdapterRoom(1, 16), replace(TINY, has_fused_projections=True)
     apart, together = (
         ServedModel.of(config, "bfloat16", adapters=tables) for config in (TINY, fused)
     )

@@ -6,26 +6,26 @@ import itertools
 
 import pytest
 from fakes import FakeQueue
-from program_stage import Stage
+from program_harness import ProgramHarness
 
-from stemma.runtime.programs.context import Defaults, Replays, World
+from stemma.runtime.programs.context import AssistantTurnCache, Defaults, ProgramContext
 from stemma.runtime.tokenizer.chat_template import ChatTemplate
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture
-def world(byte_tokenizer: Tokenizer, fallback_template: ChatTemplate) -> World:
-    return World(
+def context(byte_tokenizer: Tokenizer, fallback_template: ChatTemplate) -> ProgramContext:
+    return ProgramContext(
         tokenizer=byte_tokenizer,
         vocab_size=260,
         template=fallback_template,
         defaults=Defaults(eos_token_ids=(257,)),
         queue=FakeQueue(),
         next_request_id=itertools.count(1).__next__,
-        replays=Replays(),
+        assistant_turns=AssistantTurnCache(),
     )
 
 
 @pytest.fixture
-def stage(world: World) -> Stage:
-    return Stage(world)
+def harness(context: ProgramContext) -> ProgramHarness:
+    return ProgramHarness(context)

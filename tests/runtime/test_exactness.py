@@ -39,12 +39,12 @@ import pytest
 import torch
 import zmq
 from adapters import make_adapter
+from engine_harness import hope
 from fakes import FakeListener
-from house import hope
 
 import stemma as st
 from stemma.constrained.compiler import compile_grammar
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.frontend.client.backend import Backend

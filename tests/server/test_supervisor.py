@@ -70,7 +70,7 @@ class PlayedConnection:
         return self.error
 
 
-class Stage:
+class SupervisorHarness:
     """A supervisor, and all the engines that it has started."""
 
     def __init__(self, deaths: int = 0) -> None:
@@ -110,37 +110,39 @@ def _played(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
-    yield stage
-    stage.supervisor.stop()
-    assert all(engine.is_stopped for engine in stage.engines)
+def harness() -> Iterator[SupervisorHarness]:
+    harness = SupervisorHarness()
+    yield harness
+    harness.supervisor.stop()
+    assert all(engine.is_stopped for engine in harness.engines)
 
 
-def test_there_is_no_connection_before_there_is_an_engine(stage: Stage) -> None:
+def test_there_is_no_connection_before_there_is_an_engine(harness: SupervisorHarness) -> None:
     with pytest.raises(EngineError, match="is starting"):
-        _ = stage.supervisor.connection
+        _ = harness.supervisor.connection
 
 
-def test_an_engine_that_dies_tells_all_and_another_one_follows(stage: Stage) -> None:
-    first = stage.start()
-    stage.engines[0].die()
-    stage.wait(lambda: len(stage.engines) == 2 and stage.is_ready())
+def test_an_engine_that_dies_tells_all_and_another_one_follows(harness: SupervisorHarness) -> None:
+    first = harness.start()
+    harness.engines[0].die()
+    harness.wait(lambda: len(harness.engines) == 2 and harness.is_ready())
     assert "it fell over; another one is being started" in str(first.error)
-    assert stage.connection() is not first and stage.supervisor.num_restarts == 1
-    assert stage.engines[0].is_stopped, "its folder is left behind"
+    assert harness.connection() is not first and harness.supervisor.num_restarts == 1
+    assert harness.engines[0].is_stopped, "its folder is left behind"
 
 
-def test_an_engine_whose_connection_ends_is_killed_and_another_one_follows(stage: Stage) -> None:
-    stage.start().abandon(EngineError("it has been silent"))
-    stage.wait(lambda: len(stage.engines) == 2 and stage.is_ready())
-    assert stage.engines[0].death() is not None
+def test_an_engine_whose_connection_ends_is_killed_and_another_one_follows(
+    harness: SupervisorHarness,
+) -> None:
+    harness.start().abandon(EngineError("it has been silent"))
+    harness.wait(lambda: len(harness.engines) == 2 and harness.is_ready())
+    assert harness.engines[0].death() is not None
 
 
 def test_an_engine_that_cannot_be_reached_for_want_of_sockets_is_not_the_last(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.start()
+    harness.start()
     num_refused = 0
 
     class Refusing(PlayedConnection):
@@ -152,22 +154,24 @@ def test_an_engine_that_cannot_be_reached_for_want_of_sockets_is_not_the_last(
             super().__init__(process, **options)
 
     monkeypatch.setattr(module, "Connection", Refusing)
-    stage.engines[0].die()
-    stage.wait(lambda: len(stage.engines) == 3 and stage.is_ready())
+    harness.engines[0].die()
+    harness.wait(lambda: len(harness.engines) == 3 and harness.is_ready())
     assert num_refused == 2
 
 
 def test_deaths_in_a_row_make_it_wait_longer_and_never_give_up() -> None:
-    stage = Stage(deaths=4)
-    stage.start()
-    stage.engines[0].die()
-    stage.wait(lambda: len(stage.engines) == 3)
+    harness = SupervisorHarness(deaths=4)
+    harness.start()
+    harness.engines[0].die()
+    harness.wait(lambda: len(harness.engines) == 3)
     with pytest.raises(EngineError, match=r"being restarted.*\d times in a row"):
-        _ = stage.supervisor.connection
-    stage.wait(lambda: len(stage.engines) == 6 and stage.is_ready())
-    waits = [later - earlier for earlier, later in zip(stage.started_s[1:], stage.started_s[2:])]
+        _ = harness.supervisor.connection
+    harness.wait(lambda: len(harness.engines) == 6 and harness.is_ready())
+    waits = [
+        later - earlier for earlier, later in zip(harness.started_s[1:], harness.started_s[2:])
+    ]
     assert all(wait >= least for wait, least in zip(waits, (0.05, 0.1, 0.1, 0.1)))
-    stage.supervisor.stop()
+    harness.supervisor.stop()
 
 
 def test_an_engine_that_never_was_ready_is_not_started_again() -> None:
@@ -195,41 +199,43 @@ def _no_memory() -> Any:
     raise OSError("no memory")
 
 
-def test_an_engine_that_dies_while_draining_is_the_last_one(stage: Stage) -> None:
-    connection = stage.start()
-    stage.supervisor.drain()
-    assert stage.engines[0].orders == [b"drain\n"]
-    assert stage.supervisor.connection is connection, "what runs goes on"
-    stage.engines[0].die()
-    stage.wait(lambda: stage.supervisor.state is EngineState.STOPPED)
+def test_an_engine_that_dies_while_draining_is_the_last_one(harness: SupervisorHarness) -> None:
+    connection = harness.start()
+    harness.supervisor.drain()
+    assert harness.engines[0].orders == [b"drain\n"]
+    assert harness.supervisor.connection is connection, "what runs goes on"
+    harness.engines[0].die()
+    harness.wait(lambda: harness.supervisor.state is EngineState.STOPPED)
     assert str(connection.error) == "it fell over"
-    assert len(stage.engines) == 1
+    assert len(harness.engines) == 1
 
 
 def test_a_drain_between_two_engines_starts_no_other() -> None:
-    stage = Stage(deaths=100)
-    stage.start()
-    stage.engines[0].die()
-    stage.wait(lambda: len(stage.engines) > 2)
-    stage.supervisor.drain()
-    stage.wait(lambda: stage.supervisor.state is EngineState.STOPPED)
+    harness = SupervisorHarness(deaths=100)
+    harness.start()
+    harness.engines[0].die()
+    harness.wait(lambda: len(harness.engines) > 2)
+    harness.supervisor.drain()
+    harness.wait(lambda: harness.supervisor.state is EngineState.STOPPED)
     with pytest.raises(EngineError, match="being stopped"):
-        _ = stage.supervisor.connection
-    stage.supervisor.stop()
+        _ = harness.supervisor.connection
+    harness.supervisor.stop()
 
 
-def test_stopping_ends_a_wait_for_the_start_and_may_be_done_twice(stage: Stage) -> None:
-    stage.supervisor.stop()  # before it was started at all
-    stage.supervisor.start()
+def test_stopping_ends_a_wait_for_the_start_and_may_be_done_twice(
+    harness: SupervisorHarness,
+) -> None:
+    harness.supervisor.stop()  # before it was started at all
+    harness.supervisor.start()
     with pytest.raises(EngineError, match="being stopped"):
-        stage.supervisor.wait_started()
-    stage.supervisor.stop()
-    assert stage.engines == []
+        harness.supervisor.wait_started()
+    harness.supervisor.stop()
+    assert harness.engines == []
 
 
-def test_what_is_abandoned_is_told_the_reason(stage: Stage) -> None:
-    connection = stage.start()
-    stage.supervisor.drain()
-    stage.supervisor.abandon("time is over")
+def test_what_is_abandoned_is_told_the_reason(harness: SupervisorHarness) -> None:
+    connection = harness.start()
+    harness.supervisor.drain()
+    harness.supervisor.abandon("time is over")
     assert str(connection.error) == "time is over"
-    stage.wait(lambda: stage.supervisor.state is EngineState.STOPPED)
+    harness.wait(lambda: harness.supervisor.state is EngineState.STOPPED)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from step_plans import Feed, PlanDriver
 
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.model_config import read_model_config
 
 
 def make_runner(folder: Path, changes: dict[str, Any] | None = None, **options: Any) -> ModelRunner:
     """changes: of the ModelConfig; options: of the runner."""
-    config = replace(ModelConfig.from_folder(folder), **(changes or {}))
+    config = replace(read_model_config(folder), **(changes or {}))
     settings = {"num_pages": 40, "max_running_requests": 8, "page_size": 16, "max_model_len": 100}
     return ModelRunner(folder, config, **{"dtype": "float32", **settings, **options})
 

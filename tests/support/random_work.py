@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from engine_harness import FAMILIES, EngineHarness
 from fakes import STOP_ID, VOCAB_SIZE, FakeListener, ScriptedGrammar
-from house import FAMILIES, House
 from hypothesis import strategies as st
 
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import PromptTooLong
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES
 from stemma.runtime.schedule.request import HiddenSum, Scoring
@@ -56,10 +56,10 @@ def events(
     )
 
 
-def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[House]:
+def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[EngineHarness]:
     """Small pools of both page sizes; `fields` of a House besides."""
     return st.builds(
-        House,
+        EngineHarness,
         num_pages=st.sampled_from([48, 64, 200]),
         page_size=st.just(1),
         token_budget=st.sampled_from([1, 3, 16, 64]),
@@ -68,7 +68,7 @@ def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[House]:
         is_hopeful=st.booleans(),
         **fields,
     ) | st.builds(
-        House,
+        EngineHarness,
         num_pages=st.sampled_from([4, 6, 20]),
         page_size=st.just(16),
         token_budget=st.sampled_from([16, 17, 64]),
@@ -79,7 +79,7 @@ def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[House]:
     )
 
 
-def play(house: House, events: list[tuple[str, object]]) -> None:
+def play(harness: EngineHarness, events: list[tuple[str, object]]) -> None:
     """Carry out the events, then run dry. Grammars that are late come after the next event."""
     due: list[tuple[PendingGrammar, ScriptedGrammar]] = []
     for kind, what in (*events, ("step", 1), ("step", 1)):
@@ -90,25 +90,25 @@ def play(house: House, events: list[tuple[str, object]]) -> None:
             if (bound := what.pop("late_grammar", None)) is not None:
                 due.append((what["grammar"], bound))
             try:
-                house.submit(**what)
+                harness.submit(**what)
             except PromptTooLong:
-                assert len(what["prompt"]) >= house.engine.max_model_len
-        elif kind == "abort" and house.requests:
+                assert len(what["prompt"]) >= harness.engine.max_model_len
+        elif kind == "abort" and harness.requests:
             assert isinstance(what, int)
-            request = house.requests[what % len(house.requests)]
-            house.engine.abort(request)
+            request = harness.requests[what % len(harness.requests)]
+            harness.engine.abort(request)
             assert request.is_finished
-            house.engine.scheduler.check()
+            harness.engine.scheduler.check()
         elif kind == "step":
             assert isinstance(what, int)
             for _ in range(what):
-                house.step()
+                harness.step()
         elif kind == "policy":
             assert isinstance(what, str)
-            house.engine.set_schedule_policy(what)
+            harness.engine.set_schedule_policy(what)
         elif kind == "flush":
-            house.engine.flush_cache()
-            house.engine.scheduler.check()
+            harness.engine.flush_cache()
+            harness.engine.scheduler.check()
         for grammar, bound in late:
             grammar.bound = bound
-    house.run()
+    harness.run()

@@ -16,9 +16,9 @@ from typing import Any, Self
 import torch
 
 from ....errors import EngineError
-from ....runtime.checkpoint.config.model_config import ModelConfig
 from ....runtime.engine import Engine
 from ....runtime.execute.model_runner import ModelRunner
+from ....runtime.models.model_config import read_model_config
 from ....runtime.schedule.plan import PendingStep, RowResult, StepPlan
 from ....runtime.schedule.request import FinishReason, Request
 from ....runtime.schedule.sampling_params import SamplingParams
@@ -97,7 +97,7 @@ class ModelEngine:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="stemma-bench-") as name:
             write_config(Path(name), config)
-            self.config = ModelConfig.from_folder(name)
+            self.config = read_model_config(name)
             self.runner = ModelRunner(
                 name,
                 self.config,

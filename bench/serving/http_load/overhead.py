@@ -73,7 +73,7 @@ class InProcess:
         configure_threads(default_num_threads(Path(config.model)), config.spin_us)
         loaded = LoadedModel(config)
         self._engine = loaded.engine
-        self._world = loaded.world()
+        self._world = loaded.context()
         self._values: list[Any] = []
 
     def complete(self, length: int) -> str:

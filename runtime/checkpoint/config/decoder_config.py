@@ -1,6 +1,6 @@
 """The shape of a decoder-only model, whatever its family: what layers and sizing ask for.
 
-How a family's config.json fills it: `model_families/`. Torch-free.
+How a family's config.json fills it: `models/families/`. Torch-free.
 """
 
 from __future__ import annotations
@@ -14,6 +14,19 @@ from .rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls a mixture's modules; `{}` is an expert's number."""
+
+    block: str = "mlp"  # below the layer's name; the others are below the block's
+    router: str = "gate"
+    gate: str = "experts.{}.gate_proj"
+    up: str = "experts.{}.up_proj"
+    down: str = "experts.{}.down_proj"
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """The mixture of experts in place of some layers' feed-forward block."""
 
@@ -24,6 +37,7 @@ class ExpertsConfig:
     shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
     has_shared_gate: bool = False  # what the shared expert says is weighed by a sigmoid
     has_selection_bias: bool = False  # see `ops.RouteExperts`
+    names: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,7 @@ class LatentConfig:
 class DecoderConfig:
     """`num_heads % num_kv_heads == 0`; `head_dim` and `rotary_dim` are even."""
 
-    architecture: str  # a name of `model_families.registry.FAMILIES`
+    architecture: str  # a name of `models.families.registry.ARCHITECTURES`
     hidden_size: int
     num_layers: int
     num_heads: int  # query heads
@@ -73,7 +87,14 @@ class DecoderConfig:
     # Set: layers with a window rotate by this base, unscaled, and the others as above.
     window_rope_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
+    # Where a layer's norms stand: before its attention and its feed-forward block, after them, or
+    # on both sides.
+    norm_placement: Literal["before", "after", "around"] = "before"
+    # Queries and keys are normed before they are rotated: each head by itself, or all of a token.
+    query_key_norm: Literal["head", "whole"] | None = None
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
+    has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
+    unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
     weight_prefix: str = ""  # of all names in the checkpoint, where the decoder is a part of more
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what each block adds to the residual stream

@@ -6,13 +6,9 @@ a `ModelLoadError` that names the file, the field, what was expected and what wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from ....errors import ModelLoadError
-from ...models.families.registry import read_family
 from .decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
-from .fields import Fields, is_finite
 
 __all__ = ["ExpertsConfig", "LatentConfig", "ModelConfig"]
 
@@ -26,79 +22,3 @@ class ModelConfig(DecoderConfig):
     default_top_k: int | None
     default_min_p: float | None
     default_repetition_penalty: float | None
-
-    @classmethod
-    def from_folder(cls, path: str | Path) -> ModelConfig:
-        """Read the folder's config.json and, where present, generation_config.json.
-
-        Raises:
-            ModelLoadError: a missing or malformed file or field, or an unsupported model.
-        """
-        folder = Path(path)
-        if not folder.is_dir():
-            raise ModelLoadError(f"model folder {folder} does not exist or is not a folder")
-        config = Fields.read(folder / "config.json")
-        generation_file = folder / "generation_config.json"
-        generation = Fields.read(generation_file) if generation_file.exists() else None
-        return _parse(config, generation or Fields(generation_file, {}))
-
-
-def _parse(config: Fields, generation: Fields) -> ModelConfig:
-    decoder = read_family(config)
-    decoder = replace(
-        decoder, eos_token_ids=generation.token_ids("eos_token_id") or decoder.eos_token_ids
-    )
-    return ModelConfig(
-        **{field.name: getattr(decoder, field.name) for field in fields(decoder)},
-        default_temperature=_default_temperature(generation),
-        default_top_p=_default_top_p(generation),
-        default_top_k=_default_top_k(generation),
-        default_min_p=_default_min_p(generation),
-        default_repetition_penalty=_default_repetition_penalty(generation),
-    )
-
-
-def _default_temperature(generation: Fields) -> float | None:
-    if generation.get("do_sample") is False:
-        return 0.0
-    value = generation.get("temperature")
-    if value is None:
-        return None
-    if not is_finite(value) or value < 0:
-        raise generation.fail("temperature", "a number >= 0")
-    return float(value)
-
-
-def _default_top_p(generation: Fields) -> float | None:
-    value = generation.get("top_p")
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise generation.fail("top_p", "a number in (0, 1]")
-    return float(value)
-
-
-def _default_top_k(generation: Fields) -> int | None:
-    """Hugging Face writes 0 for "off"."""
-    value = generation.get("top_k")
-    if value is None or value == 0:
-        return None
-    return generation.integer("top_k")
-
-
-def _default_min_p(generation: Fields) -> float | None:
-    value = generation.get("min_p")
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise generation.fail("min_p", "a number in [0, 1]")
-    return float(value)
-
-
-def _default_repetition_penalty(generation: Fields) -> float | None:
-    value = generation.get("repetition_penalty")
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 10:
-        raise generation.fail("repetition_penalty", "a number in (0, 10]")
-    return float(value)

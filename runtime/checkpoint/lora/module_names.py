@@ -1,8 +1,7 @@
 """What an adapter calls the modules of a model: as transformers did where it was trained.
 
-That is not always what the checkpoint calls them (`weights/stored_names.py`); older adapters have
-the checkpoint's names.
-"""
+That is not always what the checkpoint calls them (`safetensors/stored_names.py`); older adapters
+have the checkpoint's names."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..config.fields import Fields
-from .kept_modules import KeptModules, kept_by_awq, kept_by_compressed, kept_by_gptq
+from .modules_to_not_convert import KeptModules, kept_by_awq, kept_by_compressed, kept_by_gptq
 
 SUPPORTED = (
     "gptq (4 and 8 bits), awq (gemm, 4 bits) and compressed-tensors (pack-quantized, int-quantized)"

@@ -78,7 +78,8 @@ def _experts(config: Fields, decoder: DecoderConfig, routing: RoutingOptions) ->
 
 
 def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
-    """What is cached of a token is one row for all heads, whatever number of KV heads is given."""
+    """What is cached of a token is one row for all heads, whatever number of KV heads is given. V3
+    has one layer more, which predicts a token further for speculative decoding."""
     latent = LatentConfig(
         latent_dim=config.integer("kv_lora_rank"),
         rope_dim=config.integer("qk_rope_head_dim"),
@@ -99,6 +100,7 @@ def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
         qkv_bias=bias,
         output_bias=bias,
         latent=latent,
+        unread_weights=(f"model.layers.{config.integer('num_hidden_layers')}.",),
         attention_kinds=(LatentOptions(_scale(config, latent)),),
     )
 

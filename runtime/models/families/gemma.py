@@ -1,7 +1,8 @@
 """Gemma 1 to 3: an embedding scaled by sqrt(hidden_size), norms by 1 + weight, GeGLU.
 
-Gemma 2: soft caps, a window in every second layer (Riviere et al. 2024, section 2). Gemma 3: a
-window in five of six layers, which have a rotary base of their own.
+Gemma 2: norms before and after each block, soft caps, a window in every second layer (Riviere et
+al. 2024, section 2). Gemma 3: norms of queries and keys, a window in five of six layers, which have
+a rotary base of their own.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def read_gemma3(config: Fields, architecture: str) -> DecoderConfig:
     )
     period = config.integer("sliding_window_pattern")
     default = [(index + 1) % period != 0 for index in range(decoder.num_layers)]
+    decoder = replace(decoder, query_key_norm="head")
     return _with_options(decoder, config, default=default, soft_cap=None)
 
 
@@ -87,7 +89,12 @@ def read_gemma3_with_images(config: Fields, architecture: str) -> DecoderConfig:
     shared = {"dtype": dtype, "tie_word_embeddings": config.flag("tie_word_embeddings", True)}
     decoder = read_gemma3(text.with_defaults(shared), architecture)
     eos_token_ids = config.token_ids("eos_token_id") or decoder.eos_token_ids
-    return replace(decoder, weight_prefix="language_model.", eos_token_ids=eos_token_ids)
+    return replace(
+        decoder,
+        weight_prefix="language_model.",
+        unread_weights=("vision_tower.", "multi_modal_projector."),
+        eos_token_ids=eos_token_ids,
+    )
 
 
 def _gemma(config: Fields, architecture: str) -> DecoderConfig:
@@ -114,6 +121,7 @@ def _with_options(
         decoder,
         activation=read_activation(config, "hidden_activation"),
         logits_soft_cap=config.optional_number("final_logit_softcapping"),
+        norm_placement="around",
     )
     return with_windows(
         decoder,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....kernels.attention_options import AttentionOptions
 from ....kernels.routing_options import RoutingOptions
-from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig
+from ...checkpoint.config.decoder_config import DecoderConfig, ExpertNames, ExpertsConfig
 from ...checkpoint.config.fields import Fields
 from .decoder import read_decoder
 from .experts import with_experts
@@ -20,6 +20,12 @@ _DEFAULTS = {
     "rope_theta": 1e6,
     "eos_token_id": 2,
 }
+_NAMES = ExpertNames(
+    block="block_sparse_moe",
+    gate="experts.{}.w1",
+    up="experts.{}.w3",
+    down="experts.{}.w2",
+)
 
 
 def read_mixtral(config: Fields, architecture: str) -> DecoderConfig:
@@ -30,6 +36,7 @@ def read_mixtral(config: Fields, architecture: str) -> DecoderConfig:
         num_experts=config.integer("num_local_experts"),
         intermediate_size=decoder.intermediate_size,
         routing=RoutingOptions(config.integer("num_experts_per_tok"), is_normalized=True),
+        names=_NAMES,
     )
     window = AttentionOptions(window=config.optional_integer("sliding_window"))
     return with_experts(replace(decoder, attention_kinds=(window,)), config, experts)

@@ -1,4 +1,5 @@
-"""OLMo 2, and OLMo 3 with a window in three of four layers, which are rotated unscaled."""
+"""OLMo 2: norms after the blocks instead of before, one of all query heads together, and of all key
+heads. OLMo 3 has a window in three of four layers, too, which are rotated unscaled."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ def read_olmo2(config: Fields, architecture: str) -> DecoderConfig:
         read_decoder(config.with_defaults(_DEFAULTS), architecture),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
+        norm_placement="after",
+        query_key_norm="whole",
     )
 
 

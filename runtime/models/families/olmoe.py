@@ -1,6 +1,9 @@
-"""OLMoE: a Llama whose every layer has experts."""
+"""OLMoE: a Llama whose every layer has experts, and norms of all query heads and of all key heads
+together."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ....kernels.routing_options import RoutingOptions
 from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig
@@ -20,7 +23,7 @@ _DEFAULTS = {
 def read_olmoe(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
     config.restrict("clip_qkv")
-    decoder = read_llama(config, architecture)
+    decoder = replace(read_llama(config, architecture), query_key_norm="whole")
     experts = ExpertsConfig(
         layers=tuple(range(decoder.num_layers)),
         num_experts=config.integer("num_experts"),

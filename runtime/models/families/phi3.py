@@ -1,7 +1,9 @@
-"""Phi-3, Phi-4 and Phi-4-mini: LongRoPE, heads that are rotated in part, a window."""
+"""Phi-3, Phi-4 and Phi-4-mini: LongRoPE, heads that are rotated in part, a window, and
+fused projections in the checkpoint."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...checkpoint.config.decoder_config import DecoderConfig
@@ -21,7 +23,8 @@ def read_phi3(config: Fields, architecture: str) -> DecoderConfig:
     decoder = read_decoder(_with_longrope(config), architecture, can_rotate_in_part=True)
     window = config.optional_integer("sliding_window")
     default = [window is not None] * decoder.num_layers
-    return with_windows(decoder, config, default=default, window=window)
+    decoder = with_windows(decoder, config, default=default, window=window)
+    return replace(decoder, has_fused_projections=True)
 
 
 def _with_longrope(config: Fields) -> Fields:

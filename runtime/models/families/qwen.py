@@ -27,6 +27,7 @@ def read_qwen3(config: Fields, architecture: str) -> DecoderConfig:
         _with_upper_windows(config, architecture),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
+        query_key_norm="head",
     )
 
 

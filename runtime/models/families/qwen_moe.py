@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....kernels.routing_options import RoutingOptions
-from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig
+from ...checkpoint.config.decoder_config import DecoderConfig, ExpertNames, ExpertsConfig
 from ...checkpoint.config.fields import Fields
 from .decoder import read_decoder
 from .experts import with_experts
@@ -16,6 +16,7 @@ _DEFAULTS_2 = {
     "num_experts": 60,
     "num_experts_per_tok": 4,
 }
+_NAMES_2 = ExpertNames(shared="shared_expert")
 _DEFAULTS_3 = {"num_key_value_heads": 4, "max_position_embeddings": 32768}
 
 
@@ -24,7 +25,10 @@ def read_qwen2_moe(config: Fields, architecture: str) -> DecoderConfig:
     decoder = replace(read_decoder(config, architecture), qkv_bias=config.flag("qkv_bias", True))
     shared = config.integer("shared_expert_intermediate_size")
     experts = replace(
-        _experts(config, decoder), shared_intermediate_size=shared, has_shared_gate=True
+        _experts(config, decoder),
+        shared_intermediate_size=shared,
+        has_shared_gate=True,
+        names=_NAMES_2,
     )
     return with_experts(decoder, config, experts)
 
@@ -33,7 +37,7 @@ def read_qwen3_moe(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS_3)
     decoder = read_decoder(config, architecture)
     bias = config.flag("attention_bias", False)
-    decoder = replace(decoder, qkv_bias=bias, output_bias=bias)
+    decoder = replace(decoder, qkv_bias=bias, output_bias=bias, query_key_norm="head")
     return with_experts(decoder, config, _experts(config, decoder))
 
 

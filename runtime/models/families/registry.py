@@ -1,6 +1,7 @@
 """How config.json is read, by the name in its `architectures`.
 
-A new family is one reader and one line here, one class and one line in `models/registry.py`.
+A new family is one reader and one line here. What its layers are made of, the reader says in the
+`DecoderConfig`; only a family with a kind of layer that no other has adds one in `models/`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .smollm3 import read_smollm3
 Reader = Callable[[Fields, str], DecoderConfig]
 """(config.json, the architecture's name) -> the model; raises ModelLoadError."""
 
-FAMILIES: dict[str, Reader] = {
+ARCHITECTURES: dict[str, Reader] = {
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
     "MinistralForCausalLM": read_mistral,
@@ -57,14 +58,14 @@ def read_family(config: Fields) -> DecoderConfig:
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise config.fail("architectures", "a list with the architecture's name")
     for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name](config, name)
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name](config, name)
     raise ModelLoadError(f"{config.file}: {unknown_architecture(names[0])}")
 
 
 def unknown_architecture(name: str) -> str:
     """What to say of it: the nearest name, and all that there are."""
-    nearest = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.6)
     hint = f" (nearest: {nearest[0]})" if nearest else ""
-    known = ", ".join(sorted(FAMILIES))
+    known = ", ".join(sorted(ARCHITECTURES))
     return f"architecture {name!r} is not supported{hint}; supported are: {known}"

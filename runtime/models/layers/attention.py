@@ -20,12 +20,8 @@ class Attention:
         build: ModelBuild,
         name: str,
         layer_index: int,
-        *,
-        query_key_norm: QueryKeyNorm | None = None,
-        is_fused: bool = False,
     ) -> None:
-        """is_fused: the checkpoint has one matrix qkv_proj instead of three."""
-        config = build.config
+        config, is_fused = build.config, build.config.has_fused_projections
         self._layer_index = layer_index
         self._kind = config.layer_kinds[layer_index]
         self._kernels = build.kernels
@@ -40,7 +36,7 @@ class Attention:
             out_features=[sum(sizes)] if is_fused else sizes,
             bias=config.qkv_bias,
         )
-        self._norm = query_key_norm
+        self._norm = QueryKeyNorm(build, name) if config.query_key_norm else None
         self._output = LinearLayer(
             build,
             [f"{name}.o_proj"],

@@ -7,7 +7,7 @@ than one is held twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,36 +20,22 @@ from .build import ModelBuild
 from .mlp import GatedMLP
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Modules below the block's own name; `{}` is an expert's number."""
-
-    router: str = "gate"
-    gate: str = "experts.{}.gate_proj"
-    up: str = "experts.{}.up_proj"
-    down: str = "experts.{}.down_proj"
-    shared: str = "shared_experts"
-    shared_gate: str = "shared_expert_gate"
-
-
-_NAMES = ExpertNames()
-
-
-def feed_forward_of(
-    build: ModelBuild, layer: str, index: int, names: ExpertNames = _NAMES
-) -> GatedMLP | MixtureOfExperts:
-    """A layer's block "mlp": experts where the config says so; layer: its name."""
+def feed_forward_of(build: ModelBuild, layer: str, index: int) -> GatedMLP | MixtureOfExperts:
+    """The layer's feed-forward block: experts where the config says so; layer: its name."""
     experts = build.config.experts
     if experts is not None and index in experts.layers:
-        return MixtureOfExperts(build, f"{layer}.mlp", names)
+        return MixtureOfExperts(build, layer)
     return GatedMLP(build, f"{layer}.mlp")
 
 
 class MixtureOfExperts:
     """The weighted sum of the chosen experts, and of the shared one where there is one."""
 
-    def __init__(self, build: ModelBuild, name: str, names: ExpertNames) -> None:
+    def __init__(self, build: ModelBuild, layer: str) -> None:
+        """layer: its name in the checkpoint."""
         config, experts = build.config, _config_of(build)
+        names = experts.names
+        name = f"{layer}.{names.block}"
         self._routing = experts.routing
         self._route = build.kernels.route_experts
         router = build.source.take(
@@ -65,7 +51,7 @@ class MixtureOfExperts:
                 torch.promote_types(build.dtype, torch.float32),
             )
         self._experts = build.kernels.make_experts(
-            *_take_experts(build, name, names, experts), config.activation
+            *_take_experts(build, name, experts), config.activation
         )
         self._shared: GatedMLP | None = None
         self._shared_gate: Linear | None = None
@@ -88,12 +74,10 @@ class MixtureOfExperts:
         return out.add_(shared)
 
 
-def _take_experts(
-    build: ModelBuild, name: str, names: ExpertNames, experts: ExpertsConfig
-) -> tuple[Weight, Weight]:
+def _take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
     """gate_up [E, 2 * I, H] and down [E, H, I], as `ops.MakeExperts` takes them."""
     hidden_size, size = build.config.hidden_size, experts.intermediate_size
-    source, numbers = build.source, range(experts.num_experts)
+    source, numbers, names = build.source, range(experts.num_experts), experts.names
     gate_up = stacked_weights(
         (
             source.take_weight(

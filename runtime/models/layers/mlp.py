@@ -12,21 +12,14 @@ from .linear import GatedLinearLayer, LinearLayer
 class GatedMLP:
     """SwiGLU, or GeGLU where the config's activation says so."""
 
-    def __init__(
-        self,
-        build: ModelBuild,
-        name: str,
-        intermediate_size: int | None = None,
-        *,
-        is_fused: bool = False,
-    ) -> None:
-        """intermediate_size: None for the config's; is_fused: the checkpoint has one matrix
-        gate_up_proj instead of two."""
+    def __init__(self, build: ModelBuild, name: str, intermediate_size: int | None = None) -> None:
+        """intermediate_size: None for the config's."""
         config = build.config
+        parts = ("gate_up",) if config.has_fused_projections else ("gate", "up")
         size = config.intermediate_size if intermediate_size is None else intermediate_size
         self._gate_up = GatedLinearLayer(
             build,
-            [f"{name}.{part}_proj" for part in (("gate_up",) if is_fused else ("gate", "up"))],
+            [f"{name}.{part}_proj" for part in parts],
             in_features=config.hidden_size,
             size=size,
             activation=config.activation,

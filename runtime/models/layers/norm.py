@@ -22,12 +22,13 @@ class RMSNorm:
 
 
 class QueryKeyNorm:
-    """Each query head and each key head by itself, or (`is_whole`) all heads of a token as one
-    vector."""
+    """As the config's `query_key_norm` says: each query head and each key head by itself, or all
+    heads of a token as one vector."""
 
-    def __init__(self, build: ModelBuild, name: str, *, is_whole: bool = False) -> None:
+    def __init__(self, build: ModelBuild, name: str) -> None:
         """name: of the attention block."""
         config = build.config
+        is_whole = config.query_key_norm == "whole"
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         sizes = (num_heads, num_kv_heads) if is_whole else (1, 1)
         query_weight, key_weight = (

@@ -7,7 +7,7 @@ A prompt chunk enters the tree when it is planned, so that later rows of the sam
 read it; generated tokens enter when the request ends or is preempted. Where the tree already has a
 run by then, the request's own pages for it are freed. A failed step's inserts are taken out again.
 An entry of a page table never changes once it was sent, so a step in flight reads what was planned;
-what a request that ends leaves is given back when no step in flight names it (`Remains`).
+what a request that ends leaves is given back when no step in flight names it (`FreedPages`).
 
 What is cached and nobody reads, on this tier and the colder ones, is prefix_cache.py's; what that
 keeps for programs gives way to any request that needs the pages.
@@ -25,15 +25,15 @@ from ....radix.pages import Pages
 from ....radix.tree import Node
 from ..request import Request, RequestState
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
-from .tiers import Publication, withdraw
+from .tiers import InsertedPrefix, withdraw
 
-__all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "Publication"]
+__all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "InsertedPrefix"]
 
 PREEMPTED_TTL_S = 600.0  # a preempted request's KV is leased so long (guess)
 PREEMPTED_PRIORITY = 1_000_000  # above all that programs may ask for
 
 
-class Remains(NamedTuple):
+class FreedPages(NamedTuple):
     """What is left of a request that has gone: pages of its own, and a lock on what it read."""
 
     pages: Pages
@@ -99,7 +99,7 @@ class KVCacheManager(PrefixCache):
             run = request.token_ids[start:end]
             inserted = self.tree.extend(request.node, run, pages, owner=request.program)
             assert not inserted.num_existing, "the device had what was fetched"
-            self._loads.append(Publication(inserted.node, inserted.added_from))
+            self._loads.append(InsertedPrefix(inserted.node, inserted.added_from))
             self.tree.move_lock(request.node, inserted.node)
             request.node = inserted.node
             request.pages.extend(pages)
@@ -151,7 +151,7 @@ class KVCacheManager(PrefixCache):
         self._make_room(num_pages, also_pins=True)
         return self.allocator.num_free >= num_pages
 
-    def publish(self, request: Request, num_tokens: int) -> Publication | None:
+    def publish(self, request: Request, num_tokens: int) -> InsertedPrefix | None:
         """Put whole pages of the first `num_tokens` tokens into the tree, unless it has them."""
         start, end = request.num_published, num_tokens - num_tokens % self.page_size
         assert request.node is not None
@@ -163,7 +163,7 @@ class KVCacheManager(PrefixCache):
         self.tree.move_lock(request.node, inserted.node)
         request.node = inserted.node
         request.num_published = end
-        return Publication(inserted.node, inserted.added_from)
+        return InsertedPrefix(inserted.node, inserted.added_from)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Take back all that the request holds; with `keep`, what it computed stays cached."""
@@ -171,7 +171,7 @@ class KVCacheManager(PrefixCache):
         if remains is not None:
             self.give_back(remains)
 
-    def detach(self, request: Request, *, keep: bool = True) -> Remains | None:
+    def detach(self, request: Request, *, keep: bool = True) -> FreedPages | None:
         """The same, but for what plans in flight may name of it: the caller gives that back."""
         node = request.node
         if node is None:
@@ -192,14 +192,14 @@ class KVCacheManager(PrefixCache):
         request.pages = array("i")
         request.num_published = request.num_computed_tokens = 0
         request.num_scheduled_tokens = request.num_sent_pages = 0
-        return Remains(own, node)
+        return FreedPages(own, node)
 
-    def give_back(self, remains: Remains) -> None:
+    def give_back(self, remains: FreedPages) -> None:
         """No plan in flight names these any more."""
         self.allocator.free(remains.pages)
         self.tree.unlock(remains.node)
 
-    def unpublish(self, publications: Iterable[Publication]) -> None:
+    def unpublish(self, publications: Iterable[InsertedPrefix]) -> None:
         """Take inserts of a failed step out again, but for what a healthy request still reads."""
         for publication in publications:
             node, kept = publication.node, publication.added_from
@@ -210,7 +210,7 @@ class KVCacheManager(PrefixCache):
                     kept = node.start
                 node = node.parent
             self.allocator.free(
-                withdraw(self.tree, self.leases, Publication(publication.node, kept))
+                withdraw(self.tree, self.leases, InsertedPrefix(publication.node, kept))
             )
 
     # --- Requests that wait -----------------------------------------------------------------------
@@ -257,7 +257,7 @@ class KVCacheManager(PrefixCache):
         if self.stored is not None:
             self.stored.forget(request)
 
-    def check(self, requests: Iterable[Request], remains: Sequence[Remains] = ()) -> None:
+    def check(self, requests: Iterable[Request], remains: Sequence[FreedPages] = ()) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
         running = [request for request in requests if request.node is not None]
         held = [r.pages[r.num_published // self.page_size :] for r in running]

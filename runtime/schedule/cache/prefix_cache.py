@@ -32,7 +32,7 @@ from ...memory.copies import BlockSave, TierCopy
 from ..plan import StepPlan, StepResult
 from ..request import Request
 from .stored_prefixes import StoredPrefixes
-from .tiers import HostTier, Publication, TierCosts, joined, withdraw
+from .tiers import HostTier, InsertedPrefix, TierCosts, joined, withdraw
 
 DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
 PREFETCH_AHEAD_S = 0.05  # before its use is a prefix loaded (guess)
@@ -40,14 +40,14 @@ MIN_EVICTED_TOKENS = 64  # at once, where they are copied to the host: one long 
 _UNOWNED = "(several)"  # the label of what no program has alone
 
 
-class Unsettled(NamedTuple):
+class PendingCopies(NamedTuple):
     """What is only in a tree because a plan's copies put it there: gone if the plan fails."""
 
-    loaded: tuple[Publication, ...]  # on the device
-    stored: tuple[Publication, ...]  # on the host
+    loaded: tuple[InsertedPrefix, ...]  # on the device
+    stored: tuple[InsertedPrefix, ...]  # on the host
 
 
-_NO_TRANSFERS: tuple[tuple[TierCopy, ...], Unsettled] = ((), Unsettled((), ()))
+_NO_TRANSFERS: tuple[tuple[TierCopy, ...], PendingCopies] = ((), PendingCopies((), ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PrefixCache:
         self._to_prefetch: list[tuple[float, int, Lease]] = []  # when, a number
         self._prefetch_at: dict[Lease, float] = {}  # its valid entry there
         self._num_prefetches = 0
-        self._loads: list[Publication] = []  # of the next plan
+        self._loads: list[InsertedPrefix] = []  # of the next plan
         self._beneficiary: Request | None = None  # for whom pages are made free now
 
     @property
@@ -123,7 +123,7 @@ class PrefixCache:
             self.host.leases.expire(now_s)
             self._prefetch_due(now_s)
 
-    def take_transfers(self) -> tuple[tuple[TierCopy, ...], Unsettled]:
+    def take_transfers(self) -> tuple[tuple[TierCopy, ...], PendingCopies]:
         """The copies between tiers that the plan now made must carry out first."""
         if not self._copies:
             return _NO_TRANSFERS
@@ -131,7 +131,7 @@ class PrefixCache:
         self._copies.clear()
         loaded = tuple(self._loads)
         self._loads.clear()
-        return taken, Unsettled(loaded, () if self.host is None else self.host.take_unsettled())
+        return taken, PendingCopies(loaded, () if self.host is None else self.host.take_unsettled())
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
         """A plan was carried out."""
@@ -140,7 +140,7 @@ class PrefixCache:
         if self.stored is not None:
             self.stored.settle(_saves(plan.transfers), result.payloads)
 
-    def undo_transfers(self, transfers: Sequence[TierCopy], unsettled: Unsettled) -> None:
+    def undo_transfers(self, transfers: Sequence[TierCopy], unsettled: PendingCopies) -> None:
         """Their plan failed, and they may not have been made; no request reads them any more."""
         if self.host is not None:
             self.host.undo(unsettled.stored)
@@ -361,7 +361,7 @@ class PrefixCache:
         known = owner if source.owner is owner else None
         inserted = self.tree.extend(node, run, pages, owner=known)
         assert not inserted.num_existing, "the device had what was loaded"
-        self._loads.append(Publication(inserted.node, inserted.added_from))
+        self._loads.append(InsertedPrefix(inserted.node, inserted.added_from))
         host.load(host_pages[start:end], pages)
         return inserted.node, pages
 

@@ -28,7 +28,7 @@ _MEMORY = 8  # steps
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class InsertedPrefix:
     """What was put into a tree: the path to `node` from token `added_from` on."""
 
     node: Node
@@ -83,7 +83,7 @@ class HostTier:
         self.num_stored_tokens = 0  # copied here since the start
         self.num_loaded_tokens = 0
         self._copies = copies
-        self._unsettled: list[Publication] = []  # by copies that no plan has taken yet
+        self._unsettled: list[InsertedPrefix] = []  # by copies that no plan has taken yet
 
     def store(
         self,
@@ -101,7 +101,7 @@ class HostTier:
         if pages:
             run = token_ids[: end * self.page_size]
             inserted = self.tree.insert(namespace, run, match.pages + pages, owner=owner)
-            self._unsettled.append(Publication(inserted.node, inserted.added_from))
+            self._unsettled.append(InsertedPrefix(inserted.node, inserted.added_from))
             self._copies.append(Transfer("store", device_pages[num_there:end], pages))
             self.num_stored_tokens += len(pages) * self.page_size
         return end * self.page_size
@@ -131,13 +131,13 @@ class HostTier:
             match.node, due_s=like.due_s, expires_s=like.expires_s, priority=like.priority
         )
 
-    def take_unsettled(self) -> tuple[Publication, ...]:
+    def take_unsettled(self) -> tuple[InsertedPrefix, ...]:
         """What is only here once the copies of the plan now made were carried out."""
         taken = tuple(self._unsettled)
         self._unsettled.clear()
         return taken
 
-    def undo(self, unsettled: Iterable[Publication]) -> None:
+    def undo(self, unsettled: Iterable[InsertedPrefix]) -> None:
         """That plan failed: what depended on its copies is not here."""
         for publication in unsettled:
             self.allocator.free(withdraw(self.tree, self.leases, publication))
@@ -177,7 +177,7 @@ class HostTier:
         return self.allocator.allocate(min(num_pages, self.allocator.num_free))
 
 
-def withdraw(tree: RadixTree, leases: Leases, publication: Publication) -> Pages:
+def withdraw(tree: RadixTree, leases: Leases, publication: InsertedPrefix) -> Pages:
     """Take what was put into a tree out again, from under its leases too; the pages are the
     caller's. Nobody locks it any more."""
     node, kept = publication.node, publication.added_from

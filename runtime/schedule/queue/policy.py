@@ -82,7 +82,7 @@ class OutputShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PolicyContext:
     """What a policy may look at besides the requests."""
 
     tree: RadixTree
@@ -90,21 +90,21 @@ class Surroundings:
 
 
 Key: TypeAlias = tuple[float, ...]  # of one policy all equally long
-Rank = Callable[[Sequence[Request], Surroundings], Sequence[Key]]
+Rank = Callable[[Sequence[Request], PolicyContext], Sequence[Key]]
 
 
-def fcfs(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+def fcfs(requests: Sequence[Request], around: PolicyContext) -> Sequence[Key]:
     """First come, first served."""
     return [()] * len(requests)
 
 
-def lpm(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+def lpm(requests: Sequence[Request], around: PolicyContext) -> Sequence[Key]:
     """Longest prefix match: what is cached is used before it is evicted."""
     length = around.tree.match_length
     return [(-length(r.namespace, r.token_ids, r.match_limit),) for r in requests]
 
 
-def program(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+def program(requests: Sequence[Request], around: PolicyContext) -> Sequence[Key]:
     """Least attained service of the whole program, critical path, longest prefix match; programs
     that have had some go one after the other."""
     return [
@@ -121,7 +121,7 @@ def _program_key(request: Request, prefix: float) -> Key:
     return (level, level and program.number, -request.num_calls_after, prefix)
 
 
-def dfs_weight(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+def dfs_weight(requests: Sequence[Request], around: PolicyContext) -> Sequence[Key]:
     """Depth first through the prefixes that the requests share, the fullest branch first.
 
     The trie is that of the requests' own tokens, so it also has prefixes that nobody has computed
@@ -139,12 +139,12 @@ def dfs_weight(requests: Sequence[Request], around: Surroundings) -> Sequence[Ke
     return keys
 
 
-def priority(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+def priority(requests: Sequence[Request], around: PolicyContext) -> Sequence[Key]:
     """Higher `Request.priority` first."""
     return [(-request.priority,) for request in requests]
 
 
-def sjf(requests: Sequence[Request], around: Surroundings) -> Sequence[Key]:
+def sjf(requests: Sequence[Request], around: PolicyContext) -> Sequence[Key]:
     """Shortest job first: by max_tokens, times the share of it that the client really uses."""
     share = around.output_share.of
     return [(request.max_output_tokens * share(request.client),) for request in requests]
@@ -158,9 +158,8 @@ class Policy:
     when it has arrived. `num_refreshed`: so many keys are computed again before each round.
     `has_aging`: how often anybody is overtaken has a bound (Line). `keep`: of the running, the
     highest is preempted first, among equals the one admitted last. `is_fair`: between tenants.
-    `has_gate`: who would break leases of others waits for the working set (gate.py). `has_gangs`:
-    a program's calls are offered behind one another.
-    """
+    `has_gate`: who would break leases of others waits for the working set (working_set.py).
+    `has_gangs`: a program's calls are offered behind one another."""
 
     name: str
     rank: Rank

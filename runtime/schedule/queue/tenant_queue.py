@@ -2,11 +2,11 @@
 
     those that are due (aging)   ->   by the policy's key
 
-A request that the working set has no room for (`gate.py`) is parked: it keeps its key, those of
-programs that have begun before those of new ones, and once one of the parked is refused in a round
-the others are not offered in that round. So whatever waits behind a closed gate costs nothing.
-Nor does what waits for its adapter's slot (`adapter_door.py`): each adapter's requests have a heap
-of their own, and a round looks only into those that it may take from.
+A request that the working set has no room for (`working_set.py`) is parked: it keeps its key, those
+of programs that have begun before those of new ones, and once one of the parked is refused in a
+round the others are not offered in that round. So whatever waits behind a closed gate costs
+nothing. Nor does what waits for its adapter's slot (`adapter_admission.py`): each adapter's
+requests have a heap of their own, and a round looks only into those that it may take from.
 
 When a call is admitted, its program's others come next: children of a fork start together on the
 prefix that they share, which is computed once and read once for all of them (tree attention).
@@ -27,41 +27,41 @@ from typing import NamedTuple
 
 from ..program_record import ProgramRecord
 from ..request import Request
-from .adapter_room import AdapterDoor, Group, group_of
-from .policy import Key, Policy, Surroundings
+from .adapter_admission import AdapterAdmission, Group, group_of
+from .policy import Key, Policy, PolicyContext
 
 _Item = tuple[Key, int, Request]  # key, arrival number (so requests are never compared)
 
 
 class _Arrival(NamedTuple):
-    """When a request came, and how many must have left the line until nobody may overtake it."""
+    """When a request came, and how many must have left the queue until nobody may overtake it."""
 
     number: int
     due_at: int
 
 
-class Line:
+class TenantQueue:
     """Owns the order of one tenant's requests.
 
     Invariant (aging): under a policy with aging, at most `max_overtakes + n` requests that
     arrived later are admitted for the first time before a waiting one, whatever arrives; n is the
-    longest line that it or anyone before it has found. So where first come, first served lets it
+    longest queue that it or anyone before it has found. So where first come, first served lets it
     wait for n admissions, it waits for 2 n + `max_overtakes` at most. A request is due when as many
-    have left the line as arrived before it, and its overtakes more; due ones go in order of
+    have left the queue as arrived before it, and its overtakes more; due ones go in order of
     arrival, at most one becomes due for each that leaves, and nobody overtakes them.
     """
 
     def __init__(
         self,
         policy: Policy,
-        around: Surroundings,
+        around: PolicyContext,
         max_overtakes: int | None,
-        door: AdapterDoor,
+        adapters: AdapterAdmission,
     ) -> None:
         """`max_overtakes` None: no aging."""
         self._around = around
         self._max_overtakes = max_overtakes
-        self._door = door
+        self._adapters = adapters
         self._policy = policy
         self._arrivals: OrderedDict[Request, _Arrival] = OrderedDict()
         self._unranked: deque[Request] = deque()  # and some that have left
@@ -130,7 +130,7 @@ class Line:
 
     def has_open(self, *, also_parked: bool) -> bool:
         """Whether a round that begins now would offer anything."""
-        if (also_parked and self._parked) or any(True for _ in self._door.among(self._num_of)):
+        if (also_parked and self._parked) or any(True for _ in self._adapters.among(self._num_of)):
             return True
         return self.is_due(next(iter(self._arrivals)))
 
@@ -157,7 +157,7 @@ class Line:
         self._num_checks = num_refreshed
         if self._num_stale > len(self._items) + 64:
             self._compact()
-        open_heaps = ((self._heaps[group], group) for group in self._door.among(self._heaps))
+        open_heaps = ((self._heaps[group], group) for group in self._adapters.among(self._heaps))
         self._heads = [(heap[0], group) for heap, group in open_heaps if heap]
         heapify(self._heads)
 
@@ -208,7 +208,7 @@ class Line:
     def _top_of_heaps(self) -> _Item | None:
         while self._heads:
             head, group = self._heads[0]
-            item = self._top(self._heaps[group]) if self._door.lets_in(group) else None
+            item = self._top(self._heaps[group]) if self._adapters.admits(group) else None
             if item is head:
                 return item
             if item is None:
@@ -221,7 +221,7 @@ class Line:
         """Those that lack a slot leave: they wait for that first, and are not asked for again."""
         while item := self._top(self._parked_heap):
             request = item[2]
-            if self._door.lets_in(group_of(request)):
+            if self._adapters.admits(group_of(request)):
                 return item
             self._parked.remove(request)
             self._count(request, 1)
@@ -242,7 +242,7 @@ class Line:
     def _is_open(self, request: Request) -> bool:
         """Whether it is here, ranked, not parked, not yet offered in this round, and has a slot."""
         is_new = request in self._items and request not in self._offered
-        has_slot = self._door.lets_in(group_of(request))
+        has_slot = self._adapters.admits(group_of(request))
         return is_new and has_slot and request not in self._parked
 
     def _top(self, heap: list[_Item]) -> _Item | None:

@@ -1,8 +1,8 @@
 """The waiting requests, and in which order they are offered for admission.
 
-    preempted, the last one first   ->   tenant by tenant (fairness.py)   ->   the tenant's line
+    preempted, the last one first   ->   tenant by tenant (fairness.py)   ->   the tenant's queue
 
-Under a policy that is not fair all requests stand in one line (`line.py`).
+Under a policy that is not fair all requests stand in one queue (`tenant_queue.py`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from collections.abc import Generator, Hashable, Iterator
 from heapq import heappop, heappush
 
 from ..request import Request
-from .adapter_room import AdapterDoor, group_of
+from .adapter_admission import AdapterAdmission, group_of
 from .adapter_slots import AdapterSlots
 from .fairness import TenantShares, tenant_of
-from .policy import Key, Policy, Surroundings
-from .tenant_queue import Line
+from .policy import Key, Policy, PolicyContext
+from .tenant_queue import TenantQueue
 
-MAX_LINES = 64  # of equal shares whose best requests are compared with each other (guess)
-MAX_OVERTAKES = 128  # of a request that found an empty line; see docs/scheduler.md for the price
+MAX_QUEUES = 64  # of equal shares whose best requests are compared with each other (guess)
+MAX_OVERTAKES = 128  # of a request that found an empty queue; see docs/scheduler.md for the price
 
-_Head = tuple[int, Key, int, Hashable, Request]  # of a line: tenant's place, key, line's number
+_Head = tuple[
+    int, Key, int, Hashable, Request
+]  # of a tenant's queue: its place, key, the queue's number
 
 
 class WaitingQueue:
@@ -34,7 +36,7 @@ class WaitingQueue:
     def __init__(
         self,
         policy: Policy,
-        around: Surroundings,
+        around: PolicyContext,
         max_overtakes: int | None = MAX_OVERTAKES,
         shares: TenantShares | None = None,
         adapters: AdapterSlots | None = None,
@@ -45,24 +47,24 @@ class WaitingQueue:
         self._policy = policy
         self._shares = shares or TenantShares()
         self._preempted: OrderedDict[Request, None] = OrderedDict()  # the last one last
-        self._lines: dict[Hashable, Line] = {}
+        self._queues: dict[Hashable, TenantQueue] = {}
         self._is_gate_closed = False  # in this round
-        self._door = AdapterDoor(adapters)
+        self._adapters = AdapterAdmission(adapters)
 
     def __len__(self) -> int:
-        return len(self._preempted) + sum(map(len, self._lines.values()))
+        return len(self._preempted) + sum(map(len, self._queues.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._preempted or self._lines)
+        return bool(self._preempted or self._queues)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._preempted or request in self._lines.get(self._tenant(request), ())
+        return request in self._preempted or request in self._queues.get(self._tenant(request), ())
 
     def __iter__(self) -> Iterator[Request]:
         """The preempted, then the others, of each tenant in order of arrival."""
         yield from reversed(self._preempted)
-        for line in self._lines.values():
-            yield from line
+        for queue in self._queues.values():
+            yield from queue
 
     @property
     def policy(self) -> Policy:
@@ -72,19 +74,21 @@ class WaitingQueue:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         waiting = sorted(
-            (request for line in self._lines.values() for request in line), key=lambda r: r.id
+            (request for queue in self._queues.values() for request in queue), key=lambda r: r.id
         )
         self._policy = policy
-        self._lines.clear()
+        self._queues.clear()
         for request in waiting:
             self.add(request)
 
     def add(self, request: Request) -> None:
         """A request has arrived."""
         tenant = self._tenant(request)
-        if tenant not in self._lines:
-            self._lines[tenant] = Line(self._policy, self._around, self._max_overtakes, self._door)
-        self._lines[tenant].add(request)
+        if tenant not in self._queues:
+            self._queues[tenant] = TenantQueue(
+                self._policy, self._around, self._max_overtakes, self._adapters
+            )
+        self._queues[tenant].add(request)
 
     def put_back(self, request: Request) -> None:
         """A request was preempted: it is the first to run again."""
@@ -96,14 +100,14 @@ class WaitingQueue:
             del self._preempted[request]
             return
         tenant = self._tenant(request)
-        self._lines[tenant].remove(request)
-        if not len(self._lines[tenant]):
-            del self._lines[tenant]
+        self._queues[tenant].remove(request)
+        if not len(self._queues[tenant]):
+            del self._queues[tenant]
 
     def is_due(self, request: Request) -> bool:
         """Whether aging lets nobody overtake this request any more."""
-        line = self._lines.get(self._tenant(request))
-        return line is not None and line.is_due(request)
+        queue = self._queues.get(self._tenant(request))
+        return queue is not None and queue.is_due(request)
 
     def is_preempted(self, request: Request) -> bool:
         """Whether it has run already, and lost its pages to others."""
@@ -111,22 +115,22 @@ class WaitingQueue:
 
     def is_parked(self, request: Request) -> bool:
         """Whether it waits for the working set."""
-        line = self._lines.get(self._tenant(request))
-        return line is not None and line.is_parked(request)
+        queue = self._queues.get(self._tenant(request))
+        return queue is not None and queue.is_parked(request)
 
     def park(self, request: Request) -> None:
         """The working set has no room for an offered request, and so none for others that are
         parked: none of them is offered again in this round."""
-        self._lines[self._tenant(request)].park(request)
+        self._queues[self._tenant(request)].park(request)
         self._is_gate_closed = True
 
     def has_slot(self, request: Request) -> bool:
         """Whether an offered request's adapter is on the device, or may come there. Where one that
         nobody may overtake has to wait for a slot, no other is offered any in this round."""
-        if self._door.lets_in(group_of(request)):
+        if self._adapters.admits(group_of(request)):
             return True
         if self.is_due(request) or self.is_preempted(request):
-            self._door.hold()
+            self._adapters.hold()
         return False
 
     def candidates(self) -> Generator[Request, None, None]:
@@ -137,50 +141,50 @@ class WaitingQueue:
         would wait for their adapters' slots are not offered.
         """
         self._is_gate_closed = False
-        self._door.begin_round()
+        self._adapters.begin_round()
         yield from tuple(reversed(self._preempted))
-        opened: list[Line] = []
+        opened: list[TenantQueue] = []
         try:
             yield from self._by_share(opened)
         finally:
-            for line in opened:
-                line.end_round()
+            for queue in opened:
+                queue.end_round()
 
-    def _by_share(self, opened: list[Line]) -> Iterator[Request]:
-        """Each tenant's best, that of the tenant with the least service first, until all lines are
+    def _by_share(self, opened: list[TenantQueue]) -> Iterator[Request]:
+        """Each tenant's best, that of the tenant with the least service first, until all queues are
         through. Lines are opened as they are needed: a round costs the same with ten tenants and
         with thousands, but for putting these in order."""
-        num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._lines), MAX_LINES)))
-        lines = dict(self._lines)
+        num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._queues), MAX_QUEUES)))
+        queues = dict(self._queues)
         place = self._shares.place
-        rest = sorted(((place(tenant), i, tenant) for i, tenant in enumerate(lines)), reverse=True)
+        rest = sorted(((place(tenant), i, tenant) for i, tenant in enumerate(queues)), reverse=True)
         heads: list[_Head] = []
-        given: dict[Hashable, int] = dict.fromkeys(lines, 0)  # tokens, in this round
+        given: dict[Hashable, int] = dict.fromkeys(queues, 0)  # tokens, in this round
         while heads or rest:
             if rest and (not heads or rest[-1][0] < heads[0][0]):
-                for _ in range(min(len(rest), MAX_LINES)):
+                for _ in range(min(len(rest), MAX_QUEUES)):
                     _, number, tenant = rest.pop()
-                    if not lines[tenant].has_open(also_parked=not self._is_gate_closed):
+                    if not queues[tenant].has_open(also_parked=not self._is_gate_closed):
                         continue
-                    lines[tenant].begin_round(num_refreshed)
-                    opened.append(lines[tenant])
-                    self._push_head(heads, number, tenant, lines[tenant], 0)
+                    queues[tenant].begin_round(num_refreshed)
+                    opened.append(queues[tenant])
+                    self._push_head(heads, number, tenant, queues[tenant], 0)
                 continue
             _, _, number, tenant, request = heappop(heads)
-            line = lines[tenant]
-            is_due = line.is_due(request)
-            if is_due or not (self._is_gate_closed and line.is_parked(request)):
+            queue = queues[tenant]
+            is_due = queue.is_due(request)
+            if is_due or not (self._is_gate_closed and queue.is_parked(request)):
                 yield request
-                if request not in line:
+                if request not in queue:
                     given[tenant] += request.num_tokens
                 elif is_due:
                     continue
-            self._push_head(heads, number, tenant, line, given[tenant])
+            self._push_head(heads, number, tenant, queue, given[tenant])
 
     def _push_head(
-        self, heads: list[_Head], number: int, tenant: Hashable, line: Line, num_given: int
+        self, heads: list[_Head], number: int, tenant: Hashable, queue: TenantQueue, num_given: int
     ) -> None:
-        best = line.best(also_parked=not self._is_gate_closed)
+        best = queue.best(also_parked=not self._is_gate_closed)
         if best is not None:
             share = self._shares.place(tenant, num_given)
             heappush(heads, (share, best[0], number, tenant, best[1]))

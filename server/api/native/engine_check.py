@@ -52,7 +52,9 @@ class EngineCheck:
         vitals = await connection.acall("vitals", TIMEOUT_S)
         age_s = vitals["since_step_s"]
         is_proven = age_s is not None and age_s < RECENT_S
-        if not is_proven and self._service.intake.is_open:  # while draining it takes no programs
+        if (
+            not is_proven and self._service.drain_state.is_open
+        ):  # while draining it takes no programs
             await _generate_a_token(connection)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from stemma.constrained.serving import compiler_service as grammar_compiler
 from stemma.constrained.serving.compiler_service import ENTRY_BYTES, GrammarCompiler
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 

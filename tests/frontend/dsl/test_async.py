@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dsl_programs import GREEDY, collector_at_rest, two_gens
-from played_channel import PlayedChannel, answer_all
+from recording_channel import PlayedChannel, answer_all
 
 import stemma as st
 from stemma.frontend.protocol import ir

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dsl_programs import GREEDY, wait_until_idle
-from played_channel import PlayedChannel
+from recording_channel import PlayedChannel
 
 import stemma as st
 from stemma.frontend.protocol import ir

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dsl_programs import line_of
 from hypothesis import given, strategies
-from played_channel import PlayedChannel, answer_all, kinds, value
+from recording_channel import PlayedChannel, answer_all, kinds, value
 
 import stemma as st
 from stemma.errors import InvalidProgram

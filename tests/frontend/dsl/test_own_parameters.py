@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from played_channel import PlayedChannel
+from recording_channel import PlayedChannel
 
 import stemma as st
 from stemma.frontend.dsl.options import RUN_OPTIONS

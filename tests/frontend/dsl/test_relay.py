@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dsl_programs import collector_at_rest
-from played_channel import PlayedChannel
+from recording_channel import PlayedChannel
 
 import stemma as st
 from stemma.frontend.dsl.batch import Relay

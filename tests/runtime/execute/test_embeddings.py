@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from engine_harness import hope
 from fakes import FakeListener
-from house import hope
 
 from stemma.frontend.protocol import ir
 from stemma.runtime.config import EngineConfig

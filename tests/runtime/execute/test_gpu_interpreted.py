@@ -24,13 +24,13 @@ from fakes import FakeListener
 from step_plans import PlanDriver
 
 from stemma.constrained.compiler import compile_grammar
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.request import HiddenSum, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -109,7 +109,7 @@ def _logprobs(request: Request) -> list[float]:
 
 @pytest.mark.slow
 def test_the_command_line_runs_on_the_device_that_it_names(tiny: Path) -> None:
-    runner = ModelRunner(tiny, ModelConfig.from_folder(tiny), dtype="float32", num_pages=16)
+    runner = ModelRunner(tiny, read_model_config(tiny), dtype="float32", num_pages=16)
     (expected,) = PlanDriver(runner).generate([list(b"ab")], 2)
     command = [
         sys.executable, "-m", "stemma", "generate", "ab", "--raw", "--max-tokens", "2",

@@ -22,19 +22,19 @@ from fakes import FakeListener
 from step_plans import GREEDY, Feed, PlanDriver
 
 from stemma.constrained.compiler import compile_grammar
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute import accelerator as accelerators
 from stemma.runtime.execute import model_runner
+from stemma.runtime.execute.asynchronous import AsynchronousSteps
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
-from stemma.runtime.execute.queued import QueuedSteps
 from stemma.runtime.execute.sampler import NON_FINITE
 from stemma.runtime.memory.sizing import step_bytes
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import StepPlan
 from stemma.runtime.schedule.request import HiddenSum, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
@@ -146,7 +146,7 @@ def test_tokens_scores_and_embeddings_are_those_of_the_cpu(
     if options.get("max_total_tokens"):
         assert loaded.engine.scheduler.stats.num_preemptions > 0, "the pool was not small enough"
     steps = loaded.runner.steps
-    assert isinstance(steps, QueuedSteps) and loaded.engine.has_overlap != options.get(
+    assert isinstance(steps, AsynchronousSteps) and loaded.engine.has_overlap != options.get(
         "disable_overlap", False
     )
     assert (steps.forward.num_graphs > 0) == (options.get("cuda_graph_max_tokens") != 0)
@@ -293,7 +293,7 @@ def test_a_device_that_is_not_there_is_refused_with_the_remedy(
     with pytest.raises(
         InvalidRequest, match=r"device='cuda:1'.*cpu; torch finds no CUDA"
     ) as caught:
-        ModelRunner(checkpoint, ModelConfig.from_folder(checkpoint), device="cuda:1")
+        ModelRunner(checkpoint, read_model_config(checkpoint), device="cuda:1")
     assert caught.value.field == "device"
     for wrong in ("gpu", "cuda:x", "cuda:-1", "CUDA"):
         with pytest.raises(InvalidRequest, match="device="):
@@ -311,7 +311,7 @@ def test_bfloat16_is_a_gpu_s_choice_and_refused_in_the_interpreter(
 
 
 def test_a_step_s_memory_grows_with_its_tokens_and_rows(checkpoint: Path) -> None:
-    config = ModelConfig.from_folder(checkpoint)
+    config = read_model_config(checkpoint)
     base = step_bytes(config, dtype_bytes=2, num_tokens=64, num_rows=8)
     assert step_bytes(config, dtype_bytes=2, num_tokens=128, num_rows=8) > base
     rows = step_bytes(config, dtype_bytes=2, num_tokens=64, num_rows=9)
@@ -320,6 +320,6 @@ def test_a_step_s_memory_grows_with_its_tokens_and_rows(checkpoint: Path) -> Non
 
 def _runner(folder: Path, **options: Any) -> ModelRunner:
     options = {"num_pages": 300, "max_running_requests": 4, "dtype": "float64", **options}
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     kernels = device_kernels(torch.float64)
     return ModelRunner(folder, config, device="cuda", kernels=kernels, **options)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.quantized.quantized_copy import write_quantized_copy
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.models.model_tensors import model_tensors
 
 HIDDEN, SIZE, NUM_LAYERS, VOCAB = 512, 1536, 8, 2000  # 49 MB in bfloat16
@@ -26,6 +26,7 @@ from stemma.kernels.quantized_weight import QuantizedWeight
 from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute import model_runner
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
+from stemma.runtime.models.model_config import read_model_config
 
 def memory():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -34,7 +35,7 @@ def memory():
 
 def load(folder, quantization, kernels):
     return model_runner.ModelRunner(
-        folder, ModelConfig.from_folder(Path(folder)), dtype="bfloat16", kernels=kernels,
+        folder, read_model_config(Path(folder)), dtype="bfloat16", kernels=kernels,
         quantization=quantization, max_total_tokens=16, max_model_len=8, max_running_requests=1,
     )
 
@@ -87,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_loading_takes_what_is_kept_and_little_more(folder: Path) -> None:
     """At most 1.15 times the weights once they are loaded, 1.5 times while they are."""
     packed = folder.parent / "gptq"
-    tensors = model_tensors(ModelConfig.from_folder(folder))
+    tensors = model_tensors(read_model_config(folder))
     write_quantized_copy(folder, packed, tensors, bits=4, version="0")
     plans = [(folder, "none"), (folder, "int8"), (folder, "int4"), (packed, "none")]
     argv = [word for model, quantization in plans for word in (str(model), quantization)]

@@ -24,7 +24,7 @@ from stemma.kernels.triton import routing
 from stemma.kernels.triton.routing import route_experts
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
-from stemma.runtime.execute.queued import QueuedSteps
+from stemma.runtime.execute.asynchronous import AsynchronousSteps
 from stemma.runtime.schedule.request import Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -93,7 +93,7 @@ def test_kernels_for_a_gpu_say_what_the_cpu_says(
         assert request.error is None and request.output_ids == truth.output_ids
         assert request.scores == pytest.approx(truth.scores, abs=1e-4)
     steps = loaded.runner.steps
-    assert isinstance(steps, QueuedSteps) and steps.forward.num_graphs > 0
+    assert isinstance(steps, AsynchronousSteps) and steps.forward.num_graphs > 0
     assert routed, "no padding was tested"
 
 

@@ -16,7 +16,7 @@ import torch
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strangers import Served, Stranger
+from malformed_clients import Served, Stranger
 
 import stemma
 from stemma.errors import ProtocolError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strangers import Served, Stranger
+from malformed_clients import Served, Stranger
 
 import stemma
 from stemma.frontend.protocol import wire

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import zmq
-from strangers import Served
+from malformed_clients import Served
 
 import stemma
 from stemma.bench.serving.runners.ports import free_port

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from strangers import Served, Stranger
+from malformed_clients import Served, Stranger
 
 import stemma
 from stemma.bench.harness.tcp_proxy import TcpProxy

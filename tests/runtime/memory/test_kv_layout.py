@@ -13,12 +13,13 @@ from stemma.kernels.quantized_kv import QuantizedKV
 from stemma.runtime.checkpoint.config.model_config import LatentConfig, ModelConfig
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.kv_layout import KVLayout
+from stemma.runtime.models.model_config import read_model_config
 
 
 @pytest.fixture(scope="module")
 def config(checkpoint: Path) -> ModelConfig:
     """3 layers, 2 KV heads of 16."""
-    return replace(ModelConfig.from_folder(checkpoint), num_layers=3)
+    return replace(read_model_config(checkpoint), num_layers=3)
 
 
 def pool_of(layout: KVLayout) -> DeviceKVPool:

@@ -29,10 +29,12 @@ from mixtures import make_mixture
 from step_plans import Feed, PlanDriver
 
 from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from stemma.runtime import engine
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.request import Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -104,7 +106,7 @@ def engine_of(
     model: Model = MODELS[request.param]
     folder = tmp_path_factory.mktemp("model")
     model.make(folder)
-    read = ModelConfig.from_folder
+    read = read_model_config
 
     def with_attention(path: Path) -> ModelConfig:
         config = read(path)
@@ -121,7 +123,7 @@ def engine_of(
         return LoadedModel(EngineConfig(model=folder, **options))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelConfig, "from_folder", with_attention)
+        patch.setattr(engine, "read_model_config", with_attention)
         yield load
     torch.set_num_threads(num_threads)
 
@@ -213,7 +215,7 @@ def test_a_gpus_kernels_say_nearly_the_same(
 
 def _runner(folder: Path, device: str, dtype: str, kv_cache_dtype: str) -> ModelRunner:
     return ModelRunner(
-        folder, ModelConfig.from_folder(folder), dtype=dtype, device=device, num_pages=8,
+        folder, read_model_config(folder), dtype=dtype, device=device, num_pages=8,
         page_size=16, max_running_requests=2, max_model_len=96,
         kernels="triton" if device == "cuda" else "reference",
         kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stemma.runtime.programs import hints as hints_module
-from stemma.runtime.programs.hint_targets import HintDesk, Responses
+from stemma.runtime.programs.hint_targets import HintTargets, Responses
 from stemma.runtime.programs.hints import Action, StatedLeases
 from stemma.runtime.schedule.cache.hints import Outcome
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ def test_a_response_is_a_target_within_its_own_namespace_alone(
     action = {"action_type": "pin", "payload": {"target": {"response_id": "r1"}}}
 
     def outcome(namespace: str) -> str:
-        desk = HintDesk(byte_tokenizer, responses, 260, 1000, namespace, "account")
+        desk = HintTargets(byte_tokenizer, responses, 260, 1000, namespace, "account")
         return str(desk.carry_out([action], stated)[0]["outcome"])
 
     assert [outcome(name) for name in ("a", "b", "c")] == ["accepted", "accepted", "missing"]

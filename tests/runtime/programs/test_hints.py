@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program_stage import Stage, gen, hint, text
+from program_harness import ProgramHarness, gen, hint, text
 
 from stemma.frontend.protocol import ir
 from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
-from stemma.runtime.programs.context import World
+from stemma.runtime.programs.context import ProgramContext
 from stemma.runtime.programs.hints import Action
 from stemma.runtime.schedule.cache.hints import Outcome
 
@@ -43,17 +43,17 @@ def stated() -> FakeStated:
 
 
 @pytest.fixture
-def hinted(stage: Stage, stated: FakeStated) -> Stage:
-    stage.session._stated = stated  # type: ignore[assignment]
-    return stage
+def hinted(harness: ProgramHarness, stated: FakeStated) -> ProgramHarness:
+    harness.session._stated = stated  # type: ignore[assignment]
+    return harness
 
 
-def outcome(stage: Stage, seq: int) -> Any:
-    return stage.values[0, seq]["outcome"]
+def outcome(harness: ProgramHarness, seq: int) -> Any:
+    return harness.values[0, seq]["outcome"]
 
 
 def test_a_pin_before_the_first_call_is_carried_out_after_it(
-    hinted: Stage, stated: FakeStated
+    hinted: ProgramHarness, stated: FakeStated
 ) -> None:
     hinted.on(0, text("system"), hint("pin", ttl_ms=5), text(" question"), gen())
     assert outcome(hinted, 1) == "deferred" and not stated.asked
@@ -62,9 +62,9 @@ def test_a_pin_before_the_first_call_is_carried_out_after_it(
     assert stated.asked == [("pin", b"system")], "not the question behind it"
 
 
-def test_a_hint_splits_no_text_segment(hinted: Stage) -> None:
+def test_a_hint_splits_no_text_segment(hinted: ProgramHarness) -> None:
     encoded: list[str] = []
-    tokenizer = hinted.world.tokenizer
+    tokenizer = hinted.context.tokenizer
     plain, tokenizer.encode = tokenizer.encode, lambda t: encoded.append(t) or plain(t)  # type: ignore[assignment, func-returns-value]
     try:
         hinted.on(0, text("ab"), hint("demote"), text("cd"), gen())
@@ -73,7 +73,7 @@ def test_a_hint_splits_no_text_segment(hinted: Stage) -> None:
     assert encoded == ["abcd"]
 
 
-def test_a_hint_behind_a_call_acts_at_once(hinted: Stage, stated: FakeStated) -> None:
+def test_a_hint_behind_a_call_acts_at_once(hinted: ProgramHarness, stated: FakeStated) -> None:
     hinted.on(0, text("a"), gen())
     stated.computed.append(b"aX")
     hinted.generate("X")
@@ -82,30 +82,30 @@ def test_a_hint_behind_a_call_acts_at_once(hinted: Stage, stated: FakeStated) ->
 
 
 def test_a_hint_acts_where_the_branchs_last_call_has_its_kv(
-    world: World, stated: FakeStated
+    context: ProgramContext, stated: FakeStated
 ) -> None:
     adapters = AdapterRegistry("model", {}, max_rank=1, prepare=list)
     adapters._adapters["a"] = adapter = Adapter("a", Path("a"), "1", 1, None)
-    stage = Stage(replace(world, adapters=adapters))
-    stage.session._stated = stated  # type: ignore[assignment]
-    stage.on(0, text("a"), hint("pin"), gen(lora_path="a"))
+    harness = ProgramHarness(replace(context, adapters=adapters))
+    harness.session._stated = stated  # type: ignore[assignment]
+    harness.on(0, text("a"), hint("pin"), gen(lora_path="a"))
     stated.computed.append(b"aX")
-    stage.generate("X")
-    stage.on(0, hint("retain"), gen())
-    stage.generate("Y")
+    harness.generate("X")
+    harness.on(0, hint("retain"), gen())
+    harness.generate("Y")
     stated.computed.append(b"aXY")
-    stage.on(0, hint("demote"))
+    harness.on(0, hint("demote"))
     assert stated.namespaces == [adapter.namespace(""), adapter.namespace(""), ""]
 
 
-def test_what_cannot_wait_is_missing(hinted: Stage) -> None:
+def test_what_cannot_wait_is_missing(hinted: ProgramHarness) -> None:
     hinted.on(0, text("a"), hint("demote"), hint("prefetch"))
     assert [outcome(hinted, seq) for seq in (1, 2)] == ["missing", "missing"]
 
 
-def test_without_leases_a_hint_is_rejected_and_the_program_goes_on(stage: Stage) -> None:
-    stage.on(0, text("a"), hint("pin"), gen())
-    assert outcome(stage, 1) == "rejected" and stage.prompts == ["a"]
+def test_without_leases_a_hint_is_rejected_and_the_program_goes_on(harness: ProgramHarness) -> None:
+    harness.on(0, text("a"), hint("pin"), gen())
+    assert outcome(harness, 1) == "rejected" and harness.prompts == ["a"]
 
 
 def test_every_action_is_known_to_the_session() -> None:

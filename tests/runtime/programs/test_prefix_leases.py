@@ -9,11 +9,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from program_stage import Stage, end, fork, gen, hint, join, pause, select, text
+from program_harness import ProgramHarness, end, fork, gen, hint, join, pause, select, text
 
 from stemma.radix.leases import Lease
-from stemma.runtime.programs.context import World
-from stemma.runtime.programs.prefix_leases import FIRST_THINK_S, MIN_TTL_S, SOON_S, Habits
+from stemma.runtime.programs.context import ProgramContext
+from stemma.runtime.programs.prefix_leases import FIRST_THINK_S, MIN_TTL_S, SOON_S, ThinkTimes
 
 
 @dataclass
@@ -61,21 +61,23 @@ def kv() -> FakeKV:
 
 
 @pytest.fixture
-def leased(world: World, kv: FakeKV) -> Stage:
-    return Stage(replace(world, kv=kv))
+def leased(context: ProgramContext, kv: FakeKV) -> ProgramHarness:
+    return ProgramHarness(replace(context, kv=kv))
 
 
 def dues(kv: FakeKV) -> list[float]:
     return sorted(kept.due_s for kept in kv.held.values())
 
 
-def test_a_single_call_leases_nothing(leased: Stage, kv: FakeKV) -> None:
+def test_a_single_call_leases_nothing(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"), end=True)
     leased.generate("X")
     assert leased.is_done and kv.num_made == 0
 
 
-def test_a_client_that_thinks_is_expected_after_its_usual_time(leased: Stage, kv: FakeKV) -> None:
+def test_a_client_that_thinks_is_expected_after_its_usual_time(
+    leased: ProgramHarness, kv: FakeKV
+) -> None:
     leased.on(0, text("a"), gen("x"))
     leased.generate("X")
     assert dues(kv) == [FIRST_THINK_S]
@@ -83,7 +85,7 @@ def test_a_client_that_thinks_is_expected_after_its_usual_time(leased: Stage, kv
     assert kept.token_ids.tolist() == list(b"aX") and kept.ttl_s == MIN_TTL_S
 
 
-def test_a_call_that_waits_is_due_now(leased: Stage, kv: FakeKV) -> None:
+def test_a_call_that_waits_is_due_now(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"), text("b"), gen("y"))
     leased.generate("X")
     assert dues(kv) == [0.0] and len(leased.prompts) == 1
@@ -91,7 +93,7 @@ def test_a_call_that_waits_is_due_now(leased: Stage, kv: FakeKV) -> None:
 
 @pytest.mark.parametrize(("expected_s", "ttl_s"), [(3.0, MIN_TTL_S), (100.0, 400.0)])
 def test_a_pause_is_due_at_its_end(
-    leased: Stage, kv: FakeKV, expected_s: float, ttl_s: float
+    leased: ProgramHarness, kv: FakeKV, expected_s: float, ttl_s: float
 ) -> None:
     leased.on(0, text("a"), gen("x"), pause(expected_s))
     leased.generate("X")
@@ -101,22 +103,24 @@ def test_a_pause_is_due_at_its_end(
     assert dues(kv) == [0.0], "the pause has ended"
 
 
-def test_a_hint_within_a_pause_does_not_end_it(leased: Stage, kv: FakeKV) -> None:
+def test_a_hint_within_a_pause_does_not_end_it(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"), pause(3.0, "tool"))
     leased.generate("X")
     leased.on(0, hint("demote"))
     assert dues(kv) == [3.0]
-    assert leased.world.habits.expected_s(("", "tool")) == FIRST_THINK_S, "nothing was learned yet"
+    assert leased.context.think_times.expected_s(("", "tool")) == FIRST_THINK_S, (
+        "nothing was learned yet"
+    )
 
 
-def test_who_waits_for_a_join_is_due_soon(leased: Stage, kv: FakeKV) -> None:
+def test_who_waits_for_a_join_is_due_soon(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"), fork(1, 2))
     leased.generate("X")
     leased.on(0, join(1, 2))
     assert SOON_S in dues(kv)
 
 
-def test_a_fork_is_kept_until_all_children_had_a_call(leased: Stage, kv: FakeKV) -> None:
+def test_a_fork_is_kept_until_all_children_had_a_call(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"), fork(1, 2), end())
     leased.generate("X")
     leased.on(1, gen("y"), end())
@@ -129,7 +133,7 @@ def test_a_fork_is_kept_until_all_children_had_a_call(leased: Stage, kv: FakeKV)
     assert not kv.held
 
 
-def test_what_ends_goes_first(leased: Stage, kv: FakeKV) -> None:
+def test_what_ends_goes_first(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"))
     leased.generate("X")
     leased.on(0, end(), end=True)
@@ -137,7 +141,7 @@ def test_what_ends_goes_first(leased: Stage, kv: FakeKV) -> None:
     assert [ids.tolist() for ids in kv.last_uses] == [list(b"aX")]
 
 
-def test_a_cancelled_program_keeps_nothing(leased: Stage, kv: FakeKV) -> None:
+def test_a_cancelled_program_keeps_nothing(leased: ProgramHarness, kv: FakeKV) -> None:
     leased.on(0, text("a"), gen("x"), fork(1, 2))
     leased.generate("X")
     leased.on(1, gen("y"))
@@ -149,7 +153,7 @@ def test_a_cancelled_program_keeps_nothing(leased: Stage, kv: FakeKV) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_program_leaves_a_lease_whatever_becomes_of_its_calls(
-    leased: Stage, kv: FakeKV, seed: int
+    leased: ProgramHarness, kv: FakeKV, seed: int
 ) -> None:
     rng = random.Random(seed)
     numbers = itertools.count(1)
@@ -179,22 +183,22 @@ def test_no_program_leaves_a_lease_whatever_becomes_of_its_calls(
     assert leased.queue.ended == [leased.session.record]
 
 
-def finish_one(stage: Stage, rng: random.Random) -> None:
-    request = rng.choice(stage.queue.open)
+def finish_one(harness: ProgramHarness, rng: random.Random) -> None:
+    request = rng.choice(harness.queue.open)
     if rng.random() < 0.2:
-        stage.queue.fail(request, "lost")
+        harness.queue.fail(request, "lost")
     elif request.scoring is not None:
-        stage.queue.score(request, [0.0] * len(request.scoring.targets))
+        harness.queue.score(request, [0.0] * len(request.scoring.targets))
     else:
-        stage.queue.generate(request, list(b"xy"))
-    stage.session.advance()
+        harness.queue.generate(request, list(b"xy"))
+    harness.session.advance()
 
 
 def test_habits_are_running_means() -> None:
-    habits = Habits()
-    assert habits.expected_s("tool") == FIRST_THINK_S
-    habits.note("tool", 2.0)
-    assert habits.expected_s("tool") == 2.0
-    habits.note("tool", 4.0)
-    assert 2.0 < habits.expected_s("tool") <= 3.0
-    assert habits.expected_s("other") == FIRST_THINK_S
+    think_times = ThinkTimes()
+    assert think_times.expected_s("tool") == FIRST_THINK_S
+    think_times.note("tool", 2.0)
+    assert think_times.expected_s("tool") == 2.0
+    think_times.note("tool", 4.0)
+    assert 2.0 < think_times.expected_s("tool") <= 3.0
+    assert think_times.expected_s("other") == FIRST_THINK_S

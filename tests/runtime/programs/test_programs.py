@@ -11,9 +11,9 @@ import pytest
 from fakes import FakeQueue
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_stage import (
+from program_harness import (
     Op,
-    Stage,
+    ProgramHarness,
     end,
     fork,
     gen,
@@ -27,7 +27,7 @@ from program_stage import (
 
 from stemma.errors import InvalidProgram, PromptTooLong
 from stemma.frontend.protocol import ir, wire
-from stemma.runtime.programs.context import Defaults, Replays, World
+from stemma.runtime.programs.context import AssistantTurnCache, Defaults, ProgramContext
 from stemma.runtime.programs.session import MAX_ERROR_CHARS
 from stemma.runtime.schedule.plan import RowResult
 from stemma.runtime.schedule.request import Request
@@ -56,94 +56,100 @@ def test_a_text_segment_is_the_same_however_it_was_cut(
             return super().encode(text)
 
     queue = FakeQueue()
-    stage = Stage(
-        World(Recording(), 260, fallback_template, Defaults(), queue, lambda: 1, Replays())
+    harness = ProgramHarness(
+        ProgramContext(
+            Recording(), 260, fallback_template, Defaults(), queue, lambda: 1, AssistantTurnCache()
+        )
     )
-    ops = stage.ops(0, *(text(whole[a:b]) for a, b in itertools.pairwise(places)), gen())
+    ops = harness.ops(0, *(text(whole[a:b]) for a, b in itertools.pairwise(places)), gen())
     for i in range(parts):
-        stage.send(*ops[i * len(ops) // parts : (i + 1) * len(ops) // parts])
+        harness.send(*ops[i * len(ops) // parts : (i + 1) * len(ops) // parts])
     assert encoded == [whole]
-    assert stage.prompts == [whole]
+    assert harness.prompts == [whole]
 
 
-def test_a_gen_continues_its_branch_and_the_next_one_continues_both(stage: Stage) -> None:
-    stage.on(0, text("a"), gen("x"), text("b"), gen("y"), end=True)
-    assert stage.prompts == ["a"]
-    stage.generate("XX")
-    assert stage.prompts == ["aXXb"] and not stage.is_done
-    stage.generate("Y")
-    assert stage.values == {(0, 1): "XX", (0, 3): "Y"} and stage.is_done
+def test_a_gen_continues_its_branch_and_the_next_one_continues_both(
+    harness: ProgramHarness,
+) -> None:
+    harness.on(0, text("a"), gen("x"), text("b"), gen("y"), end=True)
+    assert harness.prompts == ["a"]
+    harness.generate("XX")
+    assert harness.prompts == ["aXXb"] and not harness.is_done
+    harness.generate("Y")
+    assert harness.values == {(0, 1): "XX", (0, 3): "Y"} and harness.is_done
 
 
-def test_generated_ids_are_never_tokenized_again(stage: Stage) -> None:
-    stage.on(0, text("a"), gen(), gen(), end=True)
+def test_generated_ids_are_never_tokenized_again(harness: ProgramHarness) -> None:
+    harness.on(0, text("a"), gen(), gen(), end=True)
     ids = [200, 201, 202]  # no text has these ids: they are parts of characters
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.generate(stage.queue.open[0], ids)
-    stage.session.advance()
-    assert list(stage.queue.open[0].prompt) == [ord("a"), *ids]
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.generate(harness.queue.open[0], ids)
+    harness.session.advance()
+    assert list(harness.queue.open[0].prompt) == [ord("a"), *ids]
 
 
-def test_a_stop_string_leaves_what_survives_before_it_as_a_new_segment(stage: Stage) -> None:
-    stage.on(0, text("a"), gen("x", stop=("cd",)), text("!"), gen("y"), end=True)
-    stage.generate("bcde")
-    assert stage.values[0, 1] == "b" and stage.prompts == ["ab!"]
-    payload = stage.events.of(wire.VALUE)[0][2]
+def test_a_stop_string_leaves_what_survives_before_it_as_a_new_segment(
+    harness: ProgramHarness,
+) -> None:
+    harness.on(0, text("a"), gen("x", stop=("cd",)), text("!"), gen("y"), end=True)
+    harness.generate("bcde")
+    assert harness.values[0, 1] == "b" and harness.prompts == ["ab!"]
+    payload = harness.events.of(wire.VALUE)[0][2]
     assert payload["meta"]["matched_stop"] == "cd"
     assert payload["meta"]["finish_reason"] == "stop"
 
 
-def test_a_var_is_appended_as_soon_as_its_value_is_there(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), gen("x"), fork(1))
-    ops += stage.ops(1, text(" so "), var(0, 1), gen("y"))
-    stage.send(*ops, end=True)
-    stage.generate("X")
-    assert stage.prompts == ["qX so X"]
-    stage.generate("Y")
-    assert stage.values == {(0, 1): "X", (1, 1): "X", (1, 2): "Y"} and stage.is_done
+def test_a_var_is_appended_as_soon_as_its_value_is_there(harness: ProgramHarness) -> None:
+    ops = harness.ops(0, text("q"), gen("x"), fork(1))
+    ops += harness.ops(1, text(" so "), var(0, 1), gen("y"))
+    harness.send(*ops, end=True)
+    harness.generate("X")
+    assert harness.prompts == ["qX so X"]
+    harness.generate("Y")
+    assert harness.values == {(0, 1): "X", (1, 1): "X", (1, 2): "Y"} and harness.is_done
 
 
-def test_a_var_of_another_branch_is_waited_for(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), fork(1, 2))
-    ops += stage.ops(1, var(2, 0), gen("late"))
-    ops += stage.ops(2, gen("early"))
-    stage.send(*ops, end=True)
-    assert stage.prompts == ["q"]
-    stage.generate("E")
-    assert stage.prompts == ["qE"]
-    stage.generate("L")
-    assert stage.is_done and not stage.failures
+def test_a_var_of_another_branch_is_waited_for(harness: ProgramHarness) -> None:
+    ops = harness.ops(0, text("q"), fork(1, 2))
+    ops += harness.ops(1, var(2, 0), gen("late"))
+    ops += harness.ops(2, gen("early"))
+    harness.send(*ops, end=True)
+    assert harness.prompts == ["q"]
+    harness.generate("E")
+    assert harness.prompts == ["qE"]
+    harness.generate("L")
+    assert harness.is_done and not harness.failures
 
 
-def test_an_empty_prompt_is_an_error_unless_the_model_has_a_bos(stage: Stage) -> None:
-    stage.on(0, gen(), end=True)
-    assert "the prompt is empty" in stage.failures[0] and stage.is_done
+def test_an_empty_prompt_is_an_error_unless_the_model_has_a_bos(harness: ProgramHarness) -> None:
+    harness.on(0, gen(), end=True)
+    assert "the prompt is empty" in harness.failures[0] and harness.is_done
 
 
-def test_token_ids_are_taken_as_they_are_or_refused(world: World) -> None:
-    stage = Stage(world)
-    stage.on(0, lambda b, s: ir.Tokens(b, s, None, (200, 65)), gen(), end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    assert list(stage.queue.open[0].prompt) == [200, 65]
-    assert stage.events.of(wire.MARK)[0][2]["text"].endswith("A")
-    other = Stage(world)
+def test_token_ids_are_taken_as_they_are_or_refused(context: ProgramContext) -> None:
+    harness = ProgramHarness(context)
+    harness.on(0, lambda b, s: ir.Tokens(b, s, None, (200, 65)), gen(), end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    assert list(harness.queue.open[0].prompt) == [200, 65]
+    assert harness.events.of(wire.MARK)[0][2]["text"].endswith("A")
+    other = ProgramHarness(context)
     other.on(0, lambda b, s: ir.Tokens(b, s, None, (260,)), end=True)
     assert "token_ids=260 is not allowed; allowed: an integer in [0, 259]" in other.failures[0]
 
 
-def test_streaming_deltas_add_up_to_the_value(world: World) -> None:
-    stage = Stage(world, stream=True)
-    stage.on(0, text("a"), gen("x", stop=("é!",)), end=True)
-    stage.generate("naïve é e é! and more")
-    deltas = [payload for _, _, payload in stage.events.of(wire.DELTA)]
-    assert "".join(deltas) == stage.values[0, 1] == "naïve é e "
+def test_streaming_deltas_add_up_to_the_value(context: ProgramContext) -> None:
+    harness = ProgramHarness(context, stream=True)
+    harness.on(0, text("a"), gen("x", stop=("é!",)), end=True)
+    harness.generate("naïve é e é! and more")
+    deltas = [payload for _, _, payload in harness.events.of(wire.DELTA)]
+    assert "".join(deltas) == harness.values[0, 1] == "naïve é e "
     assert len(deltas) > 5
 
 
-def test_a_value_has_its_counts(stage: Stage) -> None:
-    stage.on(0, text("abc"), gen("x", logprobs=0), end=True)
-    stage.generate("hi")
-    meta = stage.events.of(wire.VALUE)[0][2]["meta"]
+def test_a_value_has_its_counts(harness: ProgramHarness) -> None:
+    harness.on(0, text("abc"), gen("x", logprobs=0), end=True)
+    harness.generate("hi")
+    meta = harness.events.of(wire.VALUE)[0][2]["meta"]
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)
     assert [entry["token"] for entry in meta["logprobs"]] == ["h", "i"]
     assert {"cached_tokens", "queue_s", "time_to_first_token_s", "latency_s"} <= set(meta)
@@ -152,150 +158,152 @@ def test_a_value_has_its_counts(stage: Stage) -> None:
 # --- select ---------------------------------------------------------------------------------------
 
 
-def test_a_select_scores_every_choice_behind_the_same_prompt(stage: Stage) -> None:
-    stage.on(0, text("q:"), select("ab", "c"), text("."), gen(), end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    first, second = stage.queue.open
-    assert [stage.prompts[0], stage.prompts[1]] == ["q:a", "q:"]
+def test_a_select_scores_every_choice_behind_the_same_prompt(harness: ProgramHarness) -> None:
+    harness.on(0, text("q:"), select("ab", "c"), text("."), gen(), end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    first, second = harness.queue.open
+    assert [harness.prompts[0], harness.prompts[1]] == ["q:a", "q:"]
     for request in (first, second):
         assert request.scoring is not None and request.scoring.start == 1
     assert first.scoring is not None and first.scoring.targets == tuple(b"ab")
-    stage.queue.score(first, [-1.0, -1.0])
-    stage.queue.score(second, [-1.5])
-    stage.session.advance()
-    assert stage.values[0, 1] == "ab" and stage.prompts == ["q:ab."]
+    harness.queue.score(first, [-1.0, -1.0])
+    harness.queue.score(second, [-1.5])
+    harness.session.advance()
+    assert harness.values[0, 1] == "ab" and harness.prompts == ["q:ab."]
 
 
-def test_the_unconditional_method_also_scores_without_context(stage: Stage) -> None:
-    stage.on(0, text("q:"), select("a", "b", method=ir.CHOICES_METHODS[2]), end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    assert [len(request.prompt) for request in stage.queue.open] == [2, 2, 1, 1]
-    for request, score in zip(list(stage.queue.open), (-2.0, -1.0, -9.0, -1.0)):
-        stage.queue.score(request, [score])
-    stage.session.advance()
-    assert stage.values[0, 1] == "a" and stage.is_done
+def test_the_unconditional_method_also_scores_without_context(harness: ProgramHarness) -> None:
+    harness.on(0, text("q:"), select("a", "b", method=ir.CHOICES_METHODS[2]), end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    assert [len(request.prompt) for request in harness.queue.open] == [2, 2, 1, 1]
+    for request, score in zip(list(harness.queue.open), (-2.0, -1.0, -9.0, -1.0)):
+        harness.queue.score(request, [score])
+    harness.session.advance()
+    assert harness.values[0, 1] == "a" and harness.is_done
 
 
 @pytest.mark.parametrize("op", [["select", 0, 1, None], ["tokens", 0, 1, None]])
 def test_a_select_without_choices_fails_and_no_tokens_append_nothing(
-    stage: Stage, op: list[Any]
+    harness: ProgramHarness, op: list[Any]
 ) -> None:
-    stage.send(*stage.ops(0, text("a")), ir.op_from_wire(op), end=True)
-    assert stage.is_done
-    assert [*stage.failures.values()] == (
+    harness.send(*harness.ops(0, text("a")), ir.op_from_wire(op), end=True)
+    assert harness.is_done
+    assert [*harness.failures.values()] == (
         ["choices=[] is not allowed; allowed: at least one text"] if op[0] == "select" else []
     )
 
 
-def test_a_select_that_fails_stops_its_other_requests(stage: Stage) -> None:
-    stage.on(0, text("q:"), select("a", "b", "c"), end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.fail(stage.queue.open[1], "boom")
-    stage.session.advance()
-    assert stage.failures == {0: "boom"} and stage.is_done
-    assert not stage.queue.open and len(stage.queue.aborted) == 2
+def test_a_select_that_fails_stops_its_other_requests(harness: ProgramHarness) -> None:
+    harness.on(0, text("q:"), select("a", "b", "c"), end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.fail(harness.queue.open[1], "boom")
+    harness.session.advance()
+    assert harness.failures == {0: "boom"} and harness.is_done
+    assert not harness.queue.open and len(harness.queue.aborted) == 2
 
 
-def test_a_select_of_which_one_choice_does_not_fit_leaves_nothing_behind(stage: Stage) -> None:
+def test_a_select_of_which_one_choice_does_not_fit_leaves_nothing_behind(
+    harness: ProgramHarness,
+) -> None:
     def refuse(request: Request) -> None:
         if len(request.prompt) > 3:
             raise PromptTooLong("too long")
 
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.refuse = refuse
-    stage.on(0, text("q:"), select("a", "bbbbb"), end=True)
-    assert stage.failures == {0: "too long"} and not stage.queue.open and stage.is_done
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.refuse = refuse
+    harness.on(0, text("q:"), select("a", "bbbbb"), end=True)
+    assert harness.failures == {0: "too long"} and not harness.queue.open and harness.is_done
 
 
 # --- forks and joins ------------------------------------------------------------------------------
 
 
-def forked(stage: Stage, mode: str) -> None:
-    ops = stage.ops(0, text("root "), fork(1, 2), join(1, 2, mode=mode), gen("end"))
+def forked(harness: ProgramHarness, mode: str) -> None:
+    ops = harness.ops(0, text("root "), fork(1, 2), join(1, 2, mode=mode), gen("end"))
     for child in (1, 2):
-        ops += stage.ops(child, text(f"<{child}"), gen(f"v{child}"), text(">"), end())
-    stage.send(*ops, end=True)
-    assert stage.prompts == ["root <1", "root <2"]
-    stage.generate("two", index=1)  # the order of finishing must not matter
-    assert stage.prompts == ["root <1"]
-    stage.generate("one")
+        ops += harness.ops(child, text(f"<{child}"), gen(f"v{child}"), text(">"), end())
+    harness.send(*ops, end=True)
+    assert harness.prompts == ["root <1", "root <2"]
+    harness.generate("two", index=1)  # the order of finishing must not matter
+    assert harness.prompts == ["root <1"]
+    harness.generate("one")
 
 
-def test_gather_appends_nothing_to_the_parent(stage: Stage) -> None:
-    forked(stage, "gather_variable")
-    assert stage.prompts == ["root "]
+def test_gather_appends_nothing_to_the_parent(harness: ProgramHarness) -> None:
+    forked(harness, "gather_variable")
+    assert harness.prompts == ["root "]
 
 
-def test_concatenate_appends_what_each_child_added_in_order(stage: Stage) -> None:
-    forked(stage, "concate_and_append")
-    assert stage.prompts == ["root <1one><2two>"]
-    (payload,) = [p for b, s, p in stage.events.of(wire.VALUE) if (b, s) == (0, 2)]
+def test_concatenate_appends_what_each_child_added_in_order(harness: ProgramHarness) -> None:
+    forked(harness, "concate_and_append")
+    assert harness.prompts == ["root <1one><2two>"]
+    (payload,) = [p for b, s, p in harness.events.of(wire.VALUE) if (b, s) == (0, 2)]
     assert payload["text"] == "<1one><2two>"
 
 
-def test_forks_of_one_gen_differ_in_seed_and_repeated_runs_do_not(world: World) -> None:
+def test_forks_of_one_gen_differ_in_seed_and_repeated_runs_do_not(context: ProgramContext) -> None:
     def seeds() -> list[int]:
-        stage = Stage(world, seed=5)
-        ops = stage.ops(0, text("q"), fork(1, 2), gen())
+        harness = ProgramHarness(context, seed=5)
+        ops = harness.ops(0, text("q"), fork(1, 2), gen())
         for child in (1, 2):
-            ops += stage.ops(child, gen(), gen())
-        stage.send(*ops, end=True)
-        assert isinstance(stage.queue, FakeQueue)
-        found = [request.sampling.seed for request in stage.queue.open]
-        while stage.queue.open:
-            stage.generate("z")
-        return found + [request.sampling.seed for request in stage.queue.submitted[-2:]]
+            ops += harness.ops(child, gen(), gen())
+        harness.send(*ops, end=True)
+        assert isinstance(harness.queue, FakeQueue)
+        found = [request.sampling.seed for request in harness.queue.open]
+        while harness.queue.open:
+            harness.generate("z")
+        return found + [request.sampling.seed for request in harness.queue.submitted[-2:]]
 
     first = seeds()
     assert len(set(first)) == 5 and seeds() == first
 
 
-def test_a_seed_given_to_the_gen_is_used_as_it_is(stage: Stage) -> None:
-    stage.on(0, text("q"), gen(seed=77))
-    assert isinstance(stage.queue, FakeQueue)
-    assert stage.queue.open[0].sampling.seed == 77
+def test_a_seed_given_to_the_gen_is_used_as_it_is(harness: ProgramHarness) -> None:
+    harness.on(0, text("q"), gen(seed=77))
+    assert isinstance(harness.queue, FakeQueue)
+    assert harness.queue.open[0].sampling.seed == 77
 
 
 # --- several samples ------------------------------------------------------------------------------
 
 
 def test_samples_are_requests_of_one_prompt_and_the_branch_goes_on_with_the_first(
-    world: World,
+    context: ProgramContext,
 ) -> None:
-    stage = Stage(world, stream=True)
-    stage.on(0, text("q"), gen("x", n=3, stop=("!",)), text("."), gen("y"), end=True)
-    assert stage.prompts == ["q"] * 3
-    stage.generate("third", index=2)  # the order of finishing must not matter
-    stage.generate("sec!ond", index=1)
-    assert stage.prompts == ["q"] and not stage.values
-    stage.generate("first!")
-    assert stage.values == {(0, 1): ["first", "sec", "third"]} and stage.prompts == ["qfirst."]
-    ((_, _, payload),) = stage.events.of(wire.VALUE)
+    harness = ProgramHarness(context, stream=True)
+    harness.on(0, text("q"), gen("x", n=3, stop=("!",)), text("."), gen("y"), end=True)
+    assert harness.prompts == ["q"] * 3
+    harness.generate("third", index=2)  # the order of finishing must not matter
+    harness.generate("sec!ond", index=1)
+    assert harness.prompts == ["q"] and not harness.values
+    harness.generate("first!")
+    assert harness.values == {(0, 1): ["first", "sec", "third"]} and harness.prompts == ["qfirst."]
+    ((_, _, payload),) = harness.events.of(wire.VALUE)
     assert payload["text"] == "first"
     assert [meta["matched_stop"] for meta in payload["meta"][:2]] == ["!", "!"]
     assert [meta["completion_tokens"] for meta in payload["meta"]] == [6, 4, 5]
-    deltas = [payload for _, _, payload in stage.events.of(wire.DELTA)]
+    deltas = [payload for _, _, payload in harness.events.of(wire.DELTA)]
     assert "".join(deltas) == "first", "only what the branch goes on with is streamed"
 
 
-def test_a_var_of_samples_is_the_first_one(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), gen("x", n=2), fork(1))
-    ops += stage.ops(1, text(" "), var(0, 1), gen("y"))
-    stage.send(*ops, end=True)
-    stage.generate("A")
-    stage.generate("B")
-    assert stage.prompts == ["qA A"]
+def test_a_var_of_samples_is_the_first_one(harness: ProgramHarness) -> None:
+    ops = harness.ops(0, text("q"), gen("x", n=2), fork(1))
+    ops += harness.ops(1, text(" "), var(0, 1), gen("y"))
+    harness.send(*ops, end=True)
+    harness.generate("A")
+    harness.generate("B")
+    assert harness.prompts == ["qA A"]
 
 
 def test_the_first_sample_draws_as_a_single_one_and_the_others_by_their_index(
-    world: World,
+    context: ProgramContext,
 ) -> None:
     def seeds(**params: Any) -> list[int]:
-        stage = Stage(world, seed=5)
-        assert isinstance(stage.queue, FakeQueue)
-        stage.queue.open.clear()
-        stage.on(0, text("q"), gen(**params), end=True)
-        return [request.sampling.seed for request in stage.queue.open]
+        harness = ProgramHarness(context, seed=5)
+        assert isinstance(harness.queue, FakeQueue)
+        harness.queue.open.clear()
+        harness.on(0, text("q"), gen(**params), end=True)
+        return [request.sampling.seed for request in harness.queue.open]
 
     for fixed in ({}, {"seed": 77}):
         three, five = seeds(n=3, **fixed), seeds(n=5, **fixed)
@@ -304,38 +312,38 @@ def test_the_first_sample_draws_as_a_single_one_and_the_others_by_their_index(
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 2])
-def test_a_failed_sample_stops_the_others(stage: Stage, num_before: int) -> None:
-    stage.on(0, text("q"), gen("x", n=3), end=True)
-    assert isinstance(stage.queue, FakeQueue)
+def test_a_failed_sample_stops_the_others(harness: ProgramHarness, num_before: int) -> None:
+    harness.on(0, text("q"), gen("x", n=3), end=True)
+    assert isinstance(harness.queue, FakeQueue)
     for _ in range(num_before):
-        stage.generate("fine")
-    stage.queue.fail(stage.queue.open[0], "boom")
-    stage.session.advance()
-    assert stage.failures == {0: "boom"} and stage.is_done and not stage.values
-    assert not stage.queue.open and len(stage.queue.aborted) == 2 - num_before
+        harness.generate("fine")
+    harness.queue.fail(harness.queue.open[0], "boom")
+    harness.session.advance()
+    assert harness.failures == {0: "boom"} and harness.is_done and not harness.values
+    assert not harness.queue.open and len(harness.queue.aborted) == 2 - num_before
 
 
-def test_a_cancelled_program_stops_all_samples(stage: Stage) -> None:
-    stage.on(0, text("q"), gen("x", n=3))
-    stage.session.cancel()
-    assert isinstance(stage.queue, FakeQueue)
-    assert len(stage.queue.aborted) == 3 and not stage.values and not stage.failures
+def test_a_cancelled_program_stops_all_samples(harness: ProgramHarness) -> None:
+    harness.on(0, text("q"), gen("x", n=3))
+    harness.session.cancel()
+    assert isinstance(harness.queue, FakeQueue)
+    assert len(harness.queue.aborted) == 3 and not harness.values and not harness.failures
 
 
-def test_no_stop_string_is_seen_in_the_first_min_tokens(stage: Stage) -> None:
-    stage.on(0, text("q"), gen("x", min_tokens=3, stop=("b",)), end=True)
-    stage.generate("abbcba")
-    assert stage.values == {(0, 1): "abbc"}
+def test_no_stop_string_is_seen_in_the_first_min_tokens(harness: ProgramHarness) -> None:
+    harness.on(0, text("q"), gen("x", min_tokens=3, stop=("b",)), end=True)
+    harness.generate("abbcba")
+    assert harness.values == {(0, 1): "abbc"}
 
 
-def test_a_bias_beyond_the_vocabulary_fails_its_op_alone(stage: Stage) -> None:
+def test_a_bias_beyond_the_vocabulary_fails_its_op_alone(harness: ProgramHarness) -> None:
     bias = ((3, 1.0), (260, 1.0))
-    stage.on(0, text("q"), gen("x", logit_bias=bias), end=True)
-    assert "logit_bias=260 is not allowed; allowed: token ids in [0, 259]" in stage.failures[0]
-    assert stage.is_done and not stage.prompts
+    harness.on(0, text("q"), gen("x", logit_bias=bias), end=True)
+    assert "logit_bias=260 is not allowed; allowed: token ids in [0, 259]" in harness.failures[0]
+    assert harness.is_done and not harness.prompts
 
 
-def test_what_a_gen_leaves_open_is_the_models_choice(world: World) -> None:
+def test_what_a_gen_leaves_open_is_the_models_choice(context: ProgramContext) -> None:
     defaults = Defaults(min_p=0.05, repetition_penalty=1.1)
     left, given = (
         defaults.sampling(params, seed=0)
@@ -348,14 +356,14 @@ def test_what_a_gen_leaves_open_is_the_models_choice(world: World) -> None:
 # --- failure --------------------------------------------------------------------------------------
 
 
-def test_a_failed_op_names_itself_and_its_source_line(stage: Stage) -> None:
-    stage.on(0, text("q"), gen("x", source="a.py:3", temperature=-1.0), end=True)
-    (failure,) = stage.events.of(wire.FAILED)
+def test_a_failed_op_names_itself_and_its_source_line(harness: ProgramHarness) -> None:
+    harness.on(0, text("q"), gen("x", source="a.py:3", temperature=-1.0), end=True)
+    (failure,) = harness.events.of(wire.FAILED)
     assert failure[:2] == (0, 1)
     assert failure[2]["op"] == "x" and failure[2]["source"] == "a.py:3"
     assert failure[2]["kind"] == "InvalidRequest"
     assert "temperature=-1.0 is not allowed" in failure[2]["message"]
-    assert stage.is_done
+    assert harness.is_done
 
 
 @pytest.mark.parametrize(
@@ -373,97 +381,99 @@ def test_a_failed_op_names_itself_and_its_source_line(stage: Stage) -> None:
     ids=str,
 )  # fmt: skip
 def test_senseless_parameters_fail_the_op_and_nothing_else(
-    stage: Stage, params: dict[str, Any]
+    harness: ProgramHarness, params: dict[str, Any]
 ) -> None:
-    stage.on(0, text("q"), lambda b, s: ir.Gen(b, s, None, "x", ir.GenParams(**params)), end=True)
+    harness.on(0, text("q"), lambda b, s: ir.Gen(b, s, None, "x", ir.GenParams(**params)), end=True)
     (name,) = params
-    assert f"{name}=" in stage.failures[0] and stage.is_done
+    assert f"{name}=" in harness.failures[0] and harness.is_done
 
 
-def test_a_priority_reaches_the_request(stage: Stage) -> None:
-    stage.on(0, text("q"), gen("x", priority=-7))
-    assert isinstance(stage.queue, FakeQueue)
-    assert [request.priority for request in stage.queue.open] == [-7]
-    stage.generate("a")
-    stage.on(0, gen("y"), end=True)
-    assert [request.priority for request in stage.queue.open] == [0]
+def test_a_priority_reaches_the_request(harness: ProgramHarness) -> None:
+    harness.on(0, text("q"), gen("x", priority=-7))
+    assert isinstance(harness.queue, FakeQueue)
+    assert [request.priority for request in harness.queue.open] == [-7]
+    harness.generate("a")
+    harness.on(0, gen("y"), end=True)
+    assert [request.priority for request in harness.queue.open] == [0]
 
 
-def test_a_failed_branch_fails_its_join_and_spares_its_siblings(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), fork(1, 2), join(1, 2), gen("after"))
+def test_a_failed_branch_fails_its_join_and_spares_its_siblings(harness: ProgramHarness) -> None:
+    ops = harness.ops(0, text("q"), fork(1, 2), join(1, 2), gen("after"))
     for child in (1, 2):
-        ops += stage.ops(child, gen(f"v{child}", source=f"c{child}.py:9"), end())
-    stage.send(*ops, end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.fail(stage.queue.open[0], "boom")
-    stage.generate("fine")
-    assert stage.values == {(2, 0): "fine"}
-    assert stage.failures[1] == "boom"
-    assert stage.failures[0] == "a joined branch failed: v1: boom (at c1.py:9)"
-    assert stage.is_done
+        ops += harness.ops(child, gen(f"v{child}", source=f"c{child}.py:9"), end())
+    harness.send(*ops, end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.fail(harness.queue.open[0], "boom")
+    harness.generate("fine")
+    assert harness.values == {(2, 0): "fine"}
+    assert harness.failures[1] == "boom"
+    assert harness.failures[0] == "a joined branch failed: v1: boom (at c1.py:9)"
+    assert harness.is_done
 
 
-def test_branches_of_a_fork_that_never_came_fail_with_its_cause(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), gen("x", source="root.py:1"), fork(1))
-    ops += stage.ops(1, fork(2), gen("y"))
-    ops += stage.ops(2, gen("z"))
-    stage.send(*ops)
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.fail(stage.queue.open[0], "boom")
-    stage.session.advance()
+def test_branches_of_a_fork_that_never_came_fail_with_its_cause(harness: ProgramHarness) -> None:
+    ops = harness.ops(0, text("q"), gen("x", source="root.py:1"), fork(1))
+    ops += harness.ops(1, fork(2), gen("y"))
+    ops += harness.ops(2, gen("z"))
+    harness.send(*ops)
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.fail(harness.queue.open[0], "boom")
+    harness.session.advance()
     expected = "the branch it forks from failed: x: boom (at root.py:1)"
-    assert stage.failures == {0: "boom", 1: expected, 2: expected}
-    late = stage.ops(1, fork(3)) + stage.ops(3, gen("w"))
-    stage.send(*late, end=True)
-    assert stage.failures[3] == expected, "also a fork that is sent after the failure"
-    assert stage.is_done
+    assert harness.failures == {0: "boom", 1: expected, 2: expected}
+    late = harness.ops(1, fork(3)) + harness.ops(3, gen("w"))
+    harness.send(*late, end=True)
+    assert harness.failures[3] == expected, "also a fork that is sent after the failure"
+    assert harness.is_done
 
 
-def test_a_var_of_a_failed_branch_fails(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), fork(1, 2))
-    ops += stage.ops(1, var(2, 0), gen())
-    ops += stage.ops(2, gen("x"))
-    stage.send(*ops, end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.fail(stage.queue.open[0], "boom")
-    stage.session.advance()
-    assert stage.failures[1] == "the value it appends was never made: x: boom"
-    assert stage.is_done
+def test_a_var_of_a_failed_branch_fails(harness: ProgramHarness) -> None:
+    ops = harness.ops(0, text("q"), fork(1, 2))
+    ops += harness.ops(1, var(2, 0), gen())
+    ops += harness.ops(2, gen("x"))
+    harness.send(*ops, end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.fail(harness.queue.open[0], "boom")
+    harness.session.advance()
+    assert harness.failures[1] == "the value it appends was never made: x: boom"
+    assert harness.is_done
 
 
-def test_very_deep_forks_fail_without_recursion_or_endless_messages(stage: Stage) -> None:
+def test_very_deep_forks_fail_without_recursion_or_endless_messages(
+    harness: ProgramHarness,
+) -> None:
     """Branch i forks branch i + 1, and joins it; branch 0 fails before it begins."""
     depth = 3000
-    ops = stage.ops(0, text("q"), gen("x"), fork(1), join(1))
+    ops = harness.ops(0, text("q"), gen("x"), fork(1), join(1))
     for branch in range(1, depth):
-        ops += stage.ops(branch, fork(branch + 1), join(branch + 1), end())
-    ops += stage.ops(depth, gen(), end())
+        ops += harness.ops(branch, fork(branch + 1), join(branch + 1), end())
+    ops += harness.ops(depth, gen(), end())
     random.Random(1).shuffle(ops)
     ops.sort(key=lambda op: op.seq)
-    stage.send(*ops, end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.fail(stage.queue.open[0], "boom")
-    stage.session.advance()
-    assert len(stage.failures) == depth + 1 and stage.is_done
-    assert max(map(len, stage.failures.values())) < 200
+    harness.send(*ops, end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.fail(harness.queue.open[0], "boom")
+    harness.session.advance()
+    assert len(harness.failures) == depth + 1 and harness.is_done
+    assert max(map(len, harness.failures.values())) < 200
 
 
-def test_errors_that_quote_each_other_stay_short(stage: Stage) -> None:
+def test_errors_that_quote_each_other_stay_short(harness: ProgramHarness) -> None:
     """The same chain, but the innermost branch fails: each join quotes the one below."""
     depth = 300
-    ops = stage.ops(0, text("q"), fork(1), join(1))
+    ops = harness.ops(0, text("q"), fork(1), join(1))
     for branch in range(1, depth):
-        ops += stage.ops(branch, fork(branch + 1), join(branch + 1), end())
-    ops += stage.ops(depth, gen("x"), end())
-    stage.send(*ops, end=True)
-    assert isinstance(stage.queue, FakeQueue)
-    stage.queue.fail(stage.queue.open[0], "boom")
-    stage.session.advance()
-    assert len(stage.failures) == depth + 1 and stage.is_done
-    assert max(map(len, stage.failures.values())) <= MAX_ERROR_CHARS
+        ops += harness.ops(branch, fork(branch + 1), join(branch + 1), end())
+    ops += harness.ops(depth, gen("x"), end())
+    harness.send(*ops, end=True)
+    assert isinstance(harness.queue, FakeQueue)
+    harness.queue.fail(harness.queue.open[0], "boom")
+    harness.session.advance()
+    assert len(harness.failures) == depth + 1 and harness.is_done
+    assert max(map(len, harness.failures.values())) <= MAX_ERROR_CHARS
 
 
-STUCK: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
+STUCK: list[tuple[str, Callable[[ProgramHarness], Sequence[ir.Op]]]] = [
     ("a var of an op that never comes", lambda s: s.ops(0, text("q"), var(0, 9), gen())),
     ("a var of a branch that never comes", lambda s: s.ops(0, text("q"), var(5, 0))),
     ("a join of a branch that never ends", lambda s: s.ops(0, fork(1), join(1))),
@@ -478,16 +488,16 @@ STUCK: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
 
 @pytest.mark.parametrize("make", [make for _, make in STUCK], ids=[name for name, _ in STUCK])
 def test_a_stuck_program_fails_rather_than_hangs(
-    stage: Stage, make: Callable[[Stage], Sequence[ir.Op]]
+    harness: ProgramHarness, make: Callable[[ProgramHarness], Sequence[ir.Op]]
 ) -> None:
-    stage.send(*make(stage))
-    assert not stage.is_done and not stage.failures, "more ops could still come"
-    stage.send(end=True)
-    assert stage.is_done
-    assert "it waits for something that never comes" in stage.failures.values()
+    harness.send(*make(harness))
+    assert not harness.is_done and not harness.failures, "more ops could still come"
+    harness.send(end=True)
+    assert harness.is_done
+    assert "it waits for something that never comes" in harness.failures.values()
 
 
-WRONG: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
+WRONG: list[tuple[str, Callable[[ProgramHarness], Sequence[ir.Op]]]] = [
     ("already forked", lambda s: s.ops(0, text("q"), fork(1), fork(1))),
     ("its own child", lambda s: s.ops(0, text("q"), fork(0))),
     ("after its end", lambda s: s.ops(0, text("q"), end(), gen())),
@@ -498,79 +508,81 @@ WRONG: list[tuple[str, Callable[[Stage], Sequence[ir.Op]]]] = [
 
 @pytest.mark.parametrize("make", [make for _, make in WRONG], ids=[name for name, _ in WRONG])
 def test_a_wrong_op_fails_its_branch(
-    stage: Stage, make: Callable[[Stage], Sequence[ir.Op]]
+    harness: ProgramHarness, make: Callable[[ProgramHarness], Sequence[ir.Op]]
 ) -> None:
-    stage.send(*make(stage), end=True)
-    (failure,) = [item for item in stage.events.of(wire.FAILED) if item[0] == 0]
-    assert failure[2]["kind"] == "InvalidProgram" and stage.is_done
+    harness.send(*make(harness), end=True)
+    (failure,) = [item for item in harness.events.of(wire.FAILED) if item[0] == 0]
+    assert failure[2]["kind"] == "InvalidProgram" and harness.is_done
 
 
 @pytest.mark.parametrize("seq", [1, 5])
-def test_ops_out_of_order_are_refused(stage: Stage, seq: int) -> None:
+def test_ops_out_of_order_are_refused(harness: ProgramHarness, seq: int) -> None:
     with pytest.raises(InvalidProgram, match=f"seq={seq} is not allowed; allowed: 0 on 0"):
-        stage.session.receive([ir.Text(0, seq, None, "a")], end=False)
+        harness.session.receive([ir.Text(0, seq, None, "a")], end=False)
 
 
-def test_rejecting_a_program_aborts_its_calls_and_ends_it(stage: Stage) -> None:
-    stage.on(0, text("q"), gen())
-    stage.session.reject(InvalidProgram("senseless"))
-    assert stage.failures == {0: "senseless"} and stage.is_done
-    assert isinstance(stage.queue, FakeQueue)
-    assert not stage.queue.open and stage.queue.ended == [stage.session.record]
+def test_rejecting_a_program_aborts_its_calls_and_ends_it(harness: ProgramHarness) -> None:
+    harness.on(0, text("q"), gen())
+    harness.session.reject(InvalidProgram("senseless"))
+    assert harness.failures == {0: "senseless"} and harness.is_done
+    assert isinstance(harness.queue, FakeQueue)
+    assert not harness.queue.open and harness.queue.ended == [harness.session.record]
 
 
-def test_the_scheduler_hears_once_of_a_programs_end(stage: Stage) -> None:
-    assert isinstance(stage.queue, FakeQueue)
-    stage.on(0, text("q"), gen())
-    stage.send(end=True)
-    assert not stage.queue.ended
-    stage.generate("a")
-    assert stage.is_done and stage.queue.ended == [stage.session.record]
-    stage.session.cancel()
-    assert len(stage.queue.ended) == 1
+def test_the_scheduler_hears_once_of_a_programs_end(harness: ProgramHarness) -> None:
+    assert isinstance(harness.queue, FakeQueue)
+    harness.on(0, text("q"), gen())
+    harness.send(end=True)
+    assert not harness.queue.ended
+    harness.generate("a")
+    assert harness.is_done and harness.queue.ended == [harness.session.record]
+    harness.session.cancel()
+    assert len(harness.queue.ended) == 1
 
 
-def test_a_cancelled_program_aborts_its_calls_and_says_nothing_more(stage: Stage) -> None:
-    ops = stage.ops(0, text("q"), fork(1, 2), gen())
+def test_a_cancelled_program_aborts_its_calls_and_says_nothing_more(
+    harness: ProgramHarness,
+) -> None:
+    ops = harness.ops(0, text("q"), fork(1, 2), gen())
     for child in (1, 2):
-        ops += stage.ops(child, select("a", "b"))
-    stage.send(*ops)
-    assert isinstance(stage.queue, FakeQueue)
-    assert len(stage.queue.open) == 5
-    stage.session.cancel()
-    stage.session.advance()
-    assert not stage.queue.open and not stage.events.items
+        ops += harness.ops(child, select("a", "b"))
+    harness.send(*ops)
+    assert isinstance(harness.queue, FakeQueue)
+    assert len(harness.queue.open) == 5
+    harness.session.cancel()
+    harness.session.advance()
+    assert not harness.queue.open and not harness.events.items
 
 
 # --- roles and replays ----------------------------------------------------------------------------
 
 
-def test_roles_append_the_templates_marks(stage: Stage) -> None:
-    stage.on(0, role("user"), text("Hi"), role_end(), role("assistant"), gen(), role_end())
-    assert stage.prompts == ["<bos>USER: Hi\nASSISTANT: "]
-    stage.generate("Ho")
-    marks = [payload["text"] for _, _, payload in stage.events.of(wire.MARK)]
+def test_roles_append_the_templates_marks(harness: ProgramHarness) -> None:
+    harness.on(0, role("user"), text("Hi"), role_end(), role("assistant"), gen(), role_end())
+    assert harness.prompts == ["<bos>USER: Hi\nASSISTANT: "]
+    harness.generate("Ho")
+    marks = [payload["text"] for _, _, payload in harness.events.of(wire.MARK)]
     assert marks == ["<bos>USER: ", "\n", "ASSISTANT: ", "\n"]
 
 
 def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
-    world: World,
+    context: ProgramContext,
 ) -> None:
-    def turns(stage: Stage, answer: Op) -> Stage:
-        stage.on(0, role("user"), text("Hi"), role_end(), role("assistant"), answer, role_end())
-        return stage
+    def turns(harness: ProgramHarness, answer: Op) -> ProgramHarness:
+        harness.on(0, role("user"), text("Hi"), role_end(), role("assistant"), answer, role_end())
+        return harness
 
     ids = [200, 201]  # bytes that are no text: encode() can never give these
-    first = turns(Stage(world), gen())
+    first = turns(ProgramHarness(context), gen())
     assert isinstance(first.queue, FakeQueue)
     first.queue.generate(first.queue.open[0], ids)
     first.session.advance()
     said = first.values[0, 4]
-    replay = turns(Stage(world), lambda b, s: ir.Text(b, s, None, said, is_replay=True))
+    replay = turns(ProgramHarness(context), lambda b, s: ir.Text(b, s, None, said, is_replay=True))
     replay.on(0, gen())
     prompt = list(first.queue.open[0].prompt)
     assert prompt[-3:-1] == ids
-    plain = turns(Stage(world), text(said))
+    plain = turns(ProgramHarness(context), text(said))
     plain.on(0, gen())
     assert list(first.queue.open[1].prompt) != prompt
 
@@ -578,29 +590,29 @@ def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
 # --- gens that are to end now ---------------------------------------------------------------------
 
 
-def test_gens_that_are_to_end_now_end_with_what_they_have(stage: Stage) -> None:
-    stage.on(0, text("a"), fork(1, 2), end=False)
-    stage.on(1, gen(), text("b"), gen("y"))
-    stage.on(2, gen(n=2), end=True)
-    stage.on(0, end=True)
-    queue = stage.queue
+def test_gens_that_are_to_end_now_end_with_what_they_have(harness: ProgramHarness) -> None:
+    harness.on(0, text("a"), fork(1, 2), end=False)
+    harness.on(1, gen(), text("b"), gen("y"))
+    harness.on(2, gen(n=2), end=True)
+    harness.on(0, end=True)
+    queue = harness.queue
     assert isinstance(queue, FakeQueue)
     first = queue.open[0]
     for token_id in b"hi":
         first.append_token(token_id)
         first.listener.on_token(first, RowResult(token_id=token_id))
-    stage.session.end_gens()
-    stage.session.advance()
-    assert stage.is_done and not stage.failures
-    assert stage.values == {(1, 0): "hi", (1, 2): "", (2, 0): ["", ""]}
-    metas = [payload["meta"] for _, _, payload in stage.events.of(wire.VALUE)]
+    harness.session.end_gens()
+    harness.session.advance()
+    assert harness.is_done and not harness.failures
+    assert harness.values == {(1, 0): "hi", (1, 2): "", (2, 0): ["", ""]}
+    metas = [payload["meta"] for _, _, payload in harness.events.of(wire.VALUE)]
     flat = [m for meta in metas for m in (meta if isinstance(meta, list) else [meta])]
     assert {meta["finish_reason"] for meta in flat} == {"abort"}
 
 
-def test_a_gen_that_has_ended_is_not_ended_again(stage: Stage) -> None:
-    stage.on(0, text("a"), gen(), end=True)
-    stage.generate("whole")
-    stage.session.end_gens()
-    stage.session.advance()
-    assert stage.is_done and stage.values == {(0, 1): "whole"}
+def test_a_gen_that_has_ended_is_not_ended_again(harness: ProgramHarness) -> None:
+    harness.on(0, text("a"), gen(), end=True)
+    harness.generate("whole")
+    harness.session.end_gens()
+    harness.session.advance()
+    assert harness.is_done and harness.values == {(0, 1): "whole"}

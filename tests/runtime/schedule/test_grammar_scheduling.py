@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from engine_harness import FAMILIES, EngineHarness, assert_right, listener_of
 from fakes import STOP_ID, VOCAB_SIZE, FakeListener, ScriptedGrammar, ScriptedMatcher
-from house import FAMILIES, House, assert_right, listener_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained.serving.follower import GrammarFailure, PendingGrammar
+from stemma.constrained.serving.grammar_state import GrammarFailure, PendingGrammar
 from stemma.runtime.schedule.request import FinishReason, Request
 
 STOP_IDS = frozenset({STOP_ID})
@@ -58,13 +58,13 @@ REQUESTS = st.lists(
     max_size=7,
 )
 HOUSES = st.builds(
-    House,
+    EngineHarness,
     num_pages=st.sampled_from([72, 200]),
     token_budget=st.sampled_from([1, 3, 16, 64]),
     max_running=st.sampled_from([1, 2, 8]),
     is_hopeful=st.booleans(),
 ) | st.builds(
-    House,
+    EngineHarness,
     num_pages=st.sampled_from([5, 20]),
     page_size=st.just(16),
     token_budget=st.sampled_from([16, 17, 64]),
@@ -76,7 +76,7 @@ HOUSES = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(HOUSES, REQUESTS)
 def test_outputs_are_those_of_sampling_each_token_alone_whatever_the_workload(
-    house: House, given: list[dict[str, object]]
+    harness: EngineHarness, given: list[dict[str, object]]
 ) -> None:
     """Jumps, chunks, late grammars, cuts and preemption change no token."""
     late: list[tuple[int, PendingGrammar, ScriptedGrammar]] = []
@@ -86,69 +86,71 @@ def test_outputs_are_those_of_sampling_each_token_alone_whatever_the_workload(
         seed, compile_steps = fields.pop("seed"), fields.pop("compile_steps")
         listener = FakeListener(stop_after=fields.pop("stop_after"))  # type: ignore[arg-type]
         for _ in range(int(fields.pop("steps_before"))):  # type: ignore[call-overload]
-            clock = _tick(house, late, clock)
+            clock = _tick(harness, late, clock)
         grammar = None
         if seed is not None:
             grammar = PendingGrammar()
             late.append((clock + int(compile_steps), grammar, random_grammar(seed)))  # type: ignore[call-overload]
-        house.submit(listener=listener, grammar=grammar, **fields)  # type: ignore[arg-type]
+        harness.submit(listener=listener, grammar=grammar, **fields)  # type: ignore[arg-type]
     while late:
-        clock = _tick(house, late, clock)
-    house.run()
-    for request in house.requests:
+        clock = _tick(harness, late, clock)
+    harness.run()
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
-def _tick(house: House, late: list[tuple[int, PendingGrammar, ScriptedGrammar]], clock: int) -> int:
+def _tick(
+    harness: EngineHarness, late: list[tuple[int, PendingGrammar, ScriptedGrammar]], clock: int
+) -> int:
     """A step, after the grammars that are due."""
     for item in [item for item in late if item[0] <= clock]:
         late.remove(item)
         item[1].bound = item[2]
-    house.step()
+    harness.step()
     return clock + 1
 
 
 def test_forced_tokens_are_computed_in_one_step_and_one_by_one_without_jump_forward() -> None:
     steps = {}
     for jump_forward in (True, False):
-        house = House()
+        harness = EngineHarness()
         grammar = compiled(ScriptedGrammar.of((1, *RUN, 1), (2, *RUN, 2)))
-        request = house.submit([3], max_tokens=20, grammar=grammar, jump_forward=jump_forward)
-        house.run()
+        request = harness.submit([3], max_tokens=20, grammar=grammar, jump_forward=jump_forward)
+        harness.run()
         assert_right(request)
         assert request.finish_reason is FinishReason.STOP and request.num_output_tokens == 8
-        steps[jump_forward] = len(house.executor.plans)
+        steps[jump_forward] = len(harness.executor.plans)
     assert steps == {True: 1, False: 8}
 
 
 def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
-    house = House()
+    harness = EngineHarness()
     grammar = compiled(ScriptedGrammar.of((*RUN, 1), (*RUN, 2)))
-    request = house.submit(FAMILIES[0][:20], max_tokens=20, grammar=grammar)
-    house.run()
-    assert [plan.num_tokens for plan in house.executor.plans] == [20 + len(RUN)]
+    request = harness.submit(FAMILIES[0][:20], max_tokens=20, grammar=grammar)
+    harness.run()
+    assert [plan.num_tokens for plan in harness.executor.plans] == [20 + len(RUN)]
     assert_right(request)
     assert request.num_cached_tokens == 0 and request.num_prompt_tokens == 20
 
 
 def test_an_output_that_is_wholly_forced_costs_no_step() -> None:
-    house = House()
-    request = house.submit([1, 2], grammar=compiled(ScriptedGrammar.of(RUN)), max_tokens=9)
-    assert house.engine.has_work
-    house.step()
-    assert not house.executor.plans and not house.engine.has_work
+    harness = EngineHarness()
+    request = harness.submit([1, 2], grammar=compiled(ScriptedGrammar.of(RUN)), max_tokens=9)
+    assert harness.engine.has_work
+    harness.step()
+    assert not harness.executor.plans and not harness.engine.has_work
     assert list(request.output_ids) == list(RUN) and request.finish_reason is FinishReason.STOP
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 6, 7])
 def test_a_forced_run_is_cut_at_max_tokens(max_tokens: int) -> None:
-    house = House()
+    harness = EngineHarness()
     grammar = ScriptedGrammar.of((1, *RUN), (2, *RUN))
-    request = house.submit([5], max_tokens=max_tokens, grammar=compiled(grammar))
-    house.run()
+    request = harness.submit([5], max_tokens=max_tokens, grammar=compiled(grammar))
+    harness.run()
     assert_right(request)
     assert request.num_output_tokens == max_tokens
     ended = FinishReason.STOP if max_tokens == 7 else FinishReason.LENGTH
@@ -156,91 +158,91 @@ def test_a_forced_run_is_cut_at_max_tokens(max_tokens: int) -> None:
 
 
 def test_a_listener_may_stop_inside_a_forced_run() -> None:
-    house = House()
+    harness = EngineHarness()
     grammar = ScriptedGrammar.of((1, *RUN), (2, *RUN))
     listener = FakeListener(stop_after=3)
-    request = house.submit([5], max_tokens=9, grammar=compiled(grammar), listener=listener)
-    house.run()
+    request = harness.submit([5], max_tokens=9, grammar=compiled(grammar), listener=listener)
+    harness.run()
     assert request.num_output_tokens == 3 and request.finish_reason is FinishReason.STOP
     assert_right(request)
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_stop_tokens_come_only_where_the_grammar_accepts() -> None:
     loop = ({1: 1, 2: 1}, {1: 2, 2: 2}, {1: 0, 2: 0})
     for seed in range(40):
-        house = House()
+        harness = EngineHarness()
         grammar = compiled(ScriptedGrammar(loop, frozenset({2})))
-        request = house.submit([seed % 8, 3], max_tokens=30, grammar=grammar, stop_ids=STOP_IDS)
-        house.run()
+        request = harness.submit([seed % 8, 3], max_tokens=30, grammar=grammar, stop_ids=STOP_IDS)
+        harness.run()
         assert_right(request)
         if request.finish_reason is FinishReason.STOP:
             assert request.num_output_tokens % 3 == 2
 
 
 def test_the_prompt_is_computed_but_for_its_last_token_while_the_grammar_is_compiled() -> None:
-    house = House(num_pages=128)
+    harness = EngineHarness(num_pages=128)
     grammar = PendingGrammar()
-    request = house.submit(FAMILIES[0][:30], grammar=grammar)
-    house.step()
+    request = harness.submit(FAMILIES[0][:30], grammar=grammar)
+    harness.step()
     assert request.num_computed_tokens == 29
-    assert not house.engine.has_work, "nothing to do until the grammar comes"
-    twin = house.submit(FAMILIES[0][:30], grammar=grammar)
-    other = house.submit(FAMILIES[1][:30], max_tokens=2)
-    house.run()
+    assert not harness.engine.has_work, "nothing to do until the grammar comes"
+    twin = harness.submit(FAMILIES[0][:30], grammar=grammar)
+    other = harness.submit(FAMILIES[1][:30], max_tokens=2)
+    harness.run()
     assert twin.num_cached_tokens == 29 and not twin.is_finished
     assert_right(other)
     grammar.bound = ScriptedGrammar.of((1,), (2,))
-    assert house.engine.has_work
-    house.step()
-    assert house.executor.plans[-1].num_tokens == 2
+    assert harness.engine.has_work
+    harness.step()
+    assert harness.executor.plans[-1].num_tokens == 2
     assert_right(request)
     assert_right(twin)
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_a_grammar_that_cannot_be_compiled_ends_its_requests_alone() -> None:
-    house = House(num_pages=128)
+    harness = EngineHarness(num_pages=128)
     grammar = PendingGrammar()
-    failing = [house.submit(FAMILIES[0][:10], grammar=grammar) for _ in range(3)]
-    healthy = house.submit(FAMILIES[0][:10])
-    house.step()
+    failing = [harness.submit(FAMILIES[0][:10], grammar=grammar) for _ in range(3)]
+    healthy = harness.submit(FAMILIES[0][:10])
+    harness.step()
     grammar.failure = GrammarFailure("no such language", "UnsupportedSchema")
-    house.run()
+    harness.run()
     for request in failing:
         assert request.finish_reason is FinishReason.ERROR
         assert (request.error, request.error_kind) == ("no such language", "UnsupportedSchema")
         assert listener_of(request).num_finishes == 1 and not request.output_ids
     assert_right(healthy)
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_a_request_aborted_while_its_grammar_is_compiled_holds_nothing() -> None:
-    house = House()
+    harness = EngineHarness()
     grammar = PendingGrammar()
-    request = house.submit(FAMILIES[0][:10], grammar=grammar)
-    house.step()
-    house.engine.abort(request)
+    request = harness.submit(FAMILIES[0][:10], grammar=grammar)
+    harness.step()
+    harness.engine.abort(request)
     grammar.bound = ScriptedGrammar.of((1,))
-    house.run()
+    harness.run()
     assert request.finish_reason is FinishReason.ABORT
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_a_matcher_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for jump_forward in (True, False):
-        house = House()
+        harness = EngineHarness()
         grammar = ScriptedGrammar(({1: 0, 2: 0},))
-        failing = house.submit([1], grammar=compiled(grammar), jump_forward=jump_forward)
-        healthy = house.submit([1, 1], grammar=compiled(grammar), jump_forward=jump_forward)
-        house.step()
+        failing = harness.submit([1], grammar=compiled(grammar), jump_forward=jump_forward)
+        healthy = harness.submit([1, 1], grammar=compiled(grammar), jump_forward=jump_forward)
+        harness.step()
         assert failing.follower is not None
         monkeypatch.setattr(failing.follower._matcher, "fail_after", 1, raising=False)
-        house.run()
+        harness.run()
         assert failing.finish_reason is FinishReason.ERROR
         assert "told to fail" in (failing.error or "") and failing.error_kind == "InvalidGrammar"
         assert_right(healthy)
-        house.assert_nothing_held()
+        harness.assert_nothing_held()
 
 
 @pytest.mark.parametrize("verb", ["mask", "consume", "forced_tokens", "is_finished", "error"])
@@ -248,17 +250,17 @@ def test_a_matcher_that_raises_ends_its_request_alone(verb: str) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("out of its mind")
 
-    house = House()
+    harness = EngineHarness()
     grammar = compiled(ScriptedGrammar(({1: 1, 2: 1}, {1: 0, 2: 0})))
-    failing = house.submit([1], grammar=grammar)
-    healthy = house.submit([1, 1], grammar=grammar)
-    house.step()
+    failing = harness.submit([1], grammar=grammar)
+    healthy = harness.submit([1, 1], grammar=grammar)
+    harness.step()
     assert failing.follower is not None
     setattr(failing.follower._matcher, verb, fail)
-    house.run()
+    harness.run()
     assert failing.finish_reason is FinishReason.ERROR and "mind" in (failing.error or "")
     assert_right(healthy)
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_a_token_that_the_grammar_refuses_ends_its_request_alone(
@@ -266,26 +268,26 @@ def test_a_token_that_the_grammar_refuses_ends_its_request_alone(
 ) -> None:
     """It cannot happen while masks are obeyed; if it does, nobody else pays for it."""
     monkeypatch.setattr(ScriptedMatcher, "consume", lambda self, token_id: False)
-    house = House()
-    broken = house.submit([1], grammar=compiled(ScriptedGrammar.of((1,), (2,))))
-    healthy = house.submit([1])
-    house.run()
+    harness = EngineHarness()
+    broken = harness.submit([1], grammar=compiled(ScriptedGrammar.of((1,), (2,))))
+    healthy = harness.submit([1])
+    harness.run()
     assert broken.finish_reason is FinishReason.ERROR and "grammar" in (broken.error or "")
     assert_right(healthy)
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_samples_of_one_prompt_follow_the_grammar_each_for_itself() -> None:
-    house = House(num_pages=200)
+    harness = EngineHarness(num_pages=200)
     grammar = compiled(random_grammar(8))
     requests: list[Request] = []
     for jump_forward in (True, False, True):
         requests.append(
-            house.submit(
+            harness.submit(
                 FAMILIES[2][:20], max_tokens=30, grammar=grammar, jump_forward=jump_forward
             )
         )
-    house.run()
+    harness.run()
     for request in requests:
         assert_right(request)
     assert len({request.follower for request in requests}) == 3

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import FAMILIES, EngineHarness, assert_right, listener_of
 from fakes import (
     VOCAB_SIZE,
     FakeListener,
@@ -16,36 +17,35 @@ from fakes import (
     expected_output,
     make_request,
 )
-from house import FAMILIES, House, assert_right, listener_of
 
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.runtime.config import add_engine_flags, engine_config
 from stemma.runtime.engine import Engine, LoadedModel
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
-from stemma.runtime.schedule.cache.prefix_cache import Unsettled
-from stemma.runtime.schedule.in_flight import InFlight, Planned
+from stemma.runtime.schedule.cache.prefix_cache import PendingCopies
+from stemma.runtime.schedule.in_flight import InFlight, InFlightStep
 from stemma.runtime.schedule.plan import PendingStep, Row, StepPlan
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 
-def overlapped(**fields: Any) -> House:
-    return House(**{"num_pages": 256, "has_overlap": True, **fields})
+def overlapped(**fields: Any) -> EngineHarness:
+    return EngineHarness(**{"num_pages": 256, "has_overlap": True, **fields})
 
 
 def test_a_decode_step_is_submitted_before_the_result_of_the_one_before() -> None:
-    house = overlapped()
+    harness = overlapped()
     for own in (1, 2):
-        house.submit([*FAMILIES[0][:6], own], max_tokens=5)
-    house.run()
-    assert house.executor.events == [
+        harness.submit([*FAMILIES[0][:6], own], max_tokens=5)
+    harness.run()
+    assert harness.executor.events == [
         ("submit", 1), ("submit", 2), ("result", 1), ("submit", 3), ("result", 2), ("submit", 4),
         ("result", 3), ("submit", 5), ("result", 4), ("result", 5),
     ]  # fmt: skip
-    for plan in house.executor.plans[1:]:
+    for plan in harness.executor.plans[1:]:
         assert [row.from_previous for row in plan.rows] == [0, 1]
         assert [row.input_ids for row in plan.rows] == [(0,), (0,)]
-    stats = house.engine.scheduler.stats
+    stats = harness.engine.scheduler.stats
     assert (stats.num_overlapped_steps, stats.num_void_rows) == (4, 0)
 
 
@@ -78,186 +78,191 @@ def test_the_flag_reaches_the_engine(checkpoint: Path, flags: list[str], has_ove
 def test_prompts_alone_are_computed_in_the_same_steps_with_and_without() -> None:
     plans = []
     for has_overlap in (False, True):
-        house = House(num_pages=64, page_size=4, token_budget=16, has_overlap=has_overlap)
+        harness = EngineHarness(num_pages=64, page_size=4, token_budget=16, has_overlap=has_overlap)
         for own in range(1, 6):
-            house.submit([*FAMILIES[0][:9], own], max_tokens=1)
-        house.run()
-        plans.append([(row.request_id, row.start, row.input_ids) for plan in house.executor.plans
+            harness.submit([*FAMILIES[0][:9], own], max_tokens=1)
+        harness.run()
+        plans.append([(row.request_id, row.start, row.input_ids) for plan in harness.executor.plans
                       for row in plan.rows])  # fmt: skip
     assert plans[0] == plans[1]
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_a_pause() -> None:
-    house = overlapped(token_budget=8)
-    request = house.submit(FAMILIES[0][:30], max_tokens=1)
-    house.step()
+    harness = overlapped(token_budget=8)
+    request = harness.submit(FAMILIES[0][:30], max_tokens=1)
+    harness.step()
     for number in (2, 3, 4):
-        house.step()
-        assert house.executor.events[-2:] == [("submit", number), ("result", number - 1)]
-    house.run()
+        harness.step()
+        assert harness.executor.events[-2:] == [("submit", number), ("result", number - 1)]
+    harness.run()
     assert_right(request)
-    assert [row.start for plan in house.executor.plans for row in plan.rows] == [0, 8, 16, 24]
+    assert [row.start for plan in harness.executor.plans for row in plan.rows] == [0, 8, 16, 24]
 
 
 def test_a_row_under_a_grammar_waits_a_step_for_its_token_while_the_others_go_on() -> None:
-    house = overlapped(max_running=32)
+    harness = overlapped(max_running=32)
     grammar = ScriptedGrammar(({1: 0, 2: 0, 3: 0},))
-    masked = house.submit([3], max_tokens=4, grammar=PendingGrammar(grammar))
+    masked = harness.submit([3], max_tokens=4, grammar=PendingGrammar(grammar))
     for own in range(16):
-        house.submit([*FAMILIES[0][:own], 5], max_tokens=12)
-    house.run()
-    has_mask = [plan.masks is not None for plan in house.executor.plans]
+        harness.submit([*FAMILIES[0][:own], 5], max_tokens=12)
+    harness.run()
+    has_mask = [plan.masks is not None for plan in harness.executor.plans]
     assert has_mask == [True, False, True, False, True, False, True, *[False] * 5]
-    for request in house.requests:
+    for request in harness.requests:
         assert_right(request)
     assert masked.finish_reason is FinishReason.LENGTH
 
 
 def test_steps_with_many_rows_under_a_grammar_come_in_order() -> None:
     """Else these rows would have every second step only."""
-    house = overlapped(max_running=32)
+    harness = overlapped(max_running=32)
     grammar = ScriptedGrammar(({1: 0, 2: 0, 3: 0},))
     for own in range(2):
-        house.submit([3, own + 1], max_tokens=4, grammar=PendingGrammar(grammar))
+        harness.submit([3, own + 1], max_tokens=4, grammar=PendingGrammar(grammar))
     for own in range(16):
-        house.submit([*FAMILIES[0][:own], 5], max_tokens=12)
-    house.run()
-    has_mask = [plan.masks is not None for plan in house.executor.plans]
+        harness.submit([*FAMILIES[0][:own], 5], max_tokens=12)
+    harness.run()
+    has_mask = [plan.masks is not None for plan in harness.executor.plans]
     assert has_mask == [*[True] * 4, *[False] * 8]
-    assert house.executor.events[:4] == [("submit", 1), ("result", 1), ("submit", 2), ("result", 2)]
+    assert harness.executor.events[:4] == [
+        ("submit", 1),
+        ("result", 1),
+        ("submit", 2),
+        ("result", 2),
+    ]
 
 
 def test_an_output_that_ends_unforeseen_wastes_one_row_of_one_step() -> None:
-    house = overlapped()
-    stopped = house.submit([1, 2], max_tokens=9, listener=FakeListener(stop_after=3))
-    counted = house.submit([2, 1], max_tokens=5)
-    house.run()
+    harness = overlapped()
+    stopped = harness.submit([1, 2], max_tokens=9, listener=FakeListener(stop_after=3))
+    counted = harness.submit([2, 1], max_tokens=5)
+    harness.run()
     assert_right(stopped)
     assert_right(counted)
-    assert house.engine.scheduler.stats.num_void_rows == 1
-    rows = [row.request_id for plan in house.executor.plans for row in plan.rows]
+    assert harness.engine.scheduler.stats.num_void_rows == 1
+    rows = [row.request_id for plan in harness.executor.plans for row in plan.rows]
     assert (rows.count(stopped.id), rows.count(counted.id)) == (4, 5)
 
 
 def test_what_an_ended_request_computed_is_cached_before_its_void_row_is_done() -> None:
     """Its continuation is planned meanwhile, and must not compute it again."""
-    house = overlapped()
+    harness = overlapped()
     calls: list[Request] = []
 
     def go_on(request: Request) -> None:
-        calls.append(house.submit([*request.token_ids, 5], max_tokens=1))
-        assert house.executor.pending
+        calls.append(harness.submit([*request.token_ids, 5], max_tokens=1))
+        assert harness.executor.pending
 
     listener = FakeListener(stop_after=3, when_finished=go_on)
-    first = house.submit(FAMILIES[0][:10], max_tokens=9, listener=listener)
-    house.run()
+    first = harness.submit(FAMILIES[0][:10], max_tokens=9, listener=listener)
+    harness.run()
     assert calls[0].num_cached_tokens == first.num_tokens - 1
     assert_right(calls[0])
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_an_aborted_request_keeps_its_pages_until_the_pending_step_is_done(page_size: int) -> None:
-    house = overlapped(num_pages=64 // page_size, page_size=page_size)
-    request = house.submit(FAMILIES[0][:20], max_tokens=9)
-    house.step()
-    house.step()
-    cache = house.engine.scheduler.kv_cache
+    harness = overlapped(num_pages=64 // page_size, page_size=page_size)
+    request = harness.submit(FAMILIES[0][:20], max_tokens=9)
+    harness.step()
+    harness.step()
+    cache = harness.engine.scheduler.kv_cache
     num_before = cache.num_free_pages
-    house.engine.abort(request)
+    harness.engine.abort(request)
     assert request.finish_reason is FinishReason.ABORT and listener_of(request).num_finishes == 1
-    house.engine.scheduler.check()
-    assert cache.num_free_pages == num_before and house.engine.has_work
-    house.run()
-    house.assert_nothing_held()
-    assert house.engine.scheduler.stats.num_void_rows == 1
+    harness.engine.scheduler.check()
+    assert cache.num_free_pages == num_before and harness.engine.has_work
+    harness.run()
+    harness.assert_nothing_held()
+    assert harness.engine.scheduler.stats.num_void_rows == 1
 
 
 def test_a_table_row_goes_to_nobody_else_before_the_pending_step_is_done() -> None:
-    house = overlapped(max_running=1)
-    house.submit([1, 2], max_tokens=9, listener=FakeListener(stop_after=2))
-    second = house.submit([2, 1], max_tokens=2)
-    house.run()
+    harness = overlapped(max_running=1)
+    harness.submit([1, 2], max_tokens=9, listener=FakeListener(stop_after=2))
+    second = harness.submit([2, 1], max_tokens=2)
+    harness.run()
     assert_right(second)
-    events = house.executor.events
+    events = harness.executor.events
     last_of_first = max(
-        plan.step_id for plan in house.executor.plans if plan.rows[0].request_id != second.id
+        plan.step_id for plan in harness.executor.plans if plan.rows[0].request_id != second.id
     )
     assert events.index(("result", last_of_first)) < events.index(("submit", last_of_first + 1))
 
 
 def test_pages_that_run_out_are_waited_for_before_anybody_is_preempted() -> None:
-    house = overlapped(num_pages=40, max_running=2, is_hopeful=True)
+    harness = overlapped(num_pages=40, max_running=2, is_hopeful=True)
     for own in (1, 2):
-        house.submit([own] * 8, max_tokens=25)
-    while not house.engine.scheduler.stats.num_preemptions:
-        house.step()
-    events = house.executor.events
-    last = house.executor.plans[-1].step_id
+        harness.submit([own] * 8, max_tokens=25)
+    while not harness.engine.scheduler.stats.num_preemptions:
+        harness.step()
+    events = harness.executor.events
+    last = harness.executor.plans[-1].step_id
     assert events.index(("result", last - 1)) < events.index(("submit", last))
-    house.run()
-    for request in house.requests:
+    harness.run()
+    for request in harness.requests:
         assert_right(request)
 
 
 def test_a_running_request_adopts_what_another_published_while_its_chunk_is_pending() -> None:
-    house = overlapped(token_budget=8)
-    first = house.submit(FAMILIES[0][:10], max_tokens=30)
+    harness = overlapped(token_budget=8)
+    first = harness.submit(FAMILIES[0][:10], max_tokens=30)
     expected, _ = expected_output(first.prompt, 30)
     while first.num_output_tokens < 28:
-        house.step()
-    second = house.submit([*first.prompt, *expected, 1], max_tokens=2)
-    house.run()
+        harness.step()
+    second = harness.submit([*first.prompt, *expected, 1], max_tokens=2)
+    harness.run()
     num_computed = sum(
         len(row.input_ids)
-        for plan in house.executor.plans
+        for plan in harness.executor.plans
         for row in plan.rows
         if row.request_id == second.id
     )
     assert num_computed < second.num_prompt_tokens - 10
     assert_right(second)
-    third = house.submit([*second.token_ids, 1], max_tokens=1)
-    house.run()
+    third = harness.submit([*second.token_ids, 1], max_tokens=1)
+    harness.run()
     assert third.num_cached_tokens == second.num_tokens - 1, "what it generated is cached as well"
 
 
 def test_settling_takes_the_pending_result_in() -> None:
-    house = overlapped()
-    request = house.submit([1, 2], max_tokens=2)
-    house.step()
-    assert request.num_output_tokens == 0 and house.executor.pending
-    house.engine.settle()
-    house.engine.settle()  # a second time is no error
-    assert request.num_output_tokens == 1 and not house.executor.pending
-    house.run()
+    harness = overlapped()
+    request = harness.submit([1, 2], max_tokens=2)
+    harness.step()
+    assert request.num_output_tokens == 0 and harness.executor.pending
+    harness.engine.settle()
+    harness.engine.settle()  # a second time is no error
+    assert request.num_output_tokens == 1 and not harness.executor.pending
+    harness.run()
     assert_right(request)
 
 
 def test_min_tokens_and_penalties_count_the_token_that_is_being_sampled() -> None:
-    house = overlapped()
+    harness = overlapped()
     sampling = SamplingParams(max_tokens=5, temperature=0.0, min_tokens=3, presence_penalty=1.0)
     request = make_request(1, [1, 2], max_tokens=5, stop_ids=frozenset({99}))
     request = Request(
         1, request.prompt, sampling, request.listener, stop_ids=request.stop_ids
     )  # fmt: skip
-    house.executor.requests[1] = request
-    house.engine.submit(request)
-    house.run()
-    rows = [row for plan in house.executor.plans for row in plan.rows]
+    harness.executor.requests[1] = request
+    harness.engine.submit(request)
+    harness.run()
+    rows = [row for plan in harness.executor.plans for row in plan.rows]
     adjustments = [row.adjustment for row in rows if row.adjustment is not None]
     assert [a.masked_ids for a in adjustments] == [(99,)] * 3 + [()] * 2
     assert [len(a.output_ids) for a in adjustments] == [0, 0, 1, 2, 3], "known ones only"
 
 
 def test_the_step_log_tells_each_overlapped_step_once() -> None:
-    house = overlapped()
-    house.engine.step_log.is_on = True
+    harness = overlapped()
+    harness.engine.step_log.is_on = True
     for own in (1, 2):
-        house.submit([*FAMILIES[0][:6], own], max_tokens=5)
-    house.executor.fail_steps = {5}
-    house.run()
-    house.submit([1, 2], max_tokens=3)
-    house.run()
-    steps = house.engine.step_log.since(0)["items"]
+        harness.submit([*FAMILIES[0][:6], own], max_tokens=5)
+    harness.executor.fail_steps = {5}
+    harness.run()
+    harness.submit([1, 2], max_tokens=3)
+    harness.run()
+    steps = harness.engine.step_log.since(0)["items"]
     assert [step["id"] for step in steps] == [1, 2, 3, 4, 6, 7, 8], "the fifth failed"
     ends = [step["start_s"] + step["ms"] / 1000 for step in steps]
     assert all(later["start_s"] >= end - 1e-3 for later, end in zip(steps[1:], ends))
@@ -279,124 +284,124 @@ def test_what_a_row_reads_is_proven_by_its_row_of_the_step_before_and_no_other()
     assert not in_flight.is_proven(request, before), "two tokens were adopted since"
 
 
-def planned_rows(step_id: int, rows: list[Row], requests: list[Request]) -> Planned:
+def planned_rows(step_id: int, rows: list[Row], requests: list[Request]) -> InFlightStep:
     plan = StepPlan(step_id, tuple(rows))
-    return Planned(plan, tuple(requests), (None,) * len(rows), Unsettled((), ()))
+    return InFlightStep(plan, tuple(requests), (None,) * len(rows), PendingCopies((), ()))
 
 
 # --- failures -------------------------------------------------------------------------------------
 
 
 def test_a_failed_step_ends_its_own_requests_and_those_behind_it_begin_again() -> None:
-    house = overlapped(token_budget=16)
-    house.executor.fail_steps = {1}
-    first = house.submit(FAMILIES[0][:14], max_tokens=6)
-    house.step()
-    reader = house.submit([*FAMILIES[0][:14], 1, 2], max_tokens=3)
-    house.step()
-    assert [row.start for row in house.executor.plans[1].rows] == [14, 14], "they go on from it"
+    harness = overlapped(token_budget=16)
+    harness.executor.fail_steps = {1}
+    first = harness.submit(FAMILIES[0][:14], max_tokens=6)
+    harness.step()
+    reader = harness.submit([*FAMILIES[0][:14], 1, 2], max_tokens=3)
+    harness.step()
+    assert [row.start for row in harness.executor.plans[1].rows] == [14, 14], "they go on from it"
     assert first.finish_reason is FinishReason.ERROR and "told to fail" in (first.error or "")
-    assert not house.executor.pending, "the step behind was waited for"
-    house.assert_nothing_held()
-    house.run()
+    assert not harness.executor.pending, "the step behind was waited for"
+    harness.assert_nothing_held()
+    harness.run()
     assert_right(reader)
     assert reader.finish_reason is FinishReason.LENGTH
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_nothing_is_submitted_behind_a_step_that_could_not_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device has not seen its page updates: what came behind would write where others read."""
-    house = overlapped(num_pages=16, page_size=16)
-    request = house.submit([1, 2], max_tokens=9)
-    house.step()
+    harness = overlapped(num_pages=16, page_size=16)
+    request = harness.submit([1, 2], max_tokens=9)
+    harness.step()
 
     def refuse(plan: StepPlan) -> PendingStep:
         raise RuntimeError("the device has no memory left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(house.executor, "submit", refuse)
-        late = house.submit(FAMILIES[0][:20], max_tokens=9)
-        house.step()
+        patch.setattr(harness.executor, "submit", refuse)
+        late = harness.submit(FAMILIES[0][:20], max_tokens=9)
+        harness.step()
     assert request.num_output_tokens == 1, "the step before is taken in"
     for ended in (request, late):
         assert ended.finish_reason is FinishReason.ERROR
         assert ended.error == "the step failed: RuntimeError: the device has no memory left"
-    assert not house.engine.has_work
-    house.assert_nothing_held()
-    assert [plan.step_id for plan in house.executor.plans] == [1]
+    assert not harness.engine.has_work
+    harness.assert_nothing_held()
+    assert [plan.step_id for plan in harness.executor.plans] == [1]
 
 
 def test_whoever_reads_what_a_failed_row_wrote_begins_again() -> None:
-    house = overlapped(token_budget=40)
-    bad = house.submit(FAMILIES[0][:20], max_tokens=4)
-    house.executor.row_errors = {bad.id}
-    house.step()
-    reader = house.submit([*FAMILIES[0][:20], 1, 2, 3], max_tokens=4)
-    house.step()
-    assert [row.start for row in house.executor.plans[1].rows] == [20, 20]
+    harness = overlapped(token_budget=40)
+    bad = harness.submit(FAMILIES[0][:20], max_tokens=4)
+    harness.executor.row_errors = {bad.id}
+    harness.step()
+    reader = harness.submit([*FAMILIES[0][:20], 1, 2, 3], max_tokens=4)
+    harness.step()
+    assert [row.start for row in harness.executor.plans[1].rows] == [20, 20]
     assert bad.finish_reason is FinishReason.ERROR and not reader.is_finished
-    house.run()
+    harness.run()
     assert_right(reader)
     assert reader.finish_reason is FinishReason.LENGTH and reader.num_cached_tokens == 20
-    again = house.submit([*FAMILIES[0][:20], 1, 2, 3, 4], max_tokens=1)
-    house.run()
+    again = harness.submit([*FAMILIES[0][:20], 1, 2, 3, 4], max_tokens=1)
+    harness.run()
     assert_right(again)
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_a_row_that_was_void_when_its_step_failed_begins_again_all_the_same() -> None:
-    house = overlapped(token_budget=40)
-    bad = house.submit(FAMILIES[0][:20], max_tokens=4)
-    house.executor.row_errors = {bad.id}
-    house.executor.fail_steps = {2}
-    house.step()
-    reader = house.submit([*FAMILIES[0][:20], 1, 2, 3], max_tokens=4)
-    house.run()
+    harness = overlapped(token_budget=40)
+    bad = harness.submit(FAMILIES[0][:20], max_tokens=4)
+    harness.executor.row_errors = {bad.id}
+    harness.executor.fail_steps = {2}
+    harness.step()
+    reader = harness.submit([*FAMILIES[0][:20], 1, 2, 3], max_tokens=4)
+    harness.run()
     assert_right(reader)
     assert reader.finish_reason is FinishReason.LENGTH
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_what_a_failed_request_published_one_step_later_is_withdrawn_too() -> None:
     """Its first chunk fills no page; the second one does, with KV of the first."""
-    house = overlapped(num_pages=16, page_size=16, token_budget=10)
-    bad = house.submit(FAMILIES[0][:30], max_tokens=4)
-    house.executor.row_errors = {bad.id}
-    house.step()
-    house.executor.row_errors = set()  # the second chunk samples nothing: no error shows
-    house.step()
+    harness = overlapped(num_pages=16, page_size=16, token_budget=10)
+    bad = harness.submit(FAMILIES[0][:30], max_tokens=4)
+    harness.executor.row_errors = {bad.id}
+    harness.step()
+    harness.executor.row_errors = set()  # the second chunk samples nothing: no error shows
+    harness.step()
     assert bad.finish_reason is FinishReason.ERROR
-    house.run()
-    again = house.submit(FAMILIES[0][:30], max_tokens=4)
-    house.run()
+    harness.run()
+    again = harness.submit(FAMILIES[0][:30], max_tokens=4)
+    harness.run()
     assert_right(again)
     assert again.num_cached_tokens == 0
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
 def test_copies_asked_for_behind_a_failed_step_are_not_made(is_planned: bool) -> None:
     """The host has what the step was to store; what is loaded of that is worth nothing."""
-    house = overlapped(
+    harness = overlapped(
         num_pages=640, token_budget=1000, kv_cache=KVCacheOptions(num_host_pages=700)
     )
     rng = random.Random(1)
     kept, filling = ([rng.randrange(1, VOCAB_SIZE) for _ in range(n)] for n in (18, 600))
     for prompt in (kept, filling):
-        house.submit(prompt, max_tokens=1)
-        house.run()
-    house.executor.fail_steps = {3}
-    house.submit(rng.choices(range(1, VOCAB_SIZE), k=24), max_tokens=4)
-    house.step()
-    assert {copy.kind for copy in house.executor.plans[-1].transfers} == {"store"}
-    _, num_loaded = house.engine.scheduler.kv_cache.prefetch("", kept, 0.0)
+        harness.submit(prompt, max_tokens=1)
+        harness.run()
+    harness.executor.fail_steps = {3}
+    harness.submit(rng.choices(range(1, VOCAB_SIZE), k=24), max_tokens=4)
+    harness.step()
+    assert {copy.kind for copy in harness.executor.plans[-1].transfers} == {"store"}
+    _, num_loaded = harness.engine.scheduler.kv_cache.prefetch("", kept, 0.0)
     assert num_loaded >= 17
     if not is_planned:
-        house.engine.settle()
-    house.run()
-    again = house.submit([*kept, 1], max_tokens=3)
-    house.run()
+        harness.engine.settle()
+    harness.run()
+    again = harness.submit([*kept, 1], max_tokens=3)
+    harness.run()
     assert_right(again)
     assert again.num_cached_tokens <= 1, "what the failed step read itself"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 
+from engine_harness import FAMILIES, EngineHarness, assert_right
 from fakes import VOCAB_SIZE, FakeListener, ScriptedGrammar
-from house import FAMILIES, House, assert_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_work import STOP_IDS, events, houses, play, submissions
 
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.request import FinishReason, HiddenSum, Scoring
 
@@ -54,13 +54,13 @@ def constrained(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
 @settings(max_examples=100, deadline=None)
 @given(OVERLAPPED, events(constrained()))
 def test_outputs_are_those_without_overlap_whatever_the_workload(
-    house: House, work: list[tuple[str, object]]
+    harness: EngineHarness, work: list[tuple[str, object]]
 ) -> None:
-    play(house, work)
-    for request in house.requests:
+    play(harness, work)
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,31 +71,34 @@ def test_outputs_are_those_without_overlap_whatever_the_workload(
     st.sets(st.integers(1, 8)),
 )
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
-    house: House, work: list[tuple[str, object]], fail_steps: set[int], row_errors: set[int]
+    harness: EngineHarness,
+    work: list[tuple[str, object]],
+    fail_steps: set[int],
+    row_errors: set[int],
 ) -> None:
     """Not even those whose rows were computed behind the failed ones."""
-    house.executor.fail_steps = fail_steps
-    house.executor.row_errors = row_errors
-    play(house, work)
+    harness.executor.fail_steps = fail_steps
+    harness.executor.row_errors = row_errors
+    play(harness, work)
     hit = {
         row.request_id
-        for number, plan in enumerate(house.executor.plans, 1)
+        for number, plan in enumerate(harness.executor.plans, 1)
         if number in fail_steps
         for row in plan.rows
     }
-    for request in house.requests:
+    for request in harness.requests:
         assert_right(request)
         if request.finish_reason is FinishReason.ERROR:
             assert request.error and request.id in hit | row_errors
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
-def churn(seed: int, *, fails: bool) -> House:
+def churn(seed: int, *, fails: bool) -> EngineHarness:
     """Dense work in a small pool: requests of all kinds come, share, stop, are aborted, preempted
     and, with `fails`, lose their rows and steps."""
     rng = random.Random(seed)
     page_size = rng.choice([1, 1, 16])
-    house = House(
+    harness = EngineHarness(
         num_pages=rng.choice([64, 96, 160]) if page_size == 1 else rng.choice([6, 10, 20]),
         page_size=page_size,
         token_budget=rng.choice([16, 24, 64]),
@@ -106,42 +109,42 @@ def churn(seed: int, *, fails: bool) -> House:
         kv_cache=rng.choice([None, KVCacheOptions(num_host_pages=40)]),
     )
     if fails:
-        house.executor.fail_steps = set(rng.sample(range(2, 80), 4))
-        house.executor.row_errors = set(rng.sample(range(1, 25), 4))
+        harness.executor.fail_steps = set(rng.sample(range(2, 80), 4))
+        harness.executor.row_errors = set(rng.sample(range(1, 25), 4))
     late: list[tuple[PendingGrammar, ScriptedGrammar]] = []
-    while len(house.requests) < 24 or late or house.engine.has_work:
+    while len(harness.requests) < 24 or late or harness.engine.has_work:
         for _ in range(rng.choice((0, 0, 1, 3))):
-            if len(house.requests) < 24:
-                submit_any(house, rng, late)
+            if len(harness.requests) < 24:
+                submit_any(harness, rng, late)
         if late and rng.random() < 0.3:
             grammar, bound = late.pop(0)
             grammar.bound = bound
-        if rng.random() < 0.08 and house.requests:
-            house.engine.abort(rng.choice(house.requests[-10:]))
+        if rng.random() < 0.08 and harness.requests:
+            harness.engine.abort(rng.choice(harness.requests[-10:]))
         if rng.random() < 0.03:
-            house.engine.flush_cache()
-        house.step()
-    return house
+            harness.engine.flush_cache()
+        harness.step()
+    return harness
 
 
 def submit_any(
-    house: House, rng: random.Random, late: list[tuple[PendingGrammar, ScriptedGrammar]]
+    harness: EngineHarness, rng: random.Random, late: list[tuple[PendingGrammar, ScriptedGrammar]]
 ) -> None:
     prompt = FAMILIES[rng.randrange(2)][: rng.randrange(45)] + [rng.randrange(1, 4)] * 2
     kind = rng.randrange(8)
     if kind == 0:
         start = rng.randrange(len(prompt))
-        house.submit(prompt, scoring=Scoring(start, (*prompt[start + 1 :], 2)))
+        harness.submit(prompt, scoring=Scoring(start, (*prompt[start + 1 :], 2)))
         return
     if kind == 1:
-        house.submit(prompt, hidden=HiddenSum(rng.random() < 0.5))
+        harness.submit(prompt, hidden=HiddenSum(rng.random() < 0.5))
         return
     fields: dict[str, object] = {}
     if kind in (2, 3):
         bound = random_grammar(rng.randrange(10**6))
         fields = {"grammar": PendingGrammar(), "jump_forward": rng.random() < 0.5}
         late.append((fields["grammar"], bound))  # type: ignore[arg-type]
-    house.submit(
+    harness.submit(
         prompt,
         max_tokens=rng.choice((1, 5, 15)),
         stop_ids=rng.choice((frozenset(), STOP_IDS)),
@@ -153,24 +156,24 @@ def submit_any(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_dense_work_in_a_small_pool_is_right_and_leaks_nothing(seed: int) -> None:
-    house = churn(seed, fails=False)
-    for request in house.requests:
+    harness = churn(seed, fails=False)
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_failures_amid_dense_work_reach_nobody_else(seed: int) -> None:
-    house = churn(seed, fails=True)
-    failed = house.executor.row_errors | {
+    harness = churn(seed, fails=True)
+    failed = harness.executor.row_errors | {
         row.request_id
-        for number, plan in enumerate(house.executor.plans, 1)
-        if number in house.executor.fail_steps
+        for number, plan in enumerate(harness.executor.plans, 1)
+        if number in harness.executor.fail_steps
         for row in plan.rows
     }
-    for request in house.requests:
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR or request.id in failed
-    house.assert_nothing_held()
+    harness.assert_nothing_held()

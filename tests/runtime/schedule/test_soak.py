@@ -5,41 +5,43 @@ from __future__ import annotations
 import random
 
 import pytest
+from engine_harness import FAMILIES, EngineHarness, assert_right, hope
 from fakes import STOP_ID, FakeListener
-from house import FAMILIES, House, assert_right, hope
 
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES
 from stemma.runtime.schedule.request import FinishReason, Scoring
 
 
-def soak(num_requests: int, page_size: int, seed: int, check_every: int = 8) -> House:
+def soak(num_requests: int, page_size: int, seed: int, check_every: int = 8) -> EngineHarness:
     """Requests arrive in bursts and pauses; some are aborted, the policy changes now and then."""
     rng = random.Random(seed)
-    house = House(num_pages=256 // page_size, page_size=page_size, token_budget=48, max_running=12)
-    while len(house.requests) < num_requests or house.engine.has_work:
+    harness = EngineHarness(
+        num_pages=256 // page_size, page_size=page_size, token_budget=48, max_running=12
+    )
+    while len(harness.requests) < num_requests or harness.engine.has_work:
         for _ in range(rng.choice((0, 0, 1, 4))):
-            if len(house.requests) < num_requests:
-                submit_random(house, rng)
-        if rng.random() < 0.1 and house.requests:
-            house.engine.abort(rng.choice(house.requests[-40:]))
+            if len(harness.requests) < num_requests:
+                submit_random(harness, rng)
+        if rng.random() < 0.1 and harness.requests:
+            harness.engine.abort(rng.choice(harness.requests[-40:]))
         if rng.random() < 0.01:
-            house.engine.set_schedule_policy(rng.choice(POLICY_NAMES))
+            harness.engine.set_schedule_policy(rng.choice(POLICY_NAMES))
         if rng.random() < 0.02:
-            hope(house.engine)
-        if len(house.executor.plans) % check_every == 0:
-            house.step()
+            hope(harness.engine)
+        if len(harness.executor.plans) % check_every == 0:
+            harness.step()
         else:
-            house.engine.step()
-    return house
+            harness.engine.step()
+    return harness
 
 
-def submit_random(house: House, rng: random.Random) -> None:
+def submit_random(harness: EngineHarness, rng: random.Random) -> None:
     prompt = FAMILIES[rng.randrange(3)][: rng.randrange(60)] + [rng.randrange(1, 4)] * 2
     if rng.random() < 0.1:
         start = rng.randrange(len(prompt))
-        house.submit(prompt, scoring=Scoring(start, (*prompt[start + 1 :], 2)))
+        harness.submit(prompt, scoring=Scoring(start, (*prompt[start + 1 :], 2)))
         return
-    house.submit(
+    harness.submit(
         prompt,
         max_tokens=rng.choice((1, 8, 40)),
         priority=rng.randrange(3),
@@ -50,15 +52,15 @@ def submit_random(house: House, rng: random.Random) -> None:
     )
 
 
-def assert_sound(house: House) -> None:
-    for request in house.requests:
+def assert_sound(harness: EngineHarness) -> None:
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR
-    aborted = [r for r in house.requests if r.finish_reason is FinishReason.ABORT]
+    aborted = [r for r in harness.requests if r.finish_reason is FinishReason.ABORT]
     assert aborted and any(r.num_output_tokens for r in aborted)
-    assert house.engine.scheduler.stats.num_preemptions
-    assert house.engine.scheduler.stats.num_finished == len(house.requests)
-    house.assert_nothing_held()
+    assert harness.engine.scheduler.stats.num_preemptions
+    assert harness.engine.scheduler.stats.num_finished == len(harness.requests)
+    harness.assert_nothing_held()
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -67,7 +67,7 @@ def conversation(num_rounds: int, calls: set[int]) -> list[tuple[str, str | None
     return [*messages, ("user", "last", None)]
 
 
-def told(transcript: Transcript, messages: list[tuple[str, str | None, str | None]]) -> Transcript:
+def args(transcript: Transcript, messages: list[tuple[str, str | None, str | None]]) -> Transcript:
     for role, content, fields in messages:
         transcript.begin_role(role, fields)
         if content is not None:
@@ -92,19 +92,19 @@ def test_what_is_generated_from_is_what_the_template_writes(
     messages = conversation(num_rounds, calls if "tool" in source else set())
     if source == MISTRAL_TOOLS:
         messages = messages[1:]
-    guessed = told(Transcript(byte_tokenizer, load(source)), messages)
+    guessed = args(Transcript(byte_tokenizer, load(source)), messages)
     guessed.settle()
     sure = Transcript(byte_tokenizer, load(source))
     sure._can_guess = False
-    assert guessed.ids == told(sure, messages).ids
+    assert guessed.ids == args(sure, messages).ids
     assert guessed.content_start == sure.content_start
 
 
 def test_a_wrong_guess_is_told_anew(load: Any, byte_tokenizer: Tokenizer) -> None:
-    transcript = told(Transcript(byte_tokenizer, load(NUMBERED)), conversation(9, set()))
-    marked = transcript.settle()
-    assert marked is not None and marked.replace
-    assert marked.text.endswith("19 assistant: answer 8;20 user: last;assistant: ")
+    transcript = args(Transcript(byte_tokenizer, load(NUMBERED)), conversation(9, set()))
+    change = transcript.settle()
+    assert change is not None and change.replace
+    assert change.text.endswith("19 assistant: answer 8;20 user: last;assistant: ")
     assert transcript.settle() is None
     transcript.append_text("answer")
     transcript.end_role()
@@ -123,6 +123,6 @@ def test_renderings_do_not_grow_with_the_conversation(
         return str(render(messages, *args))
 
     monkeypatch.setattr(template, "_rendered", counted)
-    transcript = told(Transcript(byte_tokenizer, template), conversation(500, set()))
+    transcript = args(Transcript(byte_tokenizer, template), conversation(500, set()))
     assert transcript.settle() is None
     assert sorted(rendered)[-2] <= 2 * MIN_TURNS and max(rendered) == 1002

@@ -29,7 +29,7 @@ def load(folder: Path, source: object = None, *, in_config: bool = False) -> Cha
 def test_llama3_marks(tmp_path: Path) -> None:
     template = load(tmp_path, LLAMA3)
     head = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    assert template.marks(["system", "user"], open_turn=True) == [
+    assert template.delimiters(["system", "user"], open_turn=True) == [
         "<bos>" + head.format("system"),
         "<|eot_id|>" + head.format("user"),
         "<|eot_id|>" + head.format("assistant"),
@@ -41,29 +41,29 @@ def test_a_chat_is_split_into_marks_in_one_pass(
 ) -> None:
     """Looking for each message in all that follows took 40 s for a chat of 1,000."""
     monkeypatch.delattr(chat_template_module, "_split")
-    assert load(tmp_path, LLAMA3).marks(["user"] * 3)[-1] == "<|eot_id|>"
+    assert load(tmp_path, LLAMA3).delimiters(["user"] * 3)[-1] == "<|eot_id|>"
 
 
 def test_chatml_writes_its_default_system_prompt_before_the_first_message(tmp_path: Path) -> None:
     template = load(tmp_path, CHATML)
     default = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    assert template.marks(["user"]) == [default + "<|im_start|>user\n", "<|im_end|>\n"]
-    assert template.marks(["system"]) == ["<|im_start|>system\n", "<|im_end|>\n"]
+    assert template.delimiters(["user"]) == [default + "<|im_start|>user\n", "<|im_end|>\n"]
+    assert template.delimiters(["system"]) == ["<|im_start|>system\n", "<|im_end|>\n"]
 
 
 def test_mistral_marks_and_its_own_words_when_it_refuses(tmp_path: Path) -> None:
     template = load(tmp_path, MISTRAL)
-    assert template.marks(["user", "assistant"]) == ["<bos>[INST] ", " [/INST]", "<eos>"]
+    assert template.delimiters(["user", "assistant"]) == ["<bos>[INST] ", " [/INST]", "<eos>"]
     with pytest.raises(InvalidProgram, match=r"refuses the roles \[user, user\]: .*alternate"):
-        template.marks(["user", "user"])
-    assert template.marks(["user"]) == ["<bos>[INST] ", " [/INST]"], "a refusal spoils nothing"
+        template.delimiters(["user", "user"])
+    assert template.delimiters(["user"]) == ["<bos>[INST] ", " [/INST]"], "a refusal spoils nothing"
 
 
 def test_a_checkpoint_without_a_template_gets_labelled_turns(tmp_path: Path) -> None:
     template = load(tmp_path)
     assert template.is_fallback
-    marks = template.marks(["user"], open_turn=True)
-    assert marks == ["<bos>USER: ", "\nASSISTANT: "]
+    delimiters = template.delimiters(["user"], open_turn=True)
+    assert delimiters == ["<bos>USER: ", "\nASSISTANT: "]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_checkpoint_without_a_template_gets_labelled_turns(tmp_path: Path) -> 
 )
 def test_a_template_may_stand_in_the_tokenizer_config(tmp_path: Path, value: object) -> None:
     template = load(tmp_path, value, in_config=True)
-    assert template.marks(["system"]) == ["<|im_start|>system\n", "<|im_end|>\n"]
+    assert template.delimiters(["system"]) == ["<|im_start|>system\n", "<|im_end|>\n"]
 
 
 @pytest.mark.parametrize("value", [[], [3], [{"name": "x"}], 7, {}])
@@ -81,7 +81,7 @@ def test_a_senseless_value_in_the_config_is_no_template(tmp_path: Path, value: o
 
 def test_the_jinja_file_wins_over_the_config(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(MISTRAL)
-    assert load(tmp_path, CHATML, in_config=True).marks(["user"])[0] == "<bos>[INST] "
+    assert load(tmp_path, CHATML, in_config=True).delimiters(["user"])[0] == "<bos>[INST] "
 
 
 def test_a_template_that_is_no_jinja_is_a_load_error(tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_a_template_file_that_is_no_text_is_a_load_error(tmp_path: Path) -> None
 
 def test_a_template_that_leaves_out_a_message_is_an_error(tmp_path: Path) -> None:
     template = load(tmp_path, "{{ messages[-1].content }}")
-    assert template.marks(["user"]) == ["", ""]
+    assert template.delimiters(["user"]) == ["", ""]
     with pytest.raises(InvalidProgram, match="leaves out message 0"):
-        template.marks(["user", "assistant"])
+        template.delimiters(["user", "assistant"])
 
 
 def test_contents_are_never_changed_by_the_template(tmp_path: Path) -> None:
     """It gets placeholders: what it would do to a content (trim, upper case) it cannot do."""
     template = load(tmp_path, "<{{ messages[0].content | trim }}>")
-    assert template.marks(["user"]) == ["<", ">"]
+    assert template.delimiters(["user"]) == ["<", ">"]
 
 
 ESCAPES = [
@@ -125,11 +125,11 @@ ESCAPES = [
 def test_the_sandbox_lets_nothing_out(tmp_path: Path, source: str) -> None:
     template = load(tmp_path, "{{ messages[0].content }}|" + source)
     try:
-        marks = template.marks(["user"])
+        delimiters = template.delimiters(["user"])
     except InvalidProgram as error:
         assert "refuses the roles" in str(error)
     else:
-        assert marks == ["", "|"], "an attribute that is not there prints as nothing"
+        assert delimiters == ["", "|"], "an attribute that is not there prints as nothing"
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_template_that_fails_or_never_ends_is_an_error_of_the_program(
     monkeypatch.setattr(chat_template_module, "_MAX_RENDERED_CHARS", 100_000)
     template = load(tmp_path, "{{ messages[0].content }}" + source)
     with pytest.raises(InvalidProgram, match="refuses the roles"):
-        template.marks(["user"])
+        template.delimiters(["user"])
 
 
 def test_an_unstable_template_is_not_prefix_stable(tmp_path: Path) -> None:
     """What test_transcript relies on."""
     template = load(tmp_path, UNSTABLE)
-    assert template.marks(["user"]) == ["<user*>", "</user>"]
-    assert template.marks(["user", "user"]) == ["<user>", "</user><user*>", "</user>"]
+    assert template.delimiters(["user"]) == ["<user*>", "</user>"]
+    assert template.delimiters(["user", "user"]) == ["<user>", "</user><user*>", "</user>"]

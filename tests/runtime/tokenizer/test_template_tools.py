@@ -12,13 +12,13 @@ import pytest
 from checkpoints import make_byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_stage import Stage, gen, role, role_end, text
+from program_harness import ProgramHarness, gen, role, role_end, text
 from templates import CHATML, HERMES_TOOLS, LLAMA3_TOOLS, MISTRAL_TOOLS, R1_TOOLS
 
 from stemma.errors import InvalidProgram
 from stemma.frontend.protocol import ir
-from stemma.runtime.programs.context import World
-from stemma.runtime.tokenizer.chat_template import ChatTemplate, Told, Turn
+from stemma.runtime.programs.context import ProgramContext
+from stemma.runtime.tokenizer.chat_template import ChatTemplate, TemplateArgs, Turn
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 from stemma.runtime.tokenizer.transcript import Transcript
 
@@ -48,7 +48,7 @@ def answer(tool_call_id: str = "call12345") -> str:
 
 
 def conversation(template: ChatTemplate, tokenizer: Tokenizer, *, content: str | None) -> str:
-    transcript = Transcript(tokenizer, template, Told.of(TOOLS))
+    transcript = Transcript(tokenizer, template, TemplateArgs.of(TOOLS))
     transcript.begin_role("user")
     transcript.append_text("Weather?")
     transcript.end_role()
@@ -100,15 +100,15 @@ def test_a_template_that_refuses_calls_says_so_in_its_own_words(load: Load) -> N
     call = json.loads(fields())["tool_calls"][0]
     two = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [call, call]}))
     with pytest.raises(InvalidProgram, match="single tool-calls"):
-        load(LLAMA3_TOOLS).marks(["user", two])
+        load(LLAMA3_TOOLS).delimiters(["user", two])
     short = json.dumps({"content": None, "tool_calls": [{**call, "id": "x"}]})
     with pytest.raises(InvalidProgram, match="nine characters"):
-        load(MISTRAL_TOOLS).marks(["user", Turn.of("assistant", short)])
+        load(MISTRAL_TOOLS).delimiters(["user", Turn.of("assistant", short)])
 
 
 def test_arguments_that_are_no_object_reach_the_template_as_text(load: Load) -> None:
     turn = Turn.of("assistant", fields('{"city', content=None))
-    assert '"arguments": "{\\"city"}' in "".join(load(HERMES_TOOLS).marks(["user", turn]))
+    assert '"arguments": "{\\"city"}' in "".join(load(HERMES_TOOLS).delimiters(["user", turn]))
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_variables_reach_the_template_but_not_in_place_of_what_is_not_the_client
 ) -> None:
     template = load(HERMES_TOOLS)
     assert template.around_answer() == ("<|im_start|>assistant\n", "<|im_end|>\n")
-    off, _ = template.around_answer(Told.of((), {"enable_thinking": False}))
+    off, _ = template.around_answer(TemplateArgs.of((), {"enable_thinking": False}))
     assert off == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    stolen = Told.of((), {"messages": [], "bos_token": "x", "add_generation_prompt": True})
-    assert template.marks(["user"], told=stolen) == template.marks(["user"])
+    stolen = TemplateArgs.of((), {"messages": [], "bos_token": "x", "add_generation_prompt": True})
+    assert template.delimiters(["user"], args=stolen) == template.delimiters(["user"])
 
 
 # --- hostile --------------------------------------------------------------------------------------
@@ -186,19 +186,19 @@ def test_no_text_of_a_client_becomes_a_special_token(
 ) -> None:
     """Not even put together from pieces, or in other letters."""
     tools = [{"type": "function", "function": {"name": "f", "description": described}}]
-    told = Told.of(tools, {"a": variable, "b": value})
-    transcript = Transcript(byte_tokenizer, writing_all, told)
+    args = TemplateArgs.of(tools, {"a": variable, "b": value})
+    transcript = Transcript(byte_tokenizer, writing_all, args)
     transcript.begin_role("tool", json.dumps({"tool_call_id": name}))
     transcript.append_text(value)
     transcript.end_role()
     arguments = json.dumps({name: value})
     call = {"id": name, "function": {"name": name, "arguments": arguments}}
     transcript.begin_role("assistant", json.dumps({"content": None, "tool_calls": [call]}))
-    marked = transcript.end_role()
+    change = transcript.end_role()
     assert not byte_tokenizer.special_ids & set(transcript.ids)
     shown = byte_tokenizer.decode(transcript.ids, skip_special=False)
     assert json.dumps(value, ensure_ascii=False) in shown
-    assert marked.text in shown and "\ue002" not in shown
+    assert change.text in shown and "\ue002" not in shown
 
 
 @pytest.mark.parametrize("escaped", ["<eos>", "\\u003ceos\\u003e", "<e\\u006fs>"])
@@ -218,25 +218,27 @@ def test_what_is_nested_too_deeply_is_refused_or_rendered(load: Load, depth: int
     nested = '{"a":' * depth + "1" + "}" * depth
     for shown in (f'{{"x": {nested}}}', fields(nested, content=None)):
         try:
-            load(HERMES_TOOLS).marks(["user", Turn.of("assistant", shown)])
+            load(HERMES_TOOLS).delimiters(["user", Turn.of("assistant", shown)])
         except InvalidProgram:
             assert depth > 300
 
 
 def test_the_templates_own_special_tokens_stay(load: Load, byte_tokenizer: Tokenizer) -> None:
-    marks = load(MISTRAL_TOOLS).marks(["user", Turn.of("assistant", fields(content=None))])
-    assert load(MISTRAL_TOOLS).encode(marks[-1])[-1] in byte_tokenizer.special_ids
+    delimiters = load(MISTRAL_TOOLS).delimiters(
+        ["user", Turn.of("assistant", fields(content=None))]
+    )
+    assert load(MISTRAL_TOOLS).encode(delimiters[-1])[-1] in byte_tokenizer.special_ids
 
 
 def test_a_placeholder_in_a_clients_text_is_no_place_for_a_content(load: Load) -> None:
     turn = Turn.of("assistant", fields('{"city": "\\ue0000\\ue001"}', content=None))
-    marks = load(HERMES_TOOLS).marks(["user", turn])
-    assert len(marks) == 2 and "\ue0000\ue001" in marks[1]
+    delimiters = load(HERMES_TOOLS).delimiters(["user", turn])
+    assert len(delimiters) == 2 and "\ue0000\ue001" in delimiters[1]
 
 
 def test_a_template_that_writes_a_content_twice_is_refused(load: Load) -> None:
     with pytest.raises(InvalidProgram, match="twice"):
-        load("{{ messages[0].content }}{{ messages[0].content }}").marks(["user"])
+        load("{{ messages[0].content }}{{ messages[0].content }}").delimiters(["user"])
 
 
 def test_what_is_kept_of_renderings_is_bounded(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,40 +246,40 @@ def test_what_is_kept_of_renderings_is_bounded(load: Load, monkeypatch: pytest.M
     template = load(HERMES_TOOLS)
     for number in range(50):
         turn = Turn.of("assistant", fields(f'{{"x": "{number}{"y" * 10_000}"}}', content=None))
-        template.marks(["user", turn])
-        assert sum(len(m) for marks in template._cache.values() for m in marks) <= 100_000
+        template.delimiters(["user", turn])
+        assert sum(len(m) for delimiters in template._cache.values() for m in delimiters) <= 100_000
 
 
 # --- token identity -------------------------------------------------------------------------------
 
 
-def make_world(world: World, folder: Path, source: str) -> World:
+def make_world(context: ProgramContext, folder: Path, source: str) -> ProgramContext:
     tokenizer = Tokenizer(make_byte_tokenizer(folder), 260)
     (folder / "chat_template.jinja").write_text(source)
-    return replace(world, tokenizer=tokenizer, template=ChatTemplate(folder, tokenizer))
+    return replace(context, tokenizer=tokenizer, template=ChatTemplate(folder, tokenizer))
 
 
 @pytest.mark.parametrize("said", ["", "Let me see."])
 def test_a_turn_of_calls_sent_back_gets_the_ids_it_was_generated_with(
-    world: World, tmp_path: Path, said: str
+    context: ProgramContext, tmp_path: Path, said: str
 ) -> None:
     """Ids that no encoding of the text gives stand for it here."""
-    world = make_world(world, tmp_path, HERMES_TOOLS)
+    context = make_world(context, tmp_path, HERMES_TOOLS)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     written = f"{said}\n{call}" if said else call
-    first = Stage(world)
+    first = ProgramHarness(context)
     first.on(0, role("user"), text("Weather?"), role_end(), role("assistant"), gen())
     asked = list(first.queue.open[0].prompt)
     prompt_ids = first.queue.open[0].prompt
-    world.replays.remember("", prompt_ids, written, prompt_ids[:3])
-    second = Stage(world)
+    context.assistant_turns.remember("", prompt_ids, written, prompt_ids[:3])
+    second = ProgramHarness(context)
     turns = [role("user"), text("Weather?"), role_end(), begin("assistant", said)]
     turns += [text(said)] if said else []
     turns += [role_end(), begin("tool", "r"), text("rain"), role_end(), role("assistant"), gen()]
     second.on(0, *turns)
     prompt = list(second.queue.open[-1].prompt)
     assert prompt[: len(asked) + 3] == asked + asked[:3], "the ids that were remembered"
-    decoded = world.tokenizer.decode(prompt[len(asked) + 3 :], skip_special=False)
+    decoded = context.tokenizer.decode(prompt[len(asked) + 3 :], skip_special=False)
     assert decoded.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nrain")
 
 
@@ -288,18 +290,22 @@ def begin(name: str, said: str) -> Callable[[int, int], ir.Op]:
     return lambda branch, seq: ir.RoleBegin(branch, seq, None, name, given)
 
 
-def test_a_turn_that_nobody_generated_here_is_tokenized(world: World, tmp_path: Path) -> None:
-    world = make_world(world, tmp_path, CHATML)
-    stage = Stage(world)
-    stage.on(0, role("user"), text("a"), role_end(), begin("tool", "x"), text("b"), role_end())
-    stage.on(0, role("assistant"), gen())
-    assert "<|im_start|>tool\nb<|im_end|>" in stage.prompts[0]
+def test_a_turn_that_nobody_generated_here_is_tokenized(
+    context: ProgramContext, tmp_path: Path
+) -> None:
+    context = make_world(context, tmp_path, CHATML)
+    harness = ProgramHarness(context)
+    harness.on(0, role("user"), text("a"), role_end(), begin("tool", "x"), text("b"), role_end())
+    harness.on(0, role("assistant"), gen())
+    assert "<|im_start|>tool\nb<|im_end|>" in harness.prompts[0]
 
 
-def test_nothing_is_generated_in_a_message_without_content(world: World, tmp_path: Path) -> None:
-    stage = Stage(make_world(world, tmp_path, HERMES_TOOLS))
-    stage.on(0, role("user"), text("a"), role_end(), begin("assistant", ""), gen(), end=True)
-    assert "without content" in stage.failures[0] and stage.is_done
+def test_nothing_is_generated_in_a_message_without_content(
+    context: ProgramContext, tmp_path: Path
+) -> None:
+    harness = ProgramHarness(make_world(context, tmp_path, HERMES_TOOLS))
+    harness.on(0, role("user"), text("a"), role_end(), begin("assistant", ""), gen(), end=True)
+    assert "without content" in harness.failures[0] and harness.is_done
 
 
 def test_fields_travel_only_where_there_are_some() -> None:
@@ -332,6 +338,6 @@ def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
     searching = "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}{% endfor %}"
     template = load(searching + HERMES_TOOLS)
     turn = Turn.of("assistant", fields(content=None))
-    marks = template.marks(["user", turn])
-    assert marks == load(HERMES_TOOLS).marks(["user", turn])
-    assert template.marks(["user"]) == load(HERMES_TOOLS).marks(["user"])
+    delimiters = template.delimiters(["user", turn])
+    assert delimiters == load(HERMES_TOOLS).delimiters(["user", turn])
+    assert template.delimiters(["user"]) == load(HERMES_TOOLS).delimiters(["user"])

@@ -26,7 +26,7 @@ def test_special_tokens_in_a_users_text_are_plain_text(byte_tokenizer: Tokenizer
 
 
 def test_special_tokens_of_a_template_are_special(byte_tokenizer: Tokenizer) -> None:
-    assert byte_tokenizer.encode_marks("<bos>a<eos>") == [BOS_ID, ord("a"), EOS_ID]
+    assert byte_tokenizer.encode_delimiters("<bos>a<eos>") == [BOS_ID, ord("a"), EOS_ID]
 
 
 @given(text=st.text())

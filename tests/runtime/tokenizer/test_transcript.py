@@ -77,13 +77,13 @@ def test_the_marked_text_adds_up_to_the_branch(templates: Templates) -> None:
         transcript = Transcript(tokenizer, template)
         text = ""
         for role, content in (("user", "one"), ("assistant", "two"), ("user", "three")):
-            for marked in (transcript.begin_role(role), None, transcript.end_role):
-                if marked is None:
+            for change in (transcript.begin_role(role), None, transcript.end_role):
+                if change is None:
                     transcript.append_text(content)
                     text += content
                     continue
-                marked = marked() if callable(marked) else marked
-                text = marked.text if marked.replace else text + marked.text
+                change = change() if callable(change) else change
+                text = change.text if change.replace else text + change.text
         assert text == text_of(transcript, tokenizer)
 
 
@@ -99,12 +99,12 @@ def test_what_a_model_generated_keeps_its_ids_when_the_marks_are_laid_anew(
     generated = [7, 7, 200, 9]  # nothing that encode() would make of this text
     transcript.append_ids(generated, "said")
     before = transcript.copy()
-    marked = transcript.end_role()
-    assert marked.replace and marked.text == "<user>Hi</user><assistant*>said</assistant>"
+    change = transcript.end_role()
+    assert change.replace and change.text == "<user>Hi</user><assistant*>said</assistant>"
     expected = [
-        *tokenizer.encode_marks("<user>Hi</user><assistant*>"),
+        *tokenizer.encode_delimiters("<user>Hi</user><assistant*>"),
         *generated,
-        *tokenizer.encode_marks("</assistant>"),
+        *tokenizer.encode_delimiters("</assistant>"),
     ]
     assert list(transcript.ids) == expected
     assert before.open_role == "assistant" and transcript.open_role is None
@@ -164,7 +164,7 @@ def test_appended_or_laid_anew_the_branch_is_the_same(
     transcript = Transcript(tokenizer, template)
     text = ""
     for step in steps:
-        marked = None
+        change = None
         if step == "text":
             transcript.append_text("é ")
             text += "é "
@@ -174,11 +174,11 @@ def test_appended_or_laid_anew_the_branch_is_the_same(
         elif step == "fork":
             transcript = transcript.copy()
         elif step == "end" and transcript.open_role:
-            marked = transcript.end_role()
+            change = transcript.end_role()
         elif step != "end" and not transcript.open_role:
-            marked = transcript.begin_role(step)
-        if marked is not None:
-            text = marked.text if marked.replace else text + marked.text
+            change = transcript.begin_role(step)
+        if change is not None:
+            text = change.text if change.replace else text + change.text
     assert text_of(transcript, tokenizer) == text
     ids = transcript.ids[:]
     assert transcript._rebuild() == text

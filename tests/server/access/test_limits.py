@@ -10,7 +10,7 @@ from stemma.server.access.api_keys import ApiKey
 from stemma.server.access.cors import BrowserRules
 from stemma.server.access.load import Load, Ticket
 from stemma.server.access.rates import WINDOW_S, KeyUsage
-from stemma.server.access.route_access import Door, door_of
+from stemma.server.access.route_access import RouteAccess, door_of
 from stemma.server.protocol.failures import Refusal
 
 STEPS = some.lists(some.tuples(some.floats(0, 30), some.integers(0, 500)), max_size=60)
@@ -144,20 +144,20 @@ def test_every_host_that_is_named_must_be_fine() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "door"),
     [
-        ("GET", "/health", Door.OPEN),
-        ("GET", "/", Door.OPEN),
-        ("HEAD", "/assets/main.js", Door.OPEN),
-        ("POST", "/health", Door.KEY),
-        ("POST", "/assets/x", Door.KEY),
-        ("GET", "/v1/models", Door.KEY),
-        ("GET", "/openapi.json", Door.KEY),
-        ("GET", "/never/heard/of", Door.KEY),
-        ("GET", "/metrics", Door.ADMIN),
-        ("GET", "/metrics/", Door.ADMIN),
-        ("POST", "/flush_cache", Door.ADMIN),
+        ("GET", "/health", RouteAccess.OPEN),
+        ("GET", "/", RouteAccess.OPEN),
+        ("HEAD", "/assets/main.js", RouteAccess.OPEN),
+        ("POST", "/health", RouteAccess.KEY),
+        ("POST", "/assets/x", RouteAccess.KEY),
+        ("GET", "/v1/models", RouteAccess.KEY),
+        ("GET", "/openapi.json", RouteAccess.KEY),
+        ("GET", "/never/heard/of", RouteAccess.KEY),
+        ("GET", "/metrics", RouteAccess.ADMIN),
+        ("GET", "/metrics/", RouteAccess.ADMIN),
+        ("POST", "/flush_cache", RouteAccess.ADMIN),
     ],
 )
-def test_what_nobody_has_opened_needs_a_key(method: str, path: str, door: Door) -> None:
+def test_what_nobody_has_opened_needs_a_key(method: str, path: str, door: RouteAccess) -> None:
     assert door_of(method, path, is_metrics_open=False) is door
     if path == "/metrics":
-        assert door_of(method, path, is_metrics_open=True) is Door.OPEN
+        assert door_of(method, path, is_metrics_open=True) is RouteAccess.OPEN

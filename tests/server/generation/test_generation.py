@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stemma.frontend.protocol import wire
 from stemma.frontend.protocol.ir import GenParams
-from stemma.server.generation.event_queue import Mailbox
+from stemma.server.generation.event_queue import EventQueue
 from stemma.server.generation.generation import Generation
 from stemma.server.generation.values import _all_of, _Asked
 from stemma.server.protocol.caller import Caller
@@ -34,7 +34,7 @@ def test_what_waits_together_is_joined_and_nothing_is_lost_or_late(
     async def run() -> None:
         task, outcomes = Task(["x"], GenParams(), n=3, stream=True), []
         generation = Generation(
-            Mailbox(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+            EventQueue(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
         )
         sent: dict[int, list[Any]] = {0: [], 1: [], 2: []}
         got: dict[int, list[Any]] = {0: [], 1: [], 2: []}
@@ -80,7 +80,7 @@ def test_what_comes_after_the_end_is_dropped() -> None:
     async def run() -> None:
         task, outcomes = Task(["x"], GenParams(), stream=True, constraint_field="regex"), []
         generation = Generation(
-            Mailbox(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+            EventQueue(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
         )
         failure = {"message": "no", "kind": "InvalidGrammar"}
         generation._take_event(0, wire.FAILED, failure)
@@ -95,11 +95,11 @@ def test_what_comes_after_the_end_is_dropped() -> None:
 def test_a_mailbox_delivers_everything_in_order_from_many_threads() -> None:
     async def run() -> None:
         got: dict[int, list[object]] = {number: [] for number in range(4)}
-        mailbox = Mailbox(asyncio.get_running_loop())
+        events = EventQueue(asyncio.get_running_loop())
 
         def post(number: int) -> None:
             for value in range(2000):
-                mailbox.post(lambda i, kind, payload: got[i].append(payload), number, "", value)
+                events.post(lambda i, kind, payload: got[i].append(payload), number, "", value)
 
         threads = [threading.Thread(target=post, args=(number,)) for number in got]
         for thread in threads:
@@ -115,9 +115,9 @@ def test_a_mailbox_delivers_everything_in_order_from_many_threads() -> None:
 def test_a_delivery_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         got: list[object] = []
-        mailbox = Mailbox(asyncio.get_running_loop())
-        mailbox.post(lambda index, kind, payload: got[index].missing, 5, "value", None)
-        mailbox.post(lambda index, kind, payload: got.append(payload), 0, "value", "mine")
+        events = EventQueue(asyncio.get_running_loop())
+        events.post(lambda index, kind, payload: got[index].missing, 5, "value", None)
+        events.post(lambda index, kind, payload: got.append(payload), 0, "value", "mine")
         await asyncio.sleep(0.01)
         assert got == ["mine"] and "could not be delivered" in caplog.text
 
@@ -166,8 +166,8 @@ def test_values_wait_for_credit_off_the_loop_and_leave_nothing_if_their_client_g
 
 
 def test_a_mailbox_whose_loop_has_ended_takes_what_comes_in_silence() -> None:
-    async def make() -> Mailbox:
-        return Mailbox(asyncio.get_running_loop())
+    async def make() -> EventQueue:
+        return EventQueue(asyncio.get_running_loop())
 
-    mailbox = asyncio.run(make())
-    mailbox.post(lambda index, kind, payload: None, 0, "", None)
+    events = asyncio.run(make())
+    events.post(lambda index, kind, payload: None, 0, "", None)

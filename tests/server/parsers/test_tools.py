@@ -14,7 +14,7 @@ from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidRequest, UnsupportedSchema
 from stemma.frontend.protocol.constraint import Constraint
-from stemma.runtime.tokenizer.chat_template import ChatTemplate, Told
+from stemma.runtime.tokenizer.chat_template import ChatTemplate, TemplateArgs
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 from stemma.server.api.openai.chat import ChatReply
 from stemma.server.api.openai.completions import TextReply
@@ -303,8 +303,11 @@ def test_a_template_is_told_of_tools_if_it_knows_them(
     template = ChatTemplate(tmp_path, byte_tokenizer)
     tools = json.loads(use("auto").for_template or "[]")
     assert template.knows_tools
-    assert template.marks(["user"], told=Told.of(tools)) == ["[weather][clock]<user>", ""]
-    assert template.marks(["user"]) == ["<user>", ""]
+    assert template.delimiters(["user"], args=TemplateArgs.of(tools)) == [
+        "[weather][clock]<user>",
+        "",
+    ]
+    assert template.delimiters(["user"]) == ["<user>", ""]
     plain = ChatTemplate(tmp_path / "none", byte_tokenizer)
     assert not plain.knows_tools
-    assert plain.marks(["user"], told=Told.of(tools)) == plain.marks(["user"])
+    assert plain.delimiters(["user"], args=TemplateArgs.of(tools)) == plain.delimiters(["user"])

@@ -12,6 +12,7 @@ import pytest
 from stemma.errors import ModelLoadError
 from stemma.kernels.attention_options import AttentionOptions
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
+from stemma.runtime.models.model_config import read_model_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -301,11 +302,11 @@ def test_a_bad_field_is_named(tmp_path: Path, change: dict[str, Any], message: s
 def test_a_config_without_end_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a":' * 100_000)
     with pytest.raises(ModelLoadError, match=r"config\.json cannot be read as JSON"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelLoadError, match=r"config\.json is a device or a pipe"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
@@ -324,15 +325,15 @@ def test_bad_generation_fields_are_named(tmp_path: Path) -> None:
 
 def test_missing_folder_missing_file_and_bad_json_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
-        ModelConfig.from_folder(tmp_path / "nowhere")
+        read_model_config(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="expected a JSON object"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
 
 
 def _read(
@@ -341,4 +342,4 @@ def _read(
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.from_folder(folder)
+    return read_model_config(folder)

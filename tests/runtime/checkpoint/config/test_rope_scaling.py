@@ -13,10 +13,10 @@ from step_plans import Feed, PlanDriver
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stemma.kernels.registry import select_kernels
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.config.rope_scaling import RopeKind, RopeScaling
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.rotary import RotaryTable, inverse_frequencies
+from stemma.runtime.models.model_config import read_model_config
 
 ORIGINAL, LENGTH, HEAD_DIM = 32, 100, 16
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -60,7 +60,7 @@ def test_the_table_is_that_of_transformers(checkpoint: Path) -> None:
 
     embedding = LlamaRotaryEmbedding(AutoConfig.from_pretrained(checkpoint))
     cos, sin = embedding(torch.zeros(1), torch.arange(LENGTH)[None])
-    config = ModelConfig.from_folder(checkpoint)
+    config = read_model_config(checkpoint)
     assert config.context_length == 4 * ORIGINAL
     device = torch.device("cpu")
     ours = RotaryTable(
@@ -162,7 +162,7 @@ def _in_the_old_layout(checkpoint: Path, folder: Path) -> Path:
 def _runner(folder: Path, max_model_len: int) -> ModelRunner:
     return ModelRunner(
         folder,
-        ModelConfig.from_folder(folder),
+        read_model_config(folder),
         dtype="float64",
         kernels="reference",
         page_size=16,

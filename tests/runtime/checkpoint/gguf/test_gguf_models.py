@@ -17,14 +17,14 @@ from step_plans import Feed, PlanDriver
 from stemma.errors import ModelLoadError
 from stemma.kernels.quantized_weight import QuantizedWeight
 from stemma.kernels.reference.quantized import dequantize
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.gguf.config import FAMILIES
+from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.checkpoint.gguf.names import CONVENTIONS
 from stemma.runtime.checkpoint.gguf.source import GgufWeights
-from stemma.runtime.checkpoint.gguf.unfold import unfold
 from stemma.runtime.checkpoint.loader import open_weights
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.models.registry import ARCHITECTURES
+from stemma.runtime.models.families.registry import ARCHITECTURES
+from stemma.runtime.models.model_config import read_model_config
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _DEEPSEEK = {
@@ -140,7 +140,7 @@ def test_scores_of_a_float_file_are_those_of_its_checkpoint(
     """Every tensor comes back as it was, and every field of the config; nothing is left over."""
     family, fields = CASES[name]
     folder = make_checkpoint(tmp_path / "checkpoint", family, **fields)
-    unfolded = unfold(write_gguf(folder, tmp_path / "model.gguf"))
+    unfolded = convert_gguf(write_gguf(folder, tmp_path / "model.gguf"))
     with closing(GgufWeights(unfolded / "model.gguf", torch.float32)) as source:
         for key, tensor in load_file(folder / "model.safetensors").items():
             if key.endswith("kv_b_proj.weight"):
@@ -187,7 +187,9 @@ def test_quantized_linears_stay_packed_and_weigh_what_the_file_says(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_floating_file_is_rounded_from_what_it_stores(tmp_path: Path, dtype: torch.dtype) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "Llama")
-    unfolded = unfold(write_gguf(checkpoint, tmp_path / "model.gguf", kinds={"ffn_up": Kind.F16}))
+    unfolded = convert_gguf(
+        write_gguf(checkpoint, tmp_path / "model.gguf", kinds={"ffn_up": Kind.F16})
+    )
     for names in (["mlp.down_proj"], ["mlp.gate_proj", "mlp.up_proj"]):
         full_names = [f"model.layers.0.{name}" for name in names]
         sizes, num_inputs = ([64], 96) if len(names) == 1 else ([96, 96], 64)
@@ -234,7 +236,7 @@ def test_scales_are_halves_where_the_model_computes_in_16_bits(
 def test_a_tied_output_projection_stays_packed(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "Llama", tie_word_embeddings=True)
     path = write_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0)
-    assert ModelConfig.from_folder(unfold(path)).tie_word_embeddings
+    assert read_model_config(convert_gguf(path)).tie_word_embeddings
     with closing(GgufWeights(path, torch.float32)) as source:
         table = source.take("model.embed_tokens.weight", (BYTE_VOCAB_SIZE, 64))
         output = source.tie_weight(table)
@@ -252,14 +254,14 @@ def test_a_file_that_names_no_end_has_none(tmp_path: Path) -> None:
     del tokenizer["eos_token"]
     config_file.write_text(json.dumps(tokenizer))
     path = write_gguf(folder, tmp_path / "model.gguf", Kind.F32)
-    assert ModelConfig.from_folder(unfold(path)).eos_token_ids == ()
+    assert read_model_config(convert_gguf(path)).eos_token_ids == ()
 
 
 def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "Llama")
     path = write_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0)
     heard: list[tuple[int, int]] = []
-    _runner(unfold(path), on_progress=lambda done, total: heard.append((done, total)))
+    _runner(convert_gguf(path), on_progress=lambda done, total: heard.append((done, total)))
     assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > 0
 
 
@@ -298,22 +300,22 @@ def test_metadata_that_makes_no_sense_is_named(
     read = reader.GgufHeader._entries
     monkeypatch.setattr(reader.GgufHeader, "_entries", lambda self, n: {**read(self, n), **fields})
     with pytest.raises(ModelLoadError, match=message) as caught:
-        unfold(path)
+        convert_gguf(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_folder_is_made_once_and_follows_its_file(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "Llama")
     path = write_gguf(folder, tmp_path / "model.gguf")
-    first = unfold(path)
+    first = convert_gguf(path)
     config = first / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "mark": 1}))
-    assert unfold(path) == first and "mark" in config.read_text()
+    assert convert_gguf(path) == first and "mark" in config.read_text()
     (tmp_path / "other").mkdir()
     moved = path.rename(tmp_path / "other" / path.name)
-    assert unfold(moved) == first and (first / "model.gguf").resolve() == moved
+    assert convert_gguf(moved) == first and (first / "model.gguf").resolve() == moved
     changed = write_gguf(folder, moved, Kind.Q8_0)
-    assert unfold(changed) != first
+    assert convert_gguf(changed) != first
     assert not [entry for entry in first.parent.iterdir() if entry.name.startswith(".")]
 
 
@@ -326,6 +328,6 @@ def _scores(folder: Path) -> torch.Tensor:
 
 
 def _runner(folder: Path, **options: Any) -> ModelRunner:
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     settings = {"dtype": "float32", "kernels": "reference", "num_pages": 60, "max_model_len": 50}
     return ModelRunner(folder, config, max_running_requests=4, **{**settings, **options})

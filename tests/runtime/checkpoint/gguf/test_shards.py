@@ -21,9 +21,9 @@ from step_plans import PlanDriver
 
 from stemma.cli.model_report import examine_model
 from stemma.errors import ModelLoadError
+from stemma.runtime.checkpoint.gguf.convert import convert_gguf, weights_files
 from stemma.runtime.checkpoint.gguf.shard_names import model_stem, shard_name, shard_names
 from stemma.runtime.checkpoint.gguf.shards import GgufModel
-from stemma.runtime.checkpoint.gguf.unfold import unfold, weights_files
 from stemma.runtime.checkpoint.loader import open_weights
 from stemma.runtime.checkpoint.location import locate_model
 
@@ -62,12 +62,12 @@ def test_a_model_in_parts_is_that_of_one_file(
     assert folder.name.startswith("x-") and "of" not in folder.name
     expected, found = (
         scores(PlanDriver(make_runner(each, kernels="reference")), TOKENS, [7])[0]
-        for each in (unfold(whole), folder)
+        for each in (convert_gguf(whole), folder)
     )
     assert torch.equal(found, expected)
     names = ("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json")
     for name in names:
-        assert (folder / name).read_bytes() == (unfold(whole) / name).read_bytes()
+        assert (folder / name).read_bytes() == (convert_gguf(whole) / name).read_bytes()
 
 
 def test_the_doctor_counts_all_parts(tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_the_doctor_counts_all_parts(tmp_path: Path) -> None:
 def test_parts_that_have_moved_are_linked_again(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "model")
     write_gguf(checkpoint, tmp_path / "x.gguf", split_max_tensors=7)
-    first = unfold(parts_of(tmp_path)[0])
+    first = convert_gguf(parts_of(tmp_path)[0])
     (tmp_path / "new").mkdir()
     for part in parts_of(tmp_path):
         part.rename(tmp_path / "new" / part.name)
     assert not weights_files(first)
-    assert unfold(parts_of(tmp_path / "new")[2]) == first
+    assert convert_gguf(parts_of(tmp_path / "new")[2]) == first
     assert [file.resolve() for file in weights_files(first)] == parts_of(tmp_path / "new")
     assert not [entry for entry in first.iterdir() if entry.name.startswith(".")]
 
@@ -189,7 +189,7 @@ def test_a_config_beside_a_model_is_not_in_its_way(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "model")
     (tmp_path / "both").mkdir()
     file = write_gguf(checkpoint, tmp_path / "both" / "x.gguf")
-    folder = unfold(file)
+    folder = convert_gguf(file)
     assert locate_model(tmp_path / "both") == locate_model(folder) == folder
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(checkpoint / name, tmp_path / "both")

@@ -23,8 +23,8 @@ from tokenizers import (
 from tokenizers import Tokenizer as HfTokenizer
 
 from stemma.errors import ModelLoadError
+from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
-from stemma.runtime.checkpoint.gguf.unfold import unfold
 from stemma.runtime.tokenizer.chat_template import ChatTemplate
 from stemma.runtime.tokenizer.token_bytes import token_bytes
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def byte_pair(
 ) -> tuple[HfTokenizer, HfTokenizer]:
     original = byte_level(request.param)
     path = tmp_path_factory.mktemp("byte") / f"{request.param}.gguf"
-    folder = unfold(byte_level_file(path, original, request.param))
+    folder = convert_gguf(byte_level_file(path, original, request.param))
     return original, HfTokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -133,9 +133,9 @@ def test_byte_level_encodes_and_decodes_as_the_original(
     byte_pair: tuple[HfTokenizer, HfTokenizer], text: str
 ) -> None:
     original, read = byte_pair
-    for marked in (text, f"{text}<|eot_id|>{text}<think>"):
-        ids = original.encode(marked, add_special_tokens=False).ids
-        assert read.encode(marked, add_special_tokens=False).ids == ids
+    for change in (text, f"{text}<|eot_id|>{text}<think>"):
+        ids = original.encode(change, add_special_tokens=False).ids
+        assert read.encode(change, add_special_tokens=False).ids == ids
         for skip in (False, True):
             assert read.decode(ids, skip_special_tokens=skip) == original.decode(
                 ids, skip_special_tokens=skip
@@ -179,7 +179,7 @@ def piece_folder(
         add_add_space_prefix=request.param,
         add_chat_template="{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}",
     )
-    return original, unfold(path)
+    return original, convert_gguf(path)
 
 
 @given(text=TEXTS)
@@ -188,9 +188,9 @@ def test_pieces_encode_and_decode_as_the_original(
 ) -> None:
     original, folder = piece_folder
     read = HfTokenizer.from_file(str(folder / "tokenizer.json"))
-    for marked in (text, f"{text}</s>{text}<mark>"):
-        ids = original.encode(marked, add_special_tokens=False).ids
-        assert read.encode(marked, add_special_tokens=False).ids == ids
+    for change in (text, f"{text}</s>{text}<mark>"):
+        ids = original.encode(change, add_special_tokens=False).ids
+        assert read.encode(change, add_special_tokens=False).ids == ids
         assert read.decode(ids) == original.decode(ids)
 
 
@@ -203,7 +203,7 @@ def test_marks_template_and_bytes_are_there_for_the_runtime(
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
     assert tokenizer.special_ids == {0, 1, 2}
     template = ChatTemplate(folder, tokenizer)
-    assert not template.is_fallback and template.marks(["user"]) == ["<s>", "</s>"]
+    assert not template.is_fallback and template.delimiters(["user"]) == ["<s>", "</s>"]
     written = token_bytes(folder, tokenizer)
     assert written[1] is None and written[3 + 0x41] == b"A"
     assert written[original.token_to_id("<mark>")] == b"<mark>"
@@ -213,7 +213,7 @@ def test_tokens_that_end_answers_are_found_by_id_and_by_text(tmp_path: Path) -> 
     original = byte_level("gpt-2")
     bos, stop = original.token_to_id("<|bos|>"), original.token_to_id("<|eot_id|>")
     path = byte_level_file(tmp_path / "model.gguf", original, "gpt-2", add_eos_token_id=bos)
-    generation = json.loads((unfold(path) / "generation_config.json").read_text())
+    generation = json.loads((convert_gguf(path) / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [bos, stop]
 
 
@@ -226,7 +226,7 @@ def test_marks_around_a_text_are_those_that_the_file_asks_for(
     lists: dict[str, Any] = {"add_bos_token_id": bos, "add_eos_token_id": eos}
     for key, value in zip(("add_add_bos_token", "add_add_eos_token"), adds, strict=True):
         lists |= {} if value is None else {key: value}
-    folder = unfold(byte_level_file(tmp_path / "model.gguf", original, "llama-bpe", **lists))
+    folder = convert_gguf(byte_level_file(tmp_path / "model.gguf", original, "llama-bpe", **lists))
     tokenizer = Tokenizer(folder, original.get_vocab_size() + 3)
     # Llama 3's pre-tokenizer adds a beginning where the file does not say.
     assert tokenizer.bos_ids == ([] if adds[0] is False else [bos])
@@ -251,10 +251,10 @@ def test_special_tokens_among_the_others_keep_their_ids(tmp_path: Path) -> None:
         add_token_types=kinds,
         add_token_merges=merges,
     )
-    read = Tokenizer(unfold(path), len(kinds))
+    read = Tokenizer(convert_gguf(path), len(kinds))
     text = "the <first> dog"
-    assert read.encode_marks(text) == original.encode(text).ids
-    assert 0 in read.encode_marks(text) and 0 not in read.encode(text)
+    assert read.encode_delimiters(text) == original.encode(text).ids
+    assert 0 in read.encode_delimiters(text) and 0 not in read.encode(text)
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
@@ -298,7 +298,7 @@ def test_an_old_file_without_a_pre_tokenizer_says_so(
 ) -> None:
     original = byte_level("gpt-2")
     size = original.get_vocab_size()
-    unfold(write(tmp_path / "model.gguf", original, "gpt2", add_token_types=[1] * (size + 3)))
+    convert_gguf(write(tmp_path / "model.gguf", original, "gpt2", add_token_types=[1] * (size + 3)))
     assert "tokenizer.ggml.pre is missing; using 'default'" in caplog.text
 
 
@@ -313,7 +313,7 @@ def test_phi_3s_tokens_take_the_blanks_behind_them(tmp_path: Path, name: str, st
     kinds += [KINDS.NORMAL] * (size - len(kinds))
     kinds += [KINDS.USER_DEFINED, KINDS.CONTROL, *[KINDS.UNUSED] * 3]
     scores = [0.0 if i < 259 else 259.0 - i for i in range(size + 5)]
-    folder = unfold(
+    folder = convert_gguf(
         write(
             tmp_path / "model.gguf", original, "llama", add_name=name,
             add_token_types=kinds, add_token_scores=scores,
@@ -336,7 +336,7 @@ def test_a_pre_tokenizer_is_one_name(tmp_path: Path) -> None:
         path, original, "gpt2", add_token_types=[1] * (size + 3), add_tokenizer_pre=["gpt-2"],
     )  # fmt: skip
     with pytest.raises(ModelLoadError, match=r"tokenizer\.ggml\.pre.*one of a\.x-4\.0"):
-        unfold(path)
+        convert_gguf(path)
 
 
 def test_scores_must_be_finite_numbers(tmp_path: Path) -> None:
@@ -344,4 +344,4 @@ def test_scores_must_be_finite_numbers(tmp_path: Path) -> None:
     scores = [float("nan")] * (original.get_vocab_size() + 3)
     path = write(tmp_path / "model.gguf", original, "llama", add_token_scores=scores)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.ggml\.scores.*finite numbers"):
-        unfold(path)
+        convert_gguf(path)

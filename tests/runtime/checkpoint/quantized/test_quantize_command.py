@@ -24,11 +24,11 @@ from torch import Tensor
 from stemma.cli.parser import run_command
 from stemma.kernels.ops import Weight
 from stemma.kernels.quantized_weight import QuantizedWeight
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.loader import open_weights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.checkpoint.quantized.quantized_copy import write_quantized_copy
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.models.model_tensors import model_tensors
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def quantize(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 
 def copy(folder: Path, out: Path, bits: int, **options: Any) -> None:
-    tensors = model_tensors(ModelConfig.from_folder(folder))
+    tensors = model_tensors(read_model_config(folder))
     write_quantized_copy(folder, out, tensors, bits=bits, version="0", **options)  # type: ignore[arg-type]
 
 
@@ -66,7 +66,7 @@ def weights_of(folder: Path, quantization: str) -> dict[str, Weight]:
     def take(names: Sequence[str], sizes: Sequence[int], num_inputs: int) -> None:
         taken[names[0]] = source.take_weight(names, sizes, num_inputs)
 
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     with open_weights(folder, "auto", quantization, torch.bfloat16, CPU) as source:  # type: ignore[arg-type]
         table = source.take("model.embed_tokens.weight", (config.vocab_size, 128))
         taken["norm"] = source.take("model.norm.weight", (128,))
@@ -218,7 +218,7 @@ def test_linears_that_stay_are_named(tmp_path: Path) -> None:
     copy(tmp_path / "model", tmp_path / "out", 4)
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     stored = load_file(tmp_path / "out" / "model.safetensors")
-    linears = model_tensors(ModelConfig.from_folder(tmp_path / "model")).linears
+    linears = model_tensors(read_model_config(tmp_path / "model")).linears
     floating = {name for name in linears if f"{name}.weight" in stored} - {"lm_head"}
     assert "model.layers.0.self_attn.kv_b_proj" in floating
     left_out = {key for key in section["dynamic"] if key.startswith("-:")}
@@ -248,7 +248,7 @@ def test_group_sizes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_says_which_tensors_it_has_and_which_modules_are_linear() -> None:
-    config = ModelConfig.from_folder(EMBEDDED_MODEL)
+    config = read_model_config(EMBEDDED_MODEL)
     tensors = model_tensors(config)
     assert len(tensors.linears) == 7 * config.num_layers
     assert tensors.linears["model.layers.0.mlp.down_proj"] == (

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.quantized_weight import QuantizedWeight
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.dummy import DummyWeights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.checkpoint.quantized.quantizing import QuantizingWeights
@@ -26,6 +25,7 @@ from stemma.runtime.checkpoint.quantized.rounding import (
 )
 from stemma.runtime.checkpoint.safetensors.revision import model_revision
 from stemma.runtime.config import EngineConfig
+from stemma.runtime.models.model_config import read_model_config
 
 
 def numbers_of(weight: QuantizedWeight) -> npt.NDArray[np.float64]:
@@ -186,7 +186,7 @@ def test_the_flag_names_what_there_is() -> None:
 
 
 def test_kv_of_one_quantization_is_not_anothers(tmp_path: Path) -> None:
-    config = ModelConfig.from_folder(EMBEDDED_MODEL)
+    config = read_model_config(EMBEDDED_MODEL)
     names = ("none", "int8", "w8a8", "int4")
     revisions = {model_revision(EMBEDDED_MODEL, config, 100, name) for name in names}
     assert len(revisions) == 4

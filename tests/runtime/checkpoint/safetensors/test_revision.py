@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.checkpoint.config.rope_scaling import RopeKind, RopeScaling
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.checkpoint.safetensors.revision import model_revision
+from stemma.runtime.models.model_config import read_model_config
 
-CONFIG = ModelConfig.from_folder(EMBEDDED_MODEL)
+CONFIG = read_model_config(EMBEDDED_MODEL)
 
 
 @pytest.fixture

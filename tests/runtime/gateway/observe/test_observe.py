@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from engine_harness import FAMILIES, EngineHarness
 from fakes import ScriptedGrammar
-from house import FAMILIES, House
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidProgram
 from stemma.radix.recent import recent_nodes
 from stemma.radix.residency import residency
@@ -32,9 +32,9 @@ def text_of(ids: Sequence[int]) -> str:
     return "".join(chr(97 + token_id) for token_id in ids)
 
 
-def watching(house: House) -> Observer:
+def watching(harness: EngineHarness) -> Observer:
     """Looks at the tree each time that it is asked."""
-    return Observer(house.engine, text_of, refreshes_a_second=float("inf"))
+    return Observer(harness.engine, text_of, refreshes_a_second=float("inf"))
 
 
 class Reader:
@@ -69,9 +69,9 @@ class Reader:
         self.pool = self.last["pool"] or self.pool
 
 
-def assert_true_of(reader: Reader, house: House) -> None:
+def assert_true_of(reader: Reader, harness: EngineHarness) -> None:
     """What the reader knows is what is there."""
-    cache = house.engine.scheduler.kv_cache
+    cache = harness.engine.scheduler.kv_cache
     on_device = {node.id: node for node in cache.tree.nodes()}
     shown = {number: row for number, row in reader.rows.items() if number > 0}
     assert shown.keys() == on_device.keys()
@@ -100,8 +100,8 @@ def cells_of(pool: dict[str, Any]) -> list[int]:
     return [owner for owner, count in pool["cells"] for _ in range(count)]
 
 
-def assert_pool_true_of(pool: dict[str, Any], house: House) -> None:
-    cache, cells = house.engine.scheduler.kv_cache, cells_of(pool)
+def assert_pool_true_of(pool: dict[str, Any], harness: EngineHarness) -> None:
+    cache, cells = harness.engine.scheduler.kv_cache, cells_of(pool)
     assert len(cells) == pool["num_pages"] == cache.num_pages
     for node in cache.tree.nodes():
         assert {cells[page] for page in node.pages} <= {node.id}
@@ -134,37 +134,37 @@ def test_changes_add_up_to_what_is_there(
     actions: list[tuple[str, list[int], int]], num_host_pages: int, page_size: int
 ) -> None:
     options = KVCacheOptions(num_host_pages=num_host_pages)
-    house = House(num_pages=96 // page_size, page_size=page_size, kv_cache=options)
-    watched = watching(house)
+    harness = EngineHarness(num_pages=96 // page_size, page_size=page_size, kv_cache=options)
+    watched = watching(harness)
     reader = Reader(watched)
     reader.read()
-    cache = house.engine.scheduler.kv_cache
+    cache = harness.engine.scheduler.kv_cache
     for kind, prompt, number in actions:
         if kind == "submit":
-            house.submit(prompt, number)
+            harness.submit(prompt, number)
         elif kind == "score":
-            house.submit(prompt, 1, scoring=Scoring(0, tuple(prompt[1:]) + (1,)))
+            harness.submit(prompt, 1, scoring=Scoring(0, tuple(prompt[1:]) + (1,)))
         elif kind == "lease":
             if number:
                 cache.pin("", prompt, ttl_s=100.0)
             else:
                 cache.retain("", prompt, due_s=1.0, ttl_s=100.0)
         elif kind == "flush":
-            house.engine.flush_cache()
+            harness.engine.flush_cache()
         for _ in range(number if kind == "step" else 0):
-            if house.engine.has_work:
-                house.step()
+            if harness.engine.has_work:
+                harness.step()
         reader.read()
-        assert_true_of(reader, house)
-        pool = pool_map(cache, cache.tree.nodes(), house.engine.scheduler.running)
-        assert_pool_true_of(pool, house)
-    house.run()
+        assert_true_of(reader, harness)
+        pool = pool_map(cache, cache.tree.nodes(), harness.engine.scheduler.running)
+        assert_pool_true_of(pool, harness)
+    harness.run()
     for _ in range(2):  # the pool is looked at every second time
         reader.read()
-    assert_pool_true_of(reader.pool, house)
+    assert_pool_true_of(reader.pool, harness)
     told = [step["tokens"] for step in reader.steps.values()]
     kinds = ("prefill", "decode", "forced", "score")
-    stats = house.engine.scheduler.stats
+    stats = harness.engine.scheduler.stats
     assert sum(tokens[kind] for tokens in told for kind in kinds) == stats.num_computed_tokens
     assert sum(s["evicted_tokens"] for s in reader.steps.values()) == cache.num_evicted_tokens
     assert sum(s["num_preempted"] for s in reader.steps.values()) == stats.num_preemptions
@@ -174,37 +174,37 @@ def test_changes_add_up_to_what_is_there(
 
 
 def test_nothing_is_recorded_unless_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House()
-    watched = watching(house)
-    house.submit(FAMILIES[0][:20])
-    house.run()
-    assert len(house.engine.step_log) == 0
+    harness = EngineHarness()
+    watched = watching(harness)
+    harness.submit(FAMILIES[0][:20])
+    harness.run()
+    assert len(harness.engine.step_log) == 0
     reader = Reader(watched)
     reader.read()
-    house.submit(FAMILIES[1][:20])
-    house.run()
+    harness.submit(FAMILIES[1][:20])
+    harness.run()
     reader.read()
-    assert len(reader.steps) == len(house.engine.step_log) > 1
+    assert len(reader.steps) == len(harness.engine.step_log) > 1
     before = reader.last["run"]
     later = observer_module.time.perf_counter() + observer_module.WATCHED_S + 1
     monkeypatch.setattr(observer_module.time, "perf_counter", lambda: later)
     watched.tick()
-    house.submit(FAMILIES[2][:20])
-    house.run()
-    assert len(house.engine.step_log) == 0
+    harness.submit(FAMILIES[2][:20])
+    harness.run()
+    assert len(harness.engine.step_log) == 0
     reader.read()
     assert reader.last["tree"]["is_whole"] and reader.last["run"] != before
-    assert_true_of(reader, house)
+    assert_true_of(reader, harness)
 
 
 def test_steps_tell_chunks_hits_and_decoding() -> None:
-    house = House(token_budget=16)
-    reader = Reader(watching(house))
+    harness = EngineHarness(token_budget=16)
+    reader = Reader(watching(harness))
     reader.read()
-    house.submit(FAMILIES[0][:40], max_tokens=4)
-    house.run()
-    house.submit(FAMILIES[0][:40], max_tokens=2)
-    house.run()
+    harness.submit(FAMILIES[0][:40], max_tokens=4)
+    harness.run()
+    harness.submit(FAMILIES[0][:40], max_tokens=2)
+    harness.run()
     reader.read()
     rows = [row for step in reader.steps.values() for row in step["rows"]]
     chunks = [row for row in rows if row[0] == 1]
@@ -222,63 +222,63 @@ def test_what_a_grammar_forces_is_told_apart() -> None:
     texts = [(first, *run, last) for first in (1, 2) for last in (1, 2)]
     grammar = PendingGrammar(bound=ScriptedGrammar.of(*texts))
     for grammars_first in (True, False):
-        house = House()
-        reader = Reader(watching(house))
+        harness = EngineHarness()
+        reader = Reader(watching(harness))
         reader.read()
         late = PendingGrammar() if not grammars_first else grammar
-        house.submit([3, 3], max_tokens=20, grammar=late)
+        harness.submit([3, 3], max_tokens=20, grammar=late)
         if not grammars_first:
-            house.step()
+            harness.step()
             late.bound = grammar.bound
-        house.run()
+        harness.run()
         reader.read()
         told = [step["tokens"] for step in reader.steps.values()]
         sums = {kind: sum(tokens[kind] for tokens in told) for kind in told[0]}
         assert (sums["prefill"], sums["decode"], sums["forced"]) == (2, 1, 4)
     late = PendingGrammar(bound=ScriptedGrammar.of((*run, 1), (*run, 2)))
-    house = House()
-    reader = Reader(watching(house))
+    harness = EngineHarness()
+    reader = Reader(watching(harness))
     reader.read()
-    house.submit([3, 3], max_tokens=20, grammar=late)
-    house.run()
+    harness.submit([3, 3], max_tokens=20, grammar=late)
+    harness.run()
     reader.read()
     told = [step["tokens"] for step in reader.steps.values()]
     assert sum(tokens["forced"] for tokens in told) == 4
 
 
 def test_waiting_requests_say_what_they_wait_for() -> None:
-    house = House(num_pages=400, token_budget=8, max_running=2)
-    reader = Reader(watching(house))
-    house.submit(FAMILIES[0][:40])
-    house.submit(FAMILIES[0][:40])
-    house.step()
+    harness = EngineHarness(num_pages=400, token_budget=8, max_running=2)
+    reader = Reader(watching(harness))
+    harness.submit(FAMILIES[0][:40])
+    harness.submit(FAMILIES[0][:40])
+    harness.step()
     reader.read()
     queue = reader.last["queue"]
     assert [(told["id"], told["why"]) for told in queue["waiting"]] == [(2, "prefix")]
     assert queue["running"][0]["depth"] == 8
     for family in FAMILIES:
-        house.submit(family[60:64], max_tokens=40)
+        harness.submit(family[60:64], max_tokens=40)
     for _ in range(12):
-        house.step()
+        harness.step()
     reader.read()
     queue = reader.last["queue"]
     assert queue["num_running"] == 2 and {told["why"] for told in queue["waiting"]} == {"rows"}
-    house.run()
+    harness.run()
 
 
 def test_a_view_of_a_large_tree_is_bounded_and_counts_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tree_view, "MAX_NODES", 50)
-    house = House(num_pages=4000)
-    cache = house.engine.scheduler.kv_cache
+    harness = EngineHarness(num_pages=4000)
+    cache = harness.engine.scheduler.kv_cache
     drawn = random.Random(3)
     for _ in range(300):
         ids = [drawn.randrange(1, 8) for _ in range(8)]
         inserted = cache.tree.insert("", ids, cache.allocator.allocate(8))
         cache.allocator.free(inserted.duplicate_pages)
     newest = cache.tree.match("", ids).node
-    reader = Reader(watching(house))
+    reader = Reader(watching(harness))
     reader.read()
     told = reader.last["tree"]
     assert 40 <= len(reader.rows) <= 50 + 8
@@ -294,29 +294,29 @@ def test_a_view_of_a_large_tree_is_bounded_and_counts_what_it_leaves_out(
 
 def test_texts_come_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_view, "MAX_DECODED", 3)
-    house = House()
+    harness = EngineHarness()
     for family in FAMILIES:
         for cut in (10, 20):
-            house.submit(family[:cut] + [7])
-    house.run()
-    reader = Reader(watching(house))
+            harness.submit(family[:cut] + [7])
+    harness.run()
+    reader = Reader(watching(harness))
     reader.read()
     assert len(reader.texts) == 3
     for _ in range(8):
         reader.read()
-    assert_true_of(reader, house)
+    assert_true_of(reader, harness)
 
 
 def test_old_steps_are_dropped_and_told_as_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "MAX_STEPS_A_CALL", 4)
-    house = House()
-    reader = Reader(watching(house))
-    house.submit(FAMILIES[0][:4], max_tokens=2)
+    harness = EngineHarness()
+    reader = Reader(watching(harness))
+    harness.submit(FAMILIES[0][:4], max_tokens=2)
     reader.read()
-    house.run()
+    harness.run()
     reader.read()
-    house.submit(FAMILIES[1][:4], max_tokens=20)
-    house.run()
+    harness.submit(FAMILIES[1][:4], max_tokens=20)
+    harness.run()
     reader.read()
     assert len(reader.last["steps"]["items"]) == 4
     first = reader.last["steps"]["items"][0]["id"]
@@ -324,10 +324,10 @@ def test_old_steps_are_dropped_and_told_as_missed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pool_of_any_size_has_few_cells() -> None:
-    house = House(num_pages=3 * MAX_CELLS + 1)
-    house.submit(FAMILIES[0])
-    house.run()
-    cache = house.engine.scheduler.kv_cache
+    harness = EngineHarness(num_pages=3 * MAX_CELLS + 1)
+    harness.submit(FAMILIES[0])
+    harness.run()
+    cache = harness.engine.scheduler.kv_cache
     pool = pool_map(cache, cache.tree.nodes(), ())
     cells = cells_of(pool)
     assert pool["pages_per_cell"] == 4 and len(cells) == -(-cache.num_pages // 4) <= MAX_CELLS
@@ -337,9 +337,9 @@ def test_a_pool_of_any_size_has_few_cells() -> None:
 
 @pytest.mark.parametrize("value", ["1", 1.5, True])
 def test_versions_that_are_no_numbers_are_refused(value: Any) -> None:
-    house = House()
+    harness = EngineHarness()
     with pytest.raises(InvalidProgram):
-        watching(house).watch("", value)
+        watching(harness).watch("", value)
 
 
 def test_use_times_are_those_of_the_first_note_after_the_use() -> None:

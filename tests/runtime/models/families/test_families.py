@@ -22,9 +22,8 @@ from stemma.kernels.ops import Captured
 from stemma.kernels.registry import select_kernels
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_weights import stored_weights
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
-from stemma.runtime.models.families.registry import FAMILIES
-from stemma.runtime.models.registry import ARCHITECTURES
+from stemma.runtime.models.families.registry import ARCHITECTURES
+from stemma.runtime.models.model_config import read_model_config
 
 VOCAB_SIZE, WINDOW = 131, 9
 LENGTH = 45
@@ -223,7 +222,7 @@ def test_bfloat16_is_no_further_off_than_that_of_transformers(
 
 def test_parameters_are_counted_before_a_model_is_loaded(checkpoint: Path) -> None:
     """All of them: biases, norms and what experts have beside their matrices."""
-    model = ServedModel.of(ModelConfig.from_folder(checkpoint), "float32")
+    model = ServedModel.of(read_model_config(checkpoint), "float32")
     stored = stored_weights(checkpoint)
     assert stored is not None and stored.formats == ("F32",)
     assert 4 * model.shape.num_parameters == stored.num_bytes
@@ -371,10 +370,6 @@ def test_the_text_half_of_a_model_that_sees_is_read_alone(
     assert not caplog.records, "no tensor was left over"
     (found,) = scores(PlanDriver(runner), TOKENS, [7])
     torch.testing.assert_close(found, hf_scores(tmp_path, TOKENS), atol=5e-5, rtol=1e-5)
-
-
-def test_both_tables_have_the_same_names() -> None:
-    assert sorted(FAMILIES) == sorted(ARCHITECTURES)
 
 
 def test_the_page_of_families_lists_them_all() -> None:

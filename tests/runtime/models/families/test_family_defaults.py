@@ -11,7 +11,7 @@ import transformers
 
 from stemma.errors import ModelLoadError
 from stemma.runtime.checkpoint.config.fields import Fields
-from stemma.runtime.models.families.registry import FAMILIES, read_family
+from stemma.runtime.models.families.registry import ARCHITECTURES, read_family
 
 # Those of the others are named as the architecture is.
 _CONFIGS = {
@@ -29,7 +29,9 @@ def _defaults(architecture: str) -> dict[str, Any]:
     return {**fields, "architectures": [architecture]}
 
 
-@pytest.mark.parametrize("architecture", [name for name in FAMILIES if _CONFIGS.get(name, name)])
+@pytest.mark.parametrize(
+    "architecture", [name for name in ARCHITECTURES if _CONFIGS.get(name, name)]
+)
 def test_a_field_that_is_left_out_means_its_default(architecture: str) -> None:
     defaults = _defaults(architecture)
     whole = read_family(Fields(Path("config.json"), defaults))

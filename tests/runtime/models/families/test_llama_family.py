@@ -13,9 +13,9 @@ from step_plans import GREEDY, Feed, PlanDriver
 
 from stemma.kernels.adjusted_rows import AdjustedRows
 from stemma.kernels.registry import select_kernels
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.execute.sampler import NON_FINITE
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import Adjustment
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -211,7 +211,7 @@ def _runner(folder: Path, **options: object) -> ModelRunner:
     settings.update(options)
     if settings["page_size"] == 1 and "num_pages" not in options:
         settings["num_pages"] = 500
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     return ModelRunner(folder, config, max_model_len=100, **settings)  # type: ignore[arg-type]
 
 

@@ -19,9 +19,9 @@ from stemma.kernels.quantized_weight import QuantizedWeight, experts_of
 from stemma.kernels.reference.quantized import dequantize
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_weights import stored_weights
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.experts import stacked_weights
+from stemma.runtime.models.model_config import read_model_config
 
 YARN = {
     "rope_type": "yarn",
@@ -109,7 +109,7 @@ def test_logprobs_equal_transformers_in_any_chunking(
 
 def test_parameters_are_counted_before_a_model_is_loaded(checkpoint: Checkpoint) -> None:
     """All of them: biases, norms and what experts have beside their matrices."""
-    model = ServedModel.of(ModelConfig.from_folder(checkpoint.folder), "float32")
+    model = ServedModel.of(read_model_config(checkpoint.folder), "float32")
     stored = stored_weights(checkpoint.folder)
     assert stored is not None and stored.formats == ("F32",)
     assert 4 * model.shape.num_parameters == stored.num_bytes
@@ -174,7 +174,7 @@ def test_there_may_be_no_shared_expert(tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3")
     for number in (0, None):
         change_config(tmp_path, n_shared_experts=number)
-        experts = ModelConfig.from_folder(tmp_path).experts
+        experts = read_model_config(tmp_path).experts
         assert experts is not None and experts.shared_intermediate_size == 0
 
 
@@ -209,10 +209,10 @@ def test_what_is_not_implemented_is_refused_by_its_field(
     family: str, fields: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     make_mixture(tmp_path, family)
-    ModelConfig.from_folder(tmp_path)
+    read_model_config(tmp_path)
     change_config(tmp_path, **fields)
     with pytest.raises(ModelLoadError, match=f"field '{named}'"):
-        ModelConfig.from_folder(tmp_path)
+        read_model_config(tmp_path)
 
 
 def test_at_most_one_expert_is_held_twice() -> None:
@@ -266,4 +266,4 @@ def _logprobs(model: torch.nn.Module) -> torch.Tensor:
 
 def _runner(folder: Path, **options: Any) -> ModelRunner:
     settings = {"num_pages": 60, "max_running_requests": 8, "page_size": 4, **options}
-    return ModelRunner(folder, ModelConfig.from_folder(folder), max_model_len=100, **settings)
+    return ModelRunner(folder, read_model_config(folder), max_model_len=100, **settings)

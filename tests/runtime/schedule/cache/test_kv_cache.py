@@ -6,16 +6,16 @@ import random
 from array import array
 
 import pytest
+from engine_harness import EngineHarness
 from fakes import make_request
-from house import House
 
 from stemma.errors import OutOfPages
 from stemma.radix.check import CheckFailed
-from stemma.runtime.schedule.cache.kv_cache import KVCacheManager, Publication
+from stemma.runtime.schedule.cache.kv_cache import InsertedPrefix, KVCacheManager
 from stemma.runtime.schedule.request import Request
 
 
-class Door:
+class CacheHarness:
     """A manager and the requests that are attached to it, checked after every call."""
 
     def __init__(self, num_pages: int = 16, page_size: int = 1) -> None:
@@ -29,7 +29,7 @@ class Door:
         self.check()
         return request
 
-    def compute(self, request: Request, num_tokens: int) -> Publication | None:
+    def compute(self, request: Request, num_tokens: int) -> InsertedPrefix | None:
         """Reserve, publish and count as computed the first `num_tokens` tokens."""
         self.cache.reserve(request, num_tokens)
         self.check()
@@ -48,137 +48,137 @@ class Door:
 
 
 def test_what_was_published_is_matched_up_to_the_last_token() -> None:
-    door = Door()
-    first = door.attach(1, 2, 3, 4)
-    door.compute(first, 4)
-    second = door.attach(1, 2, 3, 4)
+    harness = CacheHarness()
+    first = harness.attach(1, 2, 3, 4)
+    harness.compute(first, 4)
+    second = harness.attach(1, 2, 3, 4)
     assert second.num_computed_tokens == 3, "the last token's logits must be computed"
     assert second.pages == first.pages[:3]
-    assert door.attach(1, 2, 9).num_computed_tokens == 2
-    assert door.attach(9).num_computed_tokens == 0
+    assert harness.attach(1, 2, 9).num_computed_tokens == 2
+    assert harness.attach(9).num_computed_tokens == 0
 
 
 def test_only_whole_pages_are_published_and_matched() -> None:
-    door = Door(page_size=4)
-    first = door.attach(*range(10))
-    door.compute(first, 10)
+    harness = CacheHarness(page_size=4)
+    first = harness.attach(*range(10))
+    harness.compute(first, 10)
     assert first.num_published == 8 and len(first.pages) == 3
-    assert door.attach(*range(9)).num_computed_tokens == 8
-    assert door.attach(*range(8)).num_computed_tokens == 4
+    assert harness.attach(*range(9)).num_computed_tokens == 8
+    assert harness.attach(*range(8)).num_computed_tokens == 4
 
 
 def test_reserving_evicts_what_nobody_uses() -> None:
-    door = Door(num_pages=4)
-    old = door.attach(1, 2, 3)
-    door.compute(old, 3)
-    door.release(old)
-    assert door.cache.allocator.num_free == 1 and door.cache.num_free_pages == 4
-    new = door.attach(7, 8, 9)
-    door.compute(new, 3)
-    assert door.attach(1, 2, 3).num_computed_tokens == 1, "only what was needed is evicted"
+    harness = CacheHarness(num_pages=4)
+    old = harness.attach(1, 2, 3)
+    harness.compute(old, 3)
+    harness.release(old)
+    assert harness.cache.allocator.num_free == 1 and harness.cache.num_free_pages == 4
+    new = harness.attach(7, 8, 9)
+    harness.compute(new, 3)
+    assert harness.attach(1, 2, 3).num_computed_tokens == 1, "only what was needed is evicted"
 
 
 def test_out_of_pages_changes_nothing() -> None:
-    door = Door(num_pages=4)
-    first = door.attach(1, 2)
-    door.compute(first, 2)
-    cached = door.attach(5)
-    door.compute(cached, 1)
-    door.release(cached)
-    second = door.attach(7, 8, 9)
+    harness = CacheHarness(num_pages=4)
+    first = harness.attach(1, 2)
+    harness.compute(first, 2)
+    cached = harness.attach(5)
+    harness.compute(cached, 1)
+    harness.release(cached)
+    second = harness.attach(7, 8, 9)
     with pytest.raises(OutOfPages):
-        door.cache.reserve(second, 3)
-    door.check()
-    assert len(second.pages) == 0 and door.cache.num_free_pages == 2
-    assert door.attach(5, 6).num_computed_tokens == 1, "nothing was evicted in vain"
+        harness.cache.reserve(second, 3)
+    harness.check()
+    assert len(second.pages) == 0 and harness.cache.num_free_pages == 2
+    assert harness.attach(5, 6).num_computed_tokens == 1, "nothing was evicted in vain"
 
 
 def test_a_request_adopts_what_another_published_meanwhile() -> None:
-    door = Door()
-    first, second = door.attach(1, 2, 3, 4), door.attach(1, 2, 3, 5)
-    door.compute(first, 3)
-    door.cache.catch_up(second)
-    door.check()
+    harness = CacheHarness()
+    first, second = harness.attach(1, 2, 3, 4), harness.attach(1, 2, 3, 5)
+    harness.compute(first, 3)
+    harness.cache.catch_up(second)
+    harness.check()
     assert second.num_computed_tokens == 3 and second.pages == first.pages[:3]
 
 
 def test_duplicates_are_freed_when_the_request_is_released() -> None:
-    door = Door(num_pages=16)
-    first, second = door.attach(1, 2, 3), door.attach(1, 2, 3)
-    door.compute(first, 3)
-    assert door.compute(second, 3) is None, "the tree has it already"
-    num_free = door.cache.allocator.num_free
-    door.release(second)
-    assert door.cache.allocator.num_free == num_free + 3
+    harness = CacheHarness(num_pages=16)
+    first, second = harness.attach(1, 2, 3), harness.attach(1, 2, 3)
+    harness.compute(first, 3)
+    assert harness.compute(second, 3) is None, "the tree has it already"
+    num_free = harness.cache.allocator.num_free
+    harness.release(second)
+    assert harness.cache.allocator.num_free == num_free + 3
 
 
 def test_releasing_keeps_computed_whole_pages_and_frees_the_rest() -> None:
-    door = Door(num_pages=8, page_size=4)
-    request = door.attach(*range(6))
-    door.compute(request, 6)
+    harness = CacheHarness(num_pages=8, page_size=4)
+    request = harness.attach(*range(6))
+    harness.compute(request, 6)
     request.token_ids.extend([6, 7, 8, 9])
-    door.cache.reserve(request, 10)
+    harness.cache.reserve(request, 10)
     request.num_computed_tokens = 9
-    door.release(request)
-    assert door.cache.tree.num_pages == 2 and door.cache.allocator.num_free == 6
+    harness.release(request)
+    assert harness.cache.tree.num_pages == 2 and harness.cache.allocator.num_free == 6
     assert request.pages == array("i") and request.node is None
-    door.cache.release(request)  # a second time is no error
-    door.check()
+    harness.cache.release(request)  # a second time is no error
+    harness.check()
 
 
 def test_unpublishing_takes_out_all_that_a_failed_step_put_in() -> None:
-    door = Door()
-    before = door.attach(1, 2)
-    door.compute(before, 2)
-    first, second = door.attach(1, 2, 3, 4, 5), door.attach(1, 2, 3, 4, 6)
-    published = [door.compute(first, 5)]
-    door.cache.catch_up(second)
+    harness = CacheHarness()
+    before = harness.attach(1, 2)
+    harness.compute(before, 2)
+    first, second = harness.attach(1, 2, 3, 4, 5), harness.attach(1, 2, 3, 4, 6)
+    published = [harness.compute(first, 5)]
+    harness.cache.catch_up(second)
     assert second.num_computed_tokens == 4
-    published.append(door.compute(second, 5))
+    published.append(harness.compute(second, 5))
     for request in (first, second):
-        door.release(request, keep=False)
-    door.cache.unpublish(p for p in published if p is not None)
-    door.check()
-    assert door.attach(1, 2, 3, 4, 5).num_computed_tokens == 2
+        harness.release(request, keep=False)
+    harness.cache.unpublish(p for p in published if p is not None)
+    harness.check()
+    assert harness.attach(1, 2, 3, 4, 5).num_computed_tokens == 2
 
 
 def test_unpublishing_spares_what_a_healthy_request_reads() -> None:
-    door = Door()
-    bad, good = door.attach(1, 2, 3, 4), door.attach(1, 2, 9)
-    publication = door.compute(bad, 4)
+    harness = CacheHarness()
+    bad, good = harness.attach(1, 2, 3, 4), harness.attach(1, 2, 9)
+    publication = harness.compute(bad, 4)
     assert publication is not None
-    door.cache.catch_up(good)
-    door.compute(good, 3)
-    door.release(bad, keep=False)
-    door.cache.unpublish([publication])
-    door.check()
-    assert door.attach(1, 2, 3, 4, 5).num_computed_tokens == 2
-    door.release(good)
+    harness.cache.catch_up(good)
+    harness.compute(good, 3)
+    harness.release(bad, keep=False)
+    harness.cache.unpublish([publication])
+    harness.check()
+    assert harness.attach(1, 2, 3, 4, 5).num_computed_tokens == 2
+    harness.release(good)
 
 
 def test_flushing_drops_only_what_nobody_uses() -> None:
-    door = Door()
-    request, gone = door.attach(1, 2, 3), door.attach(5, 6)
-    door.compute(request, 3)
-    door.compute(gone, 2)
-    door.release(gone)
-    assert door.cache.flush() == 2
-    door.check()
-    assert door.cache.tree.num_pages == 3
+    harness = CacheHarness()
+    request, gone = harness.attach(1, 2, 3), harness.attach(5, 6)
+    harness.compute(request, 3)
+    harness.compute(gone, 2)
+    harness.release(gone)
+    assert harness.cache.flush() == 2
+    harness.check()
+    assert harness.cache.tree.num_pages == 3
 
 
 def test_the_check_notices_a_lost_page() -> None:
-    door = Door()
-    request = door.attach(1, 2, 3)
-    door.compute(request, 3)
-    door.cache.allocator.allocate(1)
+    harness = CacheHarness()
+    request = harness.attach(1, 2, 3)
+    harness.compute(request, 3)
+    harness.cache.allocator.allocate(1)
     with pytest.raises(CheckFailed, match="belong to nobody"):
-        door.check()
+        harness.check()
 
 
 def test_a_snapshot_of_a_large_tree_has_what_is_held_and_what_was_used_last() -> None:
-    house = House(num_pages=4000)
-    cache = house.engine.scheduler.kv_cache
+    harness = EngineHarness(num_pages=4000)
+    cache = harness.engine.scheduler.kv_cache
     drawn = random.Random(3)
     for _ in range(300):
         ids = [drawn.randrange(1, 8) for _ in range(8)]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from engine_harness import EngineHarness
+from engine_harness import assert_right as assert_output_right
 from fakes import VOCAB_SIZE, chain_of
-from house import House
-from house import assert_right as assert_output_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
 
-from stemma.constrained.serving.follower import PendingGrammar
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidRequest
 from stemma.runtime.memory.disk.block_key import Block, blocks_of
 from stemma.runtime.memory.disk.folder import StoreFolder
@@ -45,7 +45,7 @@ def assert_right(request: Request) -> None:
 
 
 @dataclass
-class Shop(House):
+class Shop(EngineHarness):
     """A House with a store; `restart` is another process with the same folder."""
 
     folder: Path = field(default_factory=Path)

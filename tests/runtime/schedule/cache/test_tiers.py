@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from engine_harness import FAMILIES, EngineHarness, assert_right
 from fakes import FakeListener, make_request
-from house import FAMILIES, House, assert_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ class Clock:
 
 
 @dataclass
-class Farm(House):
+class Farm(EngineHarness):
     """A House with a clock of its own, programs, and leases that a test takes."""
 
     leases: list[Lease] = field(default_factory=list)

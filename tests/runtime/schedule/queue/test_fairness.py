@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from engine_harness import EngineHarness, assert_right
 from fakes import FakeListener, make_request
-from house import House, assert_right
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
@@ -17,35 +17,35 @@ from stemma.runtime.schedule.request import Request
 QUANTUM = 64
 
 
-def house_of(weights: dict[str, float]) -> House:
-    house = House(num_pages=400, max_running=4)
-    shares = house.engine.scheduler.shares
+def house_of(weights: dict[str, float]) -> EngineHarness:
+    harness = EngineHarness(num_pages=400, max_running=4)
+    shares = harness.engine.scheduler.shares
     shares.weights.update(weights)
     shares._quantum = QUANTUM
-    return house
+    return harness
 
 
-def submit(house: House, tenant: str, num: int, served: Counter[str]) -> None:
+def submit(harness: EngineHarness, tenant: str, num: int, served: Counter[str]) -> None:
     """Calls of 8 tokens and 8 more, each a program of its own."""
 
     def note(request: Request) -> None:
         served[tenant] += request.num_tokens
 
     for _ in range(num):
-        number = len(house.requests)
+        number = len(harness.requests)
         prompt = [1 + number // 7**i % 7 for i in range(7, -1, -1)]
         listener = FakeListener(when_finished=note)
         program = ProgramRecord(tenant=tenant)
-        house.submit(prompt, max_tokens=8, program=program, listener=listener)
+        harness.submit(prompt, max_tokens=8, program=program, listener=listener)
 
 
 def test_tenants_with_work_share_by_weight() -> None:
-    house, served = house_of({"a": 2.0}), Counter[str]()
-    submit(house, "b", 200, served)
-    submit(house, "a", 200, served)
+    harness, served = house_of({"a": 2.0}), Counter[str]()
+    submit(harness, "b", 200, served)
+    submit(harness, "a", 200, served)
     most_off = 0.0
     while served["a"] < 1500:
-        house.step()
+        harness.step()
         if served["b"]:
             most_off = max(most_off, abs(served["a"] / 2 - served["b"]))
     assert 1.8 < served["a"] / served["b"] < 2.2
@@ -53,24 +53,24 @@ def test_tenants_with_work_share_by_weight() -> None:
 
 
 def test_who_comes_late_has_saved_up_nothing() -> None:
-    house, served = house_of({}), Counter[str]()
-    submit(house, "early", 300, served)
+    harness, served = house_of({}), Counter[str]()
+    submit(harness, "early", 300, served)
     while served["early"] < 1000:
-        house.step()
+        harness.step()
     before = served["early"]
-    submit(house, "late", 200, served)
+    submit(harness, "late", 200, served)
     while served["late"] < 800:
-        house.step()
+        harness.step()
         assert served["late"] - (served["early"] - before) <= 2 * QUANTUM + 4 * 16
     assert served["early"] - before > 600
 
 
 def test_one_tenant_alone_gets_everything() -> None:
-    house, served = house_of({"b": 0.001}), Counter[str]()
-    submit(house, "b", 20, served)
-    house.run()
-    assert all(len(plan.rows) == 4 for plan in house.executor.plans[1:-8])
-    for request in house.requests:
+    harness, served = house_of({"b": 0.001}), Counter[str]()
+    submit(harness, "b", 20, served)
+    harness.run()
+    assert all(len(plan.rows) == 4 for plan in harness.executor.plans[1:-8])
+    for request in harness.requests:
         assert_right(request)
 
 
@@ -116,29 +116,29 @@ def test_a_round_costs_the_same_with_many_tenants() -> None:
     """One big request has no room: whatever waits behind it is not looked at."""
     num_visits = {}
     for num_tenants in (100, 1000):
-        house = House(num_pages=64, max_running=4)
-        first = house.submit([1] * 20, max_tokens=40)
+        harness = EngineHarness(num_pages=64, max_running=4)
+        first = harness.submit([1] * 20, max_tokens=40)
         for tenant in range(num_tenants):
-            house.submit([2] * 40, max_tokens=20, program=ProgramRecord(tenant=tenant))
-        house.step()
-        tree = house.engine.scheduler.kv_cache.tree
+            harness.submit([2] * 40, max_tokens=20, program=ProgramRecord(tenant=tenant))
+        harness.step()
+        tree = harness.engine.scheduler.kv_cache.tree
         before = tree.num_visits
         for _ in range(5):
-            house.step()
+            harness.step()
         num_visits[num_tenants] = tree.num_visits - before
-        assert house.engine.scheduler.running == [first]
+        assert harness.engine.scheduler.running == [first]
     assert num_visits[1000] <= num_visits[100] + 5
 
 
 def test_of_many_tenants_everybody_is_served_in_turn() -> None:
-    house, served = house_of({}), Counter[str]()
-    house.engine.scheduler.shares._quantum = 8
+    harness, served = house_of({}), Counter[str]()
+    harness.engine.scheduler.shares._quantum = 8
     for tenant in range(80):  # more than a round opens at once
-        submit(house, str(tenant), 2, served)
+        submit(harness, str(tenant), 2, served)
     while len(served) < 80:
-        house.step()
+        harness.step()
     assert sum(served.values()) <= (80 + 4) * 16, "some were served again before all were once"
-    house.run()
+    harness.run()
     assert set(served.values()) == {2 * 16}
 
 
@@ -151,10 +151,10 @@ def test_weights_are_read_from_text_and_bad_ones_refused() -> None:
 
 
 def test_other_policies_know_no_tenants() -> None:
-    house, served = house_of({}), Counter[str]()
-    house.engine.set_schedule_policy("fcfs")
-    submit(house, "a", 8, served)
-    submit(house, "b", 8, served)
+    harness, served = house_of({}), Counter[str]()
+    harness.engine.set_schedule_policy("fcfs")
+    submit(harness, "a", 8, served)
+    submit(harness, "b", 8, served)
     while served["a"] < 8 * 16:
-        house.step()
+        harness.step()
     assert served["b"] <= 4 * 16

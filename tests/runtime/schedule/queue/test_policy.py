@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
+from engine_harness import FAMILIES, EngineHarness, assert_right
 from fakes import FakeListener, make_request
-from house import FAMILIES, House, assert_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,18 +15,18 @@ from stemma.errors import InvalidRequest
 from stemma.radix.tree import RadixTree
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.schedule.queue.admission import MIN_RATIO, NewTokenEstimate
-from stemma.runtime.schedule.queue.policy import POLICY_NAMES, OutputShare, Surroundings, policy_of
+from stemma.runtime.schedule.queue.policy import POLICY_NAMES, OutputShare, PolicyContext, policy_of
 from stemma.runtime.schedule.queue.waiting_queue import WaitingQueue
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 
 
-class Line:
+class QueueHarness:
     """A waiting queue over a tree of its own."""
 
     def __init__(self, policy: str, max_overtakes: int | None = None) -> None:
         self.tree = RadixTree()
         self.share = OutputShare()
-        around = Surroundings(self.tree, self.share)
+        around = PolicyContext(self.tree, self.share)
         self.queue = WaitingQueue(policy_of(policy), around, max_overtakes)
         self.num_made = 0
 
@@ -58,159 +58,161 @@ class Line:
 
 
 def test_fcfs_admits_in_order_of_arrival() -> None:
-    line = Line("fcfs")
-    line.cache([1, 2, 3])
+    harness = QueueHarness("fcfs")
+    harness.cache([1, 2, 3])
     for prompt in ([9], [1, 2, 3, 4], [8]):
-        line.add(prompt)
-    assert line.drain() == [1, 2, 3]
+        harness.add(prompt)
+    assert harness.drain() == [1, 2, 3]
 
 
 def test_lpm_admits_the_longest_cached_prefix_first() -> None:
-    line = Line("lpm")
-    line.cache([1, 2, 3, 4, 5])
+    harness = QueueHarness("lpm")
+    harness.cache([1, 2, 3, 4, 5])
     for prompt in ([9, 9], [1, 2, 7], [1, 2, 3, 4, 7], [9, 8], [1, 2, 6]):
-        line.add(prompt)
-    assert line.drain() == [3, 2, 5, 1, 4]
+        harness.add(prompt)
+    assert harness.drain() == [3, 2, 5, 1, 4]
 
 
 def test_lpm_sees_what_was_cached_while_a_request_waited() -> None:
-    line = Line("lpm")
-    line.add([9, 9])
-    line.add([1, 2, 3])
-    list(line.queue.candidates())
-    line.cache([1, 2])
-    assert line.drain() == [2, 1]
+    harness = QueueHarness("lpm")
+    harness.add([9, 9])
+    harness.add([1, 2, 3])
+    list(harness.queue.candidates())
+    harness.cache([1, 2])
+    assert harness.drain() == [2, 1]
 
 
 def test_lpm_sees_what_was_evicted_while_a_request_waited() -> None:
     """Also when it is not that request's turn to be ranked again."""
-    line = Line("lpm")
-    line.cache([5, 6, 7])
-    line.cache([1, 2])
-    ids = {line.add([4, index]).id: index for index in range(100)}
-    hot, warm = line.add([5, 6, 7, 8]), line.add([1, 2, 3])
-    assert next(line.queue.candidates()) is hot
-    line.tree.evict(3)
-    assert next(line.queue.candidates()) is warm
-    assert line.drain() == [warm.id, *ids, hot.id]
+    harness = QueueHarness("lpm")
+    harness.cache([5, 6, 7])
+    harness.cache([1, 2])
+    ids = {harness.add([4, index]).id: index for index in range(100)}
+    hot, warm = harness.add([5, 6, 7, 8]), harness.add([1, 2, 3])
+    assert next(harness.queue.candidates()) is hot
+    harness.tree.evict(3)
+    assert next(harness.queue.candidates()) is warm
+    assert harness.drain() == [warm.id, *ids, hot.id]
 
 
 def test_dfs_weight_goes_depth_first_into_the_fullest_branch() -> None:
-    line = Line("dfs-weight")
+    harness = QueueHarness("dfs-weight")
     for prompt in ([7, 1], [5, 1, 1], [6, 1], [5, 2, 1], [6, 2], [5, 1, 2], [5, 2, 2], [5, 2, 3]):
-        line.add(prompt)
+        harness.add(prompt)
     # Branch 5 has five, and in it branch 2 three; 6 has two, 7 one.
-    assert line.drain() == [4, 7, 8, 2, 6, 3, 5, 1]
+    assert harness.drain() == [4, 7, 8, 2, 6, 3, 5, 1]
 
 
 def test_dfs_weight_keeps_namespaces_apart() -> None:
-    line = Line("dfs-weight")
+    harness = QueueHarness("dfs-weight")
     for index in range(6):
-        line.add([5, index], namespace="ab"[index % 2])
-    assert line.drain() == [1, 3, 5, 2, 4, 6]
+        harness.add([5, index], namespace="ab"[index % 2])
+    assert harness.drain() == [1, 3, 5, 2, 4, 6]
 
 
 def test_priority_admits_the_highest_first_then_in_order_of_arrival() -> None:
-    line = Line("priority")
+    harness = QueueHarness("priority")
     for priority in (0, 5, -3, 5, 0):
-        line.add([1], priority=priority)
-    assert line.drain() == [2, 4, 1, 5, 3]
+        harness.add([1], priority=priority)
+    assert harness.drain() == [2, 4, 1, 5, 3]
 
 
 def test_sjf_admits_what_is_expected_to_generate_least() -> None:
-    line = Line("sjf")
+    harness = QueueHarness("sjf")
     for max_tokens in (30, 10, 20):
-        line.add([1], max_tokens)
-    scored = line.add([1], 0, scoring=Scoring(0, (1,)))
-    assert line.drain() == [scored.id, 2, 3, 1]
+        harness.add([1], max_tokens)
+    scored = harness.add([1], 0, scoring=Scoring(0, (1,)))
+    assert harness.drain() == [scored.id, 2, 3, 1]
 
 
 def test_sjf_corrects_max_tokens_by_what_a_client_really_uses() -> None:
-    line = Line("sjf")
+    harness = QueueHarness("sjf")
     for _ in range(64):
         request = make_request(0, [1], client="brief")
         request.max_output_tokens = 100
         request.append_token(1)
-        line.share.note(request)
-    assert line.share.of("brief") < 0.1
-    honest = line.add([1], 40, client="other")
-    brief = line.add([1], 100, client="brief")
-    line.share.overall.value = 1.0
-    assert line.drain() == [brief.id, honest.id]
+        harness.share.note(request)
+    assert harness.share.of("brief") < 0.1
+    honest = harness.add([1], 40, client="other")
+    brief = harness.add([1], 100, client="brief")
+    harness.share.overall.value = 1.0
+    assert harness.drain() == [brief.id, honest.id]
 
 
 # --- switching and limits -------------------------------------------------------------------------
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
-    house = House()
+    harness = EngineHarness()
     for make in (
         lambda: EngineConfig(schedule_policy="lifo"),
-        lambda: house.engine.set_schedule_policy("lifo"),
+        lambda: harness.engine.set_schedule_policy("lifo"),
     ):
         with pytest.raises(InvalidRequest, match=r"schedule_policy='lifo'.*fcfs.*dfs-weight.*sjf"):
             make()
-    assert house.engine.scheduler.policy == "program"
+    assert harness.engine.scheduler.policy == "program"
 
 
 def test_a_policy_can_be_switched_while_requests_wait() -> None:
-    line = Line("fcfs")
+    harness = QueueHarness("fcfs")
     for priority in (0, 1, 2, 3):
-        line.add([1], priority=priority)
-    assert line.admit() is not None
+        harness.add([1], priority=priority)
+    assert harness.admit() is not None
     for name, expected in (("priority", 4), ("fcfs", 2), ("dfs-weight", 3)):
-        line.queue.policy = policy_of(name)
-        request = line.admit()
+        harness.queue.policy = policy_of(name)
+        request = harness.admit()
         assert request is not None and request.id == expected
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_every_policy_gives_the_same_outputs(policy: str) -> None:
     rng = random.Random(3)
-    house = House(num_pages=120, max_running=4, token_budget=24, policy=policy, is_hopeful=True)
+    harness = EngineHarness(
+        num_pages=120, max_running=4, token_budget=24, policy=policy, is_hopeful=True
+    )
     for _ in range(40):
         prompt = FAMILIES[rng.randrange(3)][: rng.randrange(1, 40)]
-        house.submit(prompt, max_tokens=rng.randrange(1, 30), priority=rng.randrange(3))
+        harness.submit(prompt, max_tokens=rng.randrange(1, 30), priority=rng.randrange(3))
         if rng.random() < 0.5:
-            house.step()
-    house.run()
-    for request in house.requests:
+            harness.step()
+    harness.run()
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is FinishReason.LENGTH
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_lpm_looks_at_a_bounded_number_of_nodes_a_round_however_many_wait() -> None:
     num_visits = {}
     for num_waiting in (500, 4000):
-        line = Line("lpm", max_overtakes=128)
+        harness = QueueHarness("lpm", max_overtakes=128)
         for index in range(num_waiting):
-            line.add([index % 7, index])
-        line.admit()
-        before = line.tree.num_visits
+            harness.add([index % 7, index])
+        harness.admit()
+        before = harness.tree.num_visits
         for index in range(400):
-            line.cache([index % 7, index])
-            line.admit()
-        num_visits[num_waiting] = line.tree.num_visits - before
+            harness.cache([index % 7, index])
+            harness.admit()
+        num_visits[num_waiting] = harness.tree.num_visits - before
     assert num_visits[4000] <= 2 * num_visits[500]
 
 
 def test_what_has_left_the_queue_is_forgotten() -> None:
-    line = Line("lpm")
-    line.add([9])
-    line.cache([1])
+    harness = QueueHarness("lpm")
+    harness.add([9])
+    harness.cache([1])
     for index in range(2000):
-        line.add([1, index])
-        line.admit()
-    (kept_line,) = line.queue._lines.values()
+        harness.add([1, index])
+        harness.admit()
+    (kept_queue,) = harness.queue._queues.values()
     sizes = (
-        *kept_line._heaps.values(),
-        kept_line._to_refresh,
-        kept_line._unranked,
-        kept_line._items,
-        kept_line._arrivals,
+        *kept_queue._heaps.values(),
+        kept_queue._to_refresh,
+        kept_queue._unranked,
+        kept_queue._items,
+        kept_queue._arrivals,
     )
-    assert len(line.queue) == 1 and all(len(kept) < 200 for kept in sizes)
+    assert len(harness.queue) == 1 and all(len(kept) < 200 for kept in sizes)
 
 
 # --- aging ----------------------------------------------------------------------------------------
@@ -232,14 +234,14 @@ def test_what_has_left_the_queue_is_forgotten() -> None:
 def test_nobody_is_overtaken_more_often_than_the_bound(
     policy: str, max_overtakes: int, events: list[tuple[str, int]]
 ) -> None:
-    line = Line(policy, max_overtakes)
+    harness = QueueHarness(policy, max_overtakes)
     for index in range(3):
-        line.cache([index] * 4)
+        harness.cache([index] * 4)
     num_overtakes: dict[int, int] = {}
     longest = 0
 
     def admit() -> None:
-        request = line.admit()
+        request = harness.admit()
         if request is not None:
             del num_overtakes[request.id]
             for other in num_overtakes:
@@ -249,36 +251,36 @@ def test_nobody_is_overtaken_more_often_than_the_bound(
 
     for kind, what in events:
         if kind == "add":
-            longest = max(longest, len(line.queue))
-            request = line.add([what] * (1 + line.num_made % 5), 1 + line.num_made % 11)
+            longest = max(longest, len(harness.queue))
+            request = harness.add([what] * (1 + harness.num_made % 5), 1 + harness.num_made % 11)
             num_overtakes[request.id] = 0
         elif kind == "admit":
             admit()
-        elif waiting := list(line.queue):
+        elif waiting := list(harness.queue):
             request = waiting[what % len(waiting)]
-            line.queue.remove(request)
+            harness.queue.remove(request)
             del num_overtakes[request.id]
-    while len(line.queue):
+    while len(harness.queue):
         admit()
 
 
 def _flood(policy: str, max_overtakes: int | None) -> list[bool]:
     """Whether each first admission is the cold request's; hot ones never stop coming."""
-    house = House(num_pages=400, max_running=2, policy=policy)
-    house.engine.scheduler.waiting._max_overtakes = max_overtakes
+    harness = EngineHarness(num_pages=400, max_running=2, policy=policy)
+    harness.engine.scheduler.waiting._max_overtakes = max_overtakes
     hot = FAMILIES[0][:60]
-    house.submit(hot, max_tokens=1)
-    house.run()
+    harness.submit(hot, max_tokens=1)
+    harness.run()
     order: list[Request] = []
     cold: Request | None = None
     for index in range(60):
         for own in range(3):
             listener = FakeListener(when_finished=order.append)
-            house.submit([*hot, own, index % 7], max_tokens=1, listener=listener)
+            harness.submit([*hot, own, index % 7], max_tokens=1, listener=listener)
         if index == 5:
             listener = FakeListener(when_finished=order.append)
-            cold = house.submit(FAMILIES[1][:20], max_tokens=1, listener=listener)
-        house.step()
+            cold = harness.submit(FAMILIES[1][:20], max_tokens=1, listener=listener)
+        harness.step()
     return [request is cold for request in order]
 
 
@@ -336,37 +338,37 @@ def test_the_peak_is_that_of_running_all_requests_to_their_end(
 
 
 def test_admission_waits_for_room_that_the_running_are_expected_to_need() -> None:
-    house = House(num_pages=100, max_running=4)
-    first = house.submit(FAMILIES[0][:20], max_tokens=60)
-    house.step()
-    second = house.submit(FAMILIES[1][:20], max_tokens=60)
-    house.step()
+    harness = EngineHarness(num_pages=100, max_running=4)
+    first = harness.submit(FAMILIES[0][:20], max_tokens=60)
+    harness.step()
+    second = harness.submit(FAMILIES[1][:20], max_tokens=60)
+    harness.step()
     assert not second.is_admitted  # once 59 + 59 are generated there would be 160 tokens
-    house.run()
-    assert house.engine.scheduler.stats.num_preemptions == 0
+    harness.run()
+    assert harness.engine.scheduler.stats.num_preemptions == 0
     for request in (first, second):
         assert_right(request)
 
 
 def test_a_request_that_alone_may_outgrow_the_pool_is_admitted_once_it_is_alone() -> None:
-    house = House(num_pages=64)
-    first = house.submit([1, 2, 3], max_tokens=20)
-    large = house.submit(FAMILIES[0][:50], max_tokens=10_000)
-    house.run()
+    harness = EngineHarness(num_pages=64)
+    first = harness.submit([1, 2, 3], max_tokens=20)
+    large = harness.submit(FAMILIES[0][:50], max_tokens=10_000)
+    harness.run()
     assert first.finish_reason is large.finish_reason is FinishReason.LENGTH
     assert large.num_tokens == 64
-    house.assert_nothing_held()
+    harness.assert_nothing_held()
 
 
 def test_under_priority_the_lowest_is_preempted() -> None:
-    house = House(num_pages=60, max_running=3, policy="priority", is_hopeful=True)
-    low = house.submit([1] * 8, max_tokens=40, priority=-1)
-    house.step()
-    high = [house.submit([own] * 8, max_tokens=20, priority=1) for own in (2, 3)]
+    harness = EngineHarness(num_pages=60, max_running=3, policy="priority", is_hopeful=True)
+    low = harness.submit([1] * 8, max_tokens=40, priority=-1)
+    harness.step()
+    high = [harness.submit([own] * 8, max_tokens=20, priority=1) for own in (2, 3)]
     preempted: set[int] = set()
-    while house.engine.has_work:
-        house.step()
-        preempted |= {r.id for r in house.engine.scheduler.waiting if r.is_admitted}
+    while harness.engine.has_work:
+        harness.step()
+        preempted |= {r.id for r in harness.engine.scheduler.waiting if r.is_admitted}
     assert preempted == {low.id}
     for request in (low, *high):
         assert_right(request)
@@ -376,26 +378,26 @@ def test_under_priority_the_lowest_is_preempted() -> None:
 
 
 def test_an_unrelated_prompt_fills_what_a_cut_chunk_leaves_of_the_budget() -> None:
-    house = House(num_pages=64, page_size=16, token_budget=23)
-    first, second = (house.submit([*FAMILIES[1][:64], own], max_tokens=1) for own in (1, 2))
-    other = house.submit([7] * 12, max_tokens=1)
-    house.step()
-    (plan,) = house.executor.plans
+    harness = EngineHarness(num_pages=64, page_size=16, token_budget=23)
+    first, second = (harness.submit([*FAMILIES[1][:64], own], max_tokens=1) for own in (1, 2))
+    other = harness.submit([7] * 12, max_tokens=1)
+    harness.step()
+    (plan,) = harness.executor.plans
     assert {row.request_id for row in plan.rows} == {first.id, other.id}
     assert plan.num_tokens == 23
-    house.run()
-    assert house.executor.num_computed == 64 + 2 + 12
+    harness.run()
+    assert harness.executor.num_computed == 64 + 2 + 12
     for request in (first, second, other):
         assert_right(request)
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_an_abort_frees_slot_and_pages_for_the_very_next_step(policy: str) -> None:
-    house = House(num_pages=40, max_running=1, token_budget=64, policy=policy)
-    running = house.submit(FAMILIES[0][:30], max_tokens=10)
-    house.step()
-    waiting = house.submit(FAMILIES[1][:38], max_tokens=1)
-    house.engine.abort(running)
-    house.step()
+    harness = EngineHarness(num_pages=40, max_running=1, token_budget=64, policy=policy)
+    running = harness.submit(FAMILIES[0][:30], max_tokens=10)
+    harness.step()
+    waiting = harness.submit(FAMILIES[1][:38], max_tokens=1)
+    harness.engine.abort(running)
+    harness.step()
     assert waiting.finish_reason is FinishReason.LENGTH
-    house.assert_nothing_held()
+    harness.assert_nothing_held()

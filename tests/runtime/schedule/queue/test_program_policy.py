@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from engine_harness import EngineHarness, assert_right, listener_of
 from fakes import FakeListener, make_request
-from house import House, assert_right, listener_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ STEP_S, TOKEN_S = 0.001, 0.001
 
 
 @dataclass
-class TimedHouse(House):
+class TimedHouse(EngineHarness):
     """A clock of its own: a step takes `STEP_S`, and `TOKEN_S` for each token."""
 
     now_s: float = 0.0
@@ -82,178 +82,180 @@ def test_a_level_has_four_times_the_service_of_the_one_below() -> None:
 
 
 def test_the_program_that_has_had_least_is_admitted_first() -> None:
-    house = House(max_running=1)
+    harness = EngineHarness(max_running=1)
     order: list[Request] = []
     for service in (20.0 * LEVEL_SERVICE, 0.0, 2.0 * LEVEL_SERVICE, None):
         program = None if service is None else ProgramRecord(service=service)
         listener = FakeListener(when_finished=order.append)
-        house.submit(prompt_of(len(order), 5), program=program, listener=listener)
-    house.run()
-    assert [house.requests.index(request) for request in order] == [1, 3, 2, 0]
+        harness.submit(prompt_of(len(order), 5), program=program, listener=listener)
+    harness.run()
+    assert [harness.requests.index(request) for request in order] == [1, 3, 2, 0]
 
 
 @pytest.mark.parametrize("is_one", [False, True])
 def test_the_longest_chain_of_calls_is_begun_first(is_one: bool) -> None:
     """Between programs, and between the calls of one."""
-    house = House(max_running=1)
+    harness = EngineHarness(max_running=1)
     order: list[Request] = []
     program = ProgramRecord()
     for num_calls_after in (1, 0, 3, 2):
         listener = FakeListener(when_finished=order.append)
         program = program if is_one else ProgramRecord()
-        house.submit(
+        harness.submit(
             prompt_of(9, 5), program=program, num_calls_after=num_calls_after, listener=listener
         )
-    house.run()
-    assert [house.requests.index(request) for request in order] == [2, 3, 0, 1]
+    harness.run()
+    assert [harness.requests.index(request) for request in order] == [2, 3, 0, 1]
 
 
 def test_all_tokens_that_a_programs_calls_compute_are_its_service() -> None:
-    house = House()
+    harness = EngineHarness()
     program = ProgramRecord()
     for seed in (1, 2):
-        house.submit(prompt_of(seed, 20), max_tokens=1, program=program)
-    house.run()
+        harness.submit(prompt_of(seed, 20), max_tokens=1, program=program)
+    harness.run()
     assert program.service == 40
-    house.submit(prompt_of(1, 20), max_tokens=3, program=program)
-    house.run()
-    assert program.service == 40 + 3 * house.engine.scheduler.costs.row_tokens
+    harness.submit(prompt_of(1, 20), max_tokens=3, program=program)
+    harness.run()
+    assert program.service == 40 + 3 * harness.engine.scheduler.costs.row_tokens
 
 
 def test_children_of_a_fork_start_together_and_compute_what_they_share_once() -> None:
     """Though children of three forks came by turns."""
-    house = House(num_pages=400, max_running=4, token_budget=64)
+    harness = EngineHarness(num_pages=400, max_running=4, token_budget=64)
     common, programs = prompt_of(1, 30), [ProgramRecord() for _ in range(3)]
     for index in range(12):
         fork, child = index % 3, index // 3
         own = [fork + 1, *prompt_of(fork, 9), child + 1]
-        house.submit([*common, *own], max_tokens=3, program=programs[fork])
-    house.run()
+        harness.submit([*common, *own], max_tokens=3, program=programs[fork])
+    harness.run()
     first_plans: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
-    for number, plan in enumerate(house.executor.plans):
+    for number, plan in enumerate(harness.executor.plans):
         for row in plan.rows:
             if row.start + len(row.input_ids) == len(common) + 11:
                 first_plans[(row.request_id - 1) % 3].add(number)
     assert [len(numbers) for numbers in first_plans.values()] == [1, 1, 1]
-    assert house.executor.num_computed == 30 + 3 * 10 + 12 * (1 + 2)
-    for request in house.requests:
+    assert harness.executor.num_computed == 30 + 3 * 10 + 12 * (1 + 2)
+    for request in harness.requests:
         assert_right(request)
 
 
 # --- the working set ------------------------------------------------------------------------------
 
 
-def begun(house: TimedHouse, seed: int, length: int = 20) -> list[int]:
+def begun(harness: TimedHouse, seed: int, length: int = 20) -> list[int]:
     """A program that has had a call and is now elsewhere; its context."""
-    request = house.submit(prompt_of(seed, length), max_tokens=2, program=house.program())
-    house.run()
+    request = harness.submit(prompt_of(seed, length), max_tokens=2, program=harness.program())
+    harness.run()
     context = list(request.token_ids)
-    house.keep(context[:-1])
+    harness.keep(context[:-1])
     return context
 
 
 def test_a_new_program_waits_for_room_that_others_lease_while_the_device_is_busy() -> None:
-    house = TimedHouse(num_pages=64)
-    contexts = [begun(house, seed) for seed in (1, 2)]
-    house.be_busy()
-    new = house.submit(prompt_of(3, 30), program=house.program())
-    house.step()
+    harness = TimedHouse(num_pages=64)
+    contexts = [begun(harness, seed) for seed in (1, 2)]
+    harness.be_busy()
+    new = harness.submit(prompt_of(3, 30), program=harness.program())
+    harness.step()
     assert not new.is_admitted
-    assert house.engine.scheduler.stats.num_gated == 1
-    back = house.submit([*contexts[0], 1, 2], max_tokens=1, program=house.programs[0])
-    house.step()
+    assert harness.engine.scheduler.stats.num_gated == 1
+    back = harness.submit([*contexts[0], 1, 2], max_tokens=1, program=harness.programs[0])
+    harness.step()
     assert back.is_finished and back.num_cached_tokens >= 20
     assert not new.is_admitted
 
 
 def test_a_gated_program_is_admitted_when_a_lease_is_released() -> None:
-    house = TimedHouse(num_pages=64)
-    begun(house, 1)
-    lease = house.keep(begun(house, 2))
-    house.be_busy()
-    new = house.submit(prompt_of(3, 30), program=house.program())
-    house.step()
-    assert not house.engine.has_work
-    for kept in list(house.engine.scheduler.kv_cache.leases._active):
-        house.engine.scheduler.kv_cache.release_lease(kept)
-    assert lease.node is None and house.engine.has_work
-    house.run()
+    harness = TimedHouse(num_pages=64)
+    begun(harness, 1)
+    lease = harness.keep(begun(harness, 2))
+    harness.be_busy()
+    new = harness.submit(prompt_of(3, 30), program=harness.program())
+    harness.step()
+    assert not harness.engine.has_work
+    for kept in list(harness.engine.scheduler.kv_cache.leases._active):
+        harness.engine.scheduler.kv_cache.release_lease(kept)
+    assert lease.node is None and harness.engine.has_work
+    harness.run()
     assert_right(new)
 
 
 def test_a_gated_loop_sleeps_until_the_device_has_had_time_to_spare() -> None:
-    house = TimedHouse(num_pages=64)
+    harness = TimedHouse(num_pages=64)
     for seed in (1, 2):
-        begun(house, seed)
-    house.be_busy()
-    new = house.submit(prompt_of(3, 30), program=house.program())
-    house.step()
-    engine = house.engine
+        begun(harness, seed)
+    harness.be_busy()
+    new = harness.submit(prompt_of(3, 30), program=harness.program())
+    harness.step()
+    engine = harness.engine
     wake_s = engine.next_wake_s
     assert not engine.has_work and wake_s is not None
-    assert 0 < wake_s - house.now_s < LOAD_MEMORY_S
-    house.now_s = wake_s
+    assert 0 < wake_s - harness.now_s < LOAD_MEMORY_S
+    harness.now_s = wake_s
     assert engine.has_work
-    house.run()
+    harness.run()
     assert_right(new)
 
 
 @pytest.mark.parametrize("num_tenants", [1, 200])
 def test_a_crowd_at_the_gate_holds_up_no_step_and_nobody_who_may_pass(num_tenants: int) -> None:
-    house = TimedHouse(num_pages=64)
-    contexts = [begun(house, seed) for seed in (1, 2)]
-    house.be_busy()
-    scheduler = house.engine.scheduler
+    harness = TimedHouse(num_pages=64)
+    contexts = [begun(harness, seed) for seed in (1, 2)]
+    harness.be_busy()
+    scheduler = harness.engine.scheduler
     crowd = [
-        house.submit(prompt_of(3 + number, 30), program=house.program(tenant=number % num_tenants))
+        harness.submit(
+            prompt_of(3 + number, 30), program=harness.program(tenant=number % num_tenants)
+        )
         for number in range(200)
     ]
-    welcome = house.submit([*contexts[0], 1, 2], max_tokens=1, program=house.programs[0])
+    welcome = harness.submit([*contexts[0], 1, 2], max_tokens=1, program=harness.programs[0])
     for _ in range(200 // (MAX_HELD_BACK - 1) + 2):
         before = scheduler.stats.num_gated
-        assert house.engine.has_work or welcome.is_finished
-        house.step()
+        assert harness.engine.has_work or welcome.is_finished
+        harness.step()
         assert scheduler.stats.num_gated - before <= MAX_HELD_BACK
     assert welcome.is_finished and not any(request.is_admitted for request in crowd)
-    assert not house.engine.has_work and house.engine.next_wake_s is not None
+    assert not harness.engine.has_work and harness.engine.next_wake_s is not None
     before, scheduler._is_stalled = scheduler.stats.num_gated, False
-    house.step()
+    harness.step()
     assert scheduler.stats.num_gated == before + 1, "all are asked again"
     for request in crowd:
-        house.engine.abort(request)
+        harness.engine.abort(request)
 
 
 def test_a_new_program_joins_while_the_device_has_time_to_spare() -> None:
-    house = TimedHouse(num_pages=64)
+    harness = TimedHouse(num_pages=64)
     for seed in (1, 2):
-        begun(house, seed)
-    house.now_s += 100.0
-    new = house.submit(prompt_of(3, 30), program=house.program())
-    house.run()
+        begun(harness, seed)
+    harness.now_s += 100.0
+    new = harness.submit(prompt_of(3, 30), program=harness.program())
+    harness.run()
     assert_right(new)
-    assert house.engine.scheduler.stats.num_gated == 0
+    assert harness.engine.scheduler.stats.num_gated == 0
 
 
 def test_a_short_program_passes_long_ones_that_hold_the_pool() -> None:
-    house = TimedHouse(num_pages=64)
+    harness = TimedHouse(num_pages=64)
     for seed in (1, 2):
-        begun(house, seed)
-    for program in house.programs:
+        begun(harness, seed)
+    for program in harness.programs:
         program.service = 100.0 * LEVEL_SERVICE
-    house.be_busy()
-    new = house.submit(prompt_of(3, 30), program=house.program())
-    house.step()
+    harness.be_busy()
+    new = harness.submit(prompt_of(3, 30), program=harness.program())
+    harness.step()
     assert new.is_admitted
 
 
 def test_room_is_kept_for_what_begun_programs_are_expected_to_grow_to() -> None:
-    house = TimedHouse(num_pages=64)
-    sizes = house.engine.scheduler.working_set.contexts
-    begun(house, 1, 10)
+    harness = TimedHouse(num_pages=64)
+    sizes = harness.engine.scheduler.working_set.contexts
+    begun(harness, 1, 10)
     sizes.note(ProgramRecord(num_context_tokens=40))
-    house.be_busy()
-    new = house.submit(prompt_of(3, 10), max_tokens=2, program=house.program())
-    house.step()
+    harness.be_busy()
+    new = harness.submit(prompt_of(3, 10), max_tokens=2, program=harness.program())
+    harness.step()
     assert not new.is_admitted  # both would become 40 tokens long
 
 
@@ -273,65 +275,65 @@ def test_every_request_ends_whatever_programs_lease_and_policies_change(
     data: st.DataObject,
 ) -> None:
     """Also those behind a closed gate; nobody's output changes and nothing is leaked."""
-    house = TimedHouse(num_pages=90, max_running=4, is_hopeful=data.draw(st.booleans()))
+    harness = TimedHouse(num_pages=90, max_running=4, is_hopeful=data.draw(st.booleans()))
     contexts: list[tuple[ProgramRecord, list[int]]] = []
     leases: list[Lease | None] = []
     for _ in range(data.draw(st.integers(5, 25))):
         kind = data.draw(st.sampled_from(["new", "back", "step", "lease", "release", "policy"]))
         if kind == "new":
             context = prompt_of(data.draw(st.integers(0, 9)), data.draw(st.integers(1, 40)))
-            contexts.append((house.program(), context))
+            contexts.append((harness.program(), context))
         if kind in ("new", "back") and contexts:
             program, context = data.draw(st.sampled_from(contexts))
-            house.submit(context, max_tokens=data.draw(st.integers(1, 6)), program=program)
+            harness.submit(context, max_tokens=data.draw(st.integers(1, 6)), program=program)
         elif kind == "step":
-            house.step()
+            harness.step()
             if data.draw(st.booleans()):
-                house.be_busy()
+                harness.be_busy()
         elif kind == "lease" and contexts:
             ids = data.draw(st.sampled_from(contexts))[1]
-            kv_cache = house.engine.scheduler.kv_cache
+            kv_cache = harness.engine.scheduler.kv_cache
             leases.append(kv_cache.retain("", ids, due_s=1.0, ttl_s=1000.0))
         elif kind == "release" and leases:
             lease = leases.pop()
             if lease is not None:
-                house.engine.scheduler.kv_cache.release_lease(lease)
+                harness.engine.scheduler.kv_cache.release_lease(lease)
         elif kind == "policy":
-            house.engine.set_schedule_policy(data.draw(st.sampled_from(POLICY_NAMES)))
-    run_to_the_end(house)
-    for request in house.requests:
+            harness.engine.set_schedule_policy(data.draw(st.sampled_from(POLICY_NAMES)))
+    run_to_the_end(harness)
+    for request in harness.requests:
         assert_right(request)
         assert request.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
-    house.engine.scheduler.kv_cache.leases.release_all()
-    house.assert_nothing_held()
+    harness.engine.scheduler.kv_cache.leases.release_all()
+    harness.assert_nothing_held()
 
 
-def run_to_the_end(house: TimedHouse) -> None:
+def run_to_the_end(harness: TimedHouse) -> None:
     """No step is empty but one that is followed by a sleep."""
     for _ in range(5000):
-        if not house.engine.has_work:
-            wake_s = house.engine.next_wake_s
+        if not harness.engine.has_work:
+            wake_s = harness.engine.next_wake_s
             if wake_s is None:
                 return
-            house.now_s = max(house.now_s, wake_s)
-        house.step()
-    raise AssertionError(f"still busy: {house.engine.describe()}")
+            harness.now_s = max(harness.now_s, wake_s)
+        harness.step()
+    raise AssertionError(f"still busy: {harness.engine.describe()}")
 
 
 def test_a_gated_program_is_overtaken_no_more_often_than_the_bound() -> None:
-    house = TimedHouse(num_pages=64, max_running=2)
-    house.engine.scheduler.waiting._max_overtakes = 5
-    context = begun(house, 1, 30)
-    house.be_busy()
-    new = house.submit(prompt_of(3, 40), max_tokens=1, program=house.program())
+    harness = TimedHouse(num_pages=64, max_running=2)
+    harness.engine.scheduler.waiting._max_overtakes = 5
+    context = begun(harness, 1, 30)
+    harness.be_busy()
+    new = harness.submit(prompt_of(3, 40), max_tokens=1, program=harness.program())
     num_overtakes = 0
     while not new.is_admitted:
-        house.be_busy()
-        house.submit([*context[:-1], 1], max_tokens=1, program=house.programs[0])
-        house.step()
+        harness.be_busy()
+        harness.submit([*context[:-1], 1], max_tokens=1, program=harness.programs[0])
+        harness.step()
         num_overtakes += 1
         assert num_overtakes <= 5 + 3
-    run_to_the_end(house)
+    run_to_the_end(harness)
     assert num_overtakes > 3
 
 
@@ -363,86 +365,86 @@ def test_the_load_fades_and_says_when_it_will_be_low() -> None:
 
 
 def test_a_request_that_cannot_be_done_by_its_deadline_is_refused_with_both_times() -> None:
-    house = TimedHouse(num_pages=400)
-    house.submit(prompt_of(1, 30), max_tokens=5)
-    house.run()
+    harness = TimedHouse(num_pages=400)
+    harness.submit(prompt_of(1, 30), max_tokens=5)
+    harness.run()
     with pytest.raises(DeadlineExceeded, match=r"deadline is in 0\.01 s.* expected in 0\.1"):
-        house.submit(prompt_of(2, 100), max_tokens=5, deadline_s=house.now_s + 0.01)
-    fine = house.submit(prompt_of(2, 100), max_tokens=5, deadline_s=house.now_s + 1.0)
-    house.run()
+        harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s + 0.01)
+    fine = harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s + 1.0)
+    harness.run()
     assert_right(fine)
-    assert house.engine.scheduler.stats.num_missed_deadlines == 1
+    assert harness.engine.scheduler.stats.num_missed_deadlines == 1
 
 
 def test_a_deadline_that_has_passed_on_arrival_is_said_to_have_passed() -> None:
-    house = TimedHouse(num_pages=400)
+    harness = TimedHouse(num_pages=400)
     with pytest.raises(DeadlineExceeded, match=r"^the deadline passed 1e-06 s ago$"):
-        house.submit(prompt_of(1, 30), max_tokens=5, deadline_s=house.now_s - 1e-6)
-    house.submit(prompt_of(1, 30), max_tokens=5)
-    house.run()
+        harness.submit(prompt_of(1, 30), max_tokens=5, deadline_s=harness.now_s - 1e-6)
+    harness.submit(prompt_of(1, 30), max_tokens=5)
+    harness.run()
     with pytest.raises(DeadlineExceeded, match=r"passed 2e-07 s ago, the .* expected in 0\.\d"):
-        house.submit(prompt_of(2, 100), max_tokens=5, deadline_s=house.now_s - 2e-7)
+        harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s - 2e-7)
 
 
 def test_the_queue_ahead_counts_for_a_deadline() -> None:
-    house = TimedHouse(num_pages=400)
-    house.submit(prompt_of(1, 30), max_tokens=5)
-    house.run()
+    harness = TimedHouse(num_pages=400)
+    harness.submit(prompt_of(1, 30), max_tokens=5)
+    harness.run()
     for seed in (2, 3, 4):
-        house.submit(prompt_of(seed, 100), max_tokens=1)
+        harness.submit(prompt_of(seed, 100), max_tokens=1)
     with pytest.raises(DeadlineExceeded):
-        house.submit(prompt_of(5, 10), max_tokens=1, deadline_s=house.now_s + 0.1)
-    house.run()
-    house.submit(prompt_of(5, 10), max_tokens=1, deadline_s=house.now_s + 0.1)
+        harness.submit(prompt_of(5, 10), max_tokens=1, deadline_s=harness.now_s + 0.1)
+    harness.run()
+    harness.submit(prompt_of(5, 10), max_tokens=1, deadline_s=harness.now_s + 0.1)
 
 
 def test_a_refused_request_can_be_aborted_and_leaves_nothing() -> None:
-    house = TimedHouse(num_pages=400)
-    house.submit(prompt_of(1, 30), max_tokens=5)
-    house.run()
+    harness = TimedHouse(num_pages=400)
+    harness.submit(prompt_of(1, 30), max_tokens=5)
+    harness.run()
     with pytest.raises(DeadlineExceeded):
-        house.submit(prompt_of(2, 100), max_tokens=5, deadline_s=house.now_s - 1.0)
-    late = make_request(99, prompt_of(2, 100), deadline_s=house.now_s - 1.0)
+        harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s - 1.0)
+    late = make_request(99, prompt_of(2, 100), deadline_s=harness.now_s - 1.0)
     with pytest.raises(DeadlineExceeded):
-        house.engine.submit(late)
-    house.engine.abort(late)
-    scheduler = house.engine.scheduler
+        harness.engine.submit(late)
+    harness.engine.abort(late)
+    scheduler = harness.engine.scheduler
     assert late.is_finished and not scheduler._open and not scheduler._num_waiting_tokens
     assert not scheduler.shares._num_open and scheduler.deadlines.next_s is None
 
 
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_request_ends_when_its_deadline_has_passed(is_running: bool) -> None:
-    house = TimedHouse(max_running=1)
-    other = house.submit(prompt_of(1, 5), max_tokens=8)
+    harness = TimedHouse(max_running=1)
+    other = harness.submit(prompt_of(1, 5), max_tokens=8)
     if not is_running:
-        house.step()
-    late = house.submit(prompt_of(2, 20), max_tokens=8, deadline_s=house.now_s + 0.03)
-    late.created_s = house.now_s
+        harness.step()
+    late = harness.submit(prompt_of(2, 20), max_tokens=8, deadline_s=harness.now_s + 0.03)
+    late.created_s = harness.now_s
     if is_running:
-        house.engine.abort(other)
-        house.step()
-    house.step()
-    house.now_s += 1.0
-    house.step()
+        harness.engine.abort(other)
+        harness.step()
+    harness.step()
+    harness.now_s += 1.0
+    harness.step()
     assert late.is_finished and late.finish_reason is FinishReason.ERROR
     assert late.error_kind == "DeadlineExceeded"
     assert late.error is not None and "deadline was 0.03 s after" in late.error
     assert listener_of(late).num_finishes == 1
-    house.run()
-    house.assert_nothing_held()
+    harness.run()
+    harness.assert_nothing_held()
 
 
 def test_thousands_of_waiting_requests_are_aborted_at_a_constant_cost_each() -> None:
     """Counted in what is compared or moved, not in seconds: no list of them is walked."""
-    house = House(num_pages=64, max_running=1)
-    requests = [house.submit(prompt_of(i, 5), program=ProgramRecord()) for i in range(3000)]
-    house.step()
-    line = house.engine.scheduler.waiting
+    harness = EngineHarness(num_pages=64, max_running=1)
+    requests = [harness.submit(prompt_of(i, 5), program=ProgramRecord()) for i in range(3000)]
+    harness.step()
+    line = harness.engine.scheduler.waiting
     for request in reversed(requests):
-        house.engine.abort(request)
-    assert not line and not house.engine.has_work
-    house.assert_nothing_held()
+        harness.engine.abort(request)
+    assert not line and not harness.engine.has_work
+    harness.assert_nothing_held()
 
 
 # --- targets (simulated time) ---------------------------------------------------------------------

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from engine_harness import EngineHarness, assert_right
 from fakes import VOCAB_SIZE
-from house import House, assert_right
 
 from stemma.runtime.schedule.plan import Row, StepPlan, StepResult
 from stemma.runtime.schedule.queue.stall import StallLimit
@@ -30,16 +30,16 @@ def duration_of(plan: StepPlan) -> float:
 
 
 @pytest.fixture
-def house() -> House:
+def harness() -> EngineHarness:
     """Steps take as long as `duration_of` says."""
-    house = House(num_pages=2048, token_budget=256)
-    scripted = house.executor.execute
+    harness = EngineHarness(num_pages=2048, token_budget=256)
+    scripted = harness.executor.execute
 
     def timed(plan: StepPlan) -> StepResult:
         return replace(scripted(plan), duration_s=duration_of(plan))
 
-    house.executor.execute = timed  # type: ignore[method-assign]
-    return house
+    harness.executor.execute = timed  # type: ignore[method-assign]
+    return harness
 
 
 def random_prompt(length: int, seed: int) -> list[int]:
@@ -47,11 +47,11 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return [rng.randrange(1, VOCAB_SIZE) for _ in range(length)]
 
 
-def chunks_of(house: House, request: Request) -> list[int]:
+def chunks_of(harness: EngineHarness, request: Request) -> list[int]:
     """Sizes of a request's chunks, in steps that had decode rows."""
     return [
         len(row.input_ids)
-        for plan in house.executor.plans
+        for plan in harness.executor.plans
         for row in plan.rows
         if row.request_id == request.id
         and any(len(other.input_ids) == 1 for other in plan.rows if other is not row)
@@ -81,30 +81,30 @@ def test_a_chunk_is_what_fits_the_slowdown() -> None:
     assert limit.max_chunk() == 10
 
 
-def test_a_long_prompt_beside_decoding_requests_is_cut_small(house: House) -> None:
-    decoders = [house.submit(random_prompt(20, i), max_tokens=120) for i in range(3)]
+def test_a_long_prompt_beside_decoding_requests_is_cut_small(harness: EngineHarness) -> None:
+    decoders = [harness.submit(random_prompt(20, i), max_tokens=120) for i in range(3)]
     for _ in range(5):
-        house.step()
-    long = house.submit(random_prompt(600, 9), max_tokens=2)
-    house.run()
-    slowdown = house.engine.scheduler.stall.slowdown
-    chunks = chunks_of(house, long)
+        harness.step()
+    long = harness.submit(random_prompt(600, 9), max_tokens=2)
+    harness.run()
+    slowdown = harness.engine.scheduler.stall.slowdown
+    chunks = chunks_of(harness, long)
     assert len(chunks) > 20
-    assert max(duration_of(p) for p in house.executor.plans[2:]) <= slowdown * FIXED_S * 1.1 or (
+    assert max(duration_of(p) for p in harness.executor.plans[2:]) <= slowdown * FIXED_S * 1.1 or (
         max(chunks) <= 8
     )
     for request in [*decoders, long]:
         assert_right(request)
 
 
-def test_two_long_prompts_share_what_one_would_get(house: House) -> None:
+def test_two_long_prompts_share_what_one_would_get(harness: EngineHarness) -> None:
     for seed in range(3):
-        house.submit(random_prompt(20, seed), max_tokens=200)
+        harness.submit(random_prompt(20, seed), max_tokens=200)
     for _ in range(5):
-        house.step()
-    longs = [house.submit(random_prompt(300, 10 + i), max_tokens=2) for i in range(2)]
-    house.run()
-    limited = [plan for plan in house.executor.plans[5:] if any(
+        harness.step()
+    longs = [harness.submit(random_prompt(300, 10 + i), max_tokens=2) for i in range(2)]
+    harness.run()
+    limited = [plan for plan in harness.executor.plans[5:] if any(
         len(row.input_ids) == 1 and row.request_id not in {r.id for r in longs}
         for row in plan.rows
     )]  # fmt: skip
@@ -113,23 +113,23 @@ def test_two_long_prompts_share_what_one_would_get(house: House) -> None:
         for plan in limited
     ]
     assert max(taken) <= 10
-    for request in house.requests:
+    for request in harness.requests:
         assert_right(request)
 
 
-def test_short_prompts_and_long_ones_alone_are_not_limited(house: House) -> None:
-    decoder = house.submit(random_prompt(20, 0), max_tokens=60)
+def test_short_prompts_and_long_ones_alone_are_not_limited(harness: EngineHarness) -> None:
+    decoder = harness.submit(random_prompt(20, 0), max_tokens=60)
     for _ in range(5):
-        house.step()
-    short = house.submit(random_prompt(100, 1), max_tokens=2)
-    house.step()
-    assert chunks_of(house, short) == [100]
-    house.run()
-    long = house.submit(random_prompt(600, 2), max_tokens=2)
-    house.run()
+        harness.step()
+    short = harness.submit(random_prompt(100, 1), max_tokens=2)
+    harness.step()
+    assert chunks_of(harness, short) == [100]
+    harness.run()
+    long = harness.submit(random_prompt(600, 2), max_tokens=2)
+    harness.run()
     sizes = [
         len(row.input_ids)
-        for plan in house.executor.plans
+        for plan in harness.executor.plans
         for row in plan.rows
         if row.request_id == long.id
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from house import FAMILIES, House
+from engine_harness import FAMILIES, EngineHarness
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
@@ -26,9 +26,9 @@ def text_of(ids: Sequence[int]) -> str:
     return "".join(chr(97 + token_id) for token_id in ids)
 
 
-def watching(house: House) -> Observer:
+def watching(harness: EngineHarness) -> Observer:
     """Looks at the tree each time that it is asked."""
-    return Observer(house.engine, text_of, refreshes_a_second=float("inf"))
+    return Observer(harness.engine, text_of, refreshes_a_second=float("inf"))
 
 
 class Client:
@@ -54,21 +54,21 @@ class Client:
         return told
 
 
-def run_some(house: House, namespace: str = "") -> None:
+def run_some(harness: EngineHarness, namespace: str = "") -> None:
     for family in FAMILIES:
-        house.submit(family[: 10 + len(house.requests)], namespace=namespace)
-    house.run()
+        harness.submit(family[: 10 + len(harness.requests)], namespace=namespace)
+    harness.run()
 
 
 def test_who_is_late_is_given_the_whole_picture_and_then_changes() -> None:
-    house, picture = House(num_pages=90), Picture()
-    watched = watching(house)
+    harness, picture = EngineHarness(num_pages=90), Picture()
+    watched = watching(harness)
     quick, slow = Watcher(picture, None), Watcher(picture, None)
     quick_client, slow_client = Client(), Client()
 
     async def play() -> None:
         for number in range(8):
-            run_some(house)
+            run_some(harness)
             change = picture.take(watched.watch(**picture.questions()))
             for watcher in (quick, slow):
                 watcher.put_state(change)
@@ -81,7 +81,7 @@ def test_who_is_late_is_given_the_whole_picture_and_then_changes() -> None:
                 )  # fmt: skip
         assert (
             quick_client.steps
-            == list(range(1, house.engine.scheduler.stats.num_steps + 1))[
+            == list(range(1, harness.engine.scheduler.stats.num_steps + 1))[
                 -len(quick_client.steps) :
             ]
         )
@@ -95,26 +95,26 @@ def test_another_engine_is_another_picture() -> None:
 
     async def play() -> None:
         for _ in range(2):
-            house = House()
-            watched = watching(house)
+            harness = EngineHarness()
+            watched = watching(harness)
             watcher.put_state(picture.take(watched.watch(**picture.questions())))
-            run_some(house)
+            run_some(harness)
             watcher.put_state(picture.take(watched.watch(**picture.questions())))
             told = client.take(await watcher.take())
             assert told["is_whole"]
-            assert len(client.nodes) == len(house.engine.scheduler.kv_cache.tree.nodes())
+            assert len(client.nodes) == len(harness.engine.scheduler.kv_cache.tree.nodes())
 
     asyncio.run(play())
 
 
 def test_of_another_namespace_only_numbers_are_seen() -> None:
-    house, picture = House(num_pages=400), Picture()
-    watched = watching(house)
+    harness, picture = EngineHarness(num_pages=400), Picture()
+    watched = watching(harness)
     picture.take(watched.watch(**picture.questions()))
     for name in ("mine", "mine#salt", "theirs"):
-        run_some(house, name)
-    house.submit([1, 2, 3], namespace="theirs", client="somebody", max_tokens=40)
-    house.step()
+        run_some(harness, name)
+    harness.submit([1, 2, 3], namespace="theirs", client="somebody", max_tokens=40)
+    harness.step()
     change = picture.take(watched.watch(**picture.questions()))
     for event in (change, picture.whole()):
         seen = picture.seen_from(event, "mine")
@@ -144,16 +144,16 @@ def test_a_namespace_is_seen_with_its_salted_parts(name: str, own: str, is_seen:
 
 
 def test_rates_are_of_the_last_second() -> None:
-    house, picture = House(), Picture()
-    watched = watching(house)
+    harness, picture = EngineHarness(), Picture()
+    watched = watching(harness)
     picture.take(watched.watch(**picture.questions()))
-    house.submit(FAMILIES[0][:40], max_tokens=9)
-    house.run()
-    house.submit(FAMILIES[0][:40], max_tokens=2)
-    house.run()
+    harness.submit(FAMILIES[0][:40], max_tokens=9)
+    harness.run()
+    harness.submit(FAMILIES[0][:40], max_tokens=2)
+    harness.run()
     rates = picture.take(watched.watch(**picture.questions()))["rates"]
     assert (rates["prefill_tokens"], rates["decode_tokens"]) == (41, 8 + 1)
-    assert rates["steps"] == house.engine.scheduler.stats.num_steps
+    assert rates["steps"] == harness.engine.scheduler.stats.num_steps
     assert rates["hit_rate"] == pytest.approx(39 / 80, abs=1e-4)
     assert 0 < rates["busy"] <= 1
 
@@ -163,8 +163,8 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
 ) -> None:
     monkeypatch.setattr(watch_feed, "POLL_S", 0.01)
     monkeypatch.setattr(watch_feed, "RETRY_S", 0.01)
-    house = House()
-    watched = watching(house)
+    harness = EngineHarness()
+    watched = watching(harness)
     num_asked, is_gone = 0, threading.Event()
 
     async def acall(method: str, timeout_s: float, **args: Any) -> dict[str, Any]:

@@ -45,13 +45,13 @@ class PendingGrammar:
         """Whether it is there, or never will be."""
         return self.bound is not None or self.failure is not None
 
-    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
+    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> GrammarState:
         """For one output, at its start."""
         assert self.bound is not None, "the grammar is not there"
-        return Follower(self.bound.matcher(), jump_forward, stop_ids)
+        return GrammarState(self.bound.matcher(), jump_forward, stop_ids)
 
 
-class Follower:
+class GrammarState:
     """One output's way through its grammar. A forced run, once begun, is followed to its end.
 
     Nothing here raises: a fault of the matcher is an error of this output alone.

@@ -11,23 +11,23 @@ from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.transfer import KVTransfer
+from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
-from ..models.registry import CausalLM
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .attention_plans import plan_attentions
 from .captured import CapturedForward
 from .inputs import NO_SOURCE, InputBuilder, StepInputs, wanted_logits
-from .sampler import Readout
+from .sampler import Sampler
 
 
-class InOrderSteps:
+class SynchronousSteps:
     """Carries out plans one after the other. Owns what a plan may refer to of the one before."""
 
     can_overlap = False
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Decoder,
         kernels: Kernels,
         inputs: InputBuilder,
         pool: DeviceKVPool,
@@ -58,7 +58,7 @@ class InOrderSteps:
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
-        readout = Readout(plan, wanted, self._config.vocab_size)
+        readout = Sampler(plan, wanted, self._config.vocab_size)
         hidden = self.forward(self._batch(inputs))
         logits = None
         if wanted.sampled_rows:

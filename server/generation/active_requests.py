@@ -14,7 +14,7 @@ from ..protocol.caller import Caller
 from ..protocol.pieces import Outcome
 from ..protocol.task import Task
 from ..settings import ServerSettings
-from .event_queue import Mailbox
+from .event_queue import EventQueue
 from .generation import Generation
 from .stream import EventStream
 
@@ -24,7 +24,7 @@ SWEEPS_A_LIMIT = 4  # a limit in seconds is kept to a quarter of it
 MAX_SWEEP_S = 1.0
 
 
-class Running:
+class ActiveRequests:
     """The registry of one application's generations and streams."""
 
     def __init__(self, settings: ServerSettings, on_cut: Callable[[str], None]) -> None:
@@ -33,7 +33,7 @@ class Running:
         self._on_cut = on_cut
         shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
         self._sweep_s = min(MAX_SWEEP_S, shortest_s / SWEEPS_A_LIMIT)
-        self._mailbox: Mailbox | None = None
+        self._events: EventQueue | None = None
         self._generations: dict[Generation, None] = {}
         self._by_id: dict[str, dict[Generation, None]] = {}
         self._streams: dict[EventStream, None] = {}
@@ -63,9 +63,9 @@ class Running:
     ) -> Generation:
         """A generation that counts as under way until `end`; `on_outcome` is told of each."""
         loop = asyncio.get_running_loop()
-        if self._mailbox is None or self._mailbox.loop is not loop:
-            self._mailbox = Mailbox(loop)
-        generation = Generation(self._mailbox, task, caller, reply_id, on_outcome)
+        if self._events is None or self._events.loop is not loop:
+            self._events = EventQueue(loop)
+        generation = Generation(self._events, task, caller, reply_id, on_outcome)
         self._generations[generation] = None
         for id in _ids(generation):
             self._by_id.setdefault(id, {})[generation] = None

@@ -34,7 +34,7 @@ _NAME = "model"
 _LAYOUT = 2  # of what is written; counted up by hand with every change of that
 
 
-def unfold(file: Path, root: Path | None = None) -> Path:
+def convert_gguf(file: Path, root: Path | None = None) -> Path:
     """The folder of a GGUF file or of any part of one, made on first use, in `root` or else in the
     cache.
 
@@ -56,7 +56,8 @@ def unfold(file: Path, root: Path | None = None) -> Path:
 
 
 def weights_files(folder: Path) -> list[Path]:
-    """The GGUF files in a folder that `unfold` made, the first part first; none in another."""
+    """The GGUF files in a folder that `convert_gguf` made, the first part first; none in
+    another."""
     single = folder / f"{_NAME}.gguf"
     if single.exists():
         return [single]
@@ -68,7 +69,7 @@ def weights_files(folder: Path) -> list[Path]:
 
 def only_model_of(folder: Path) -> Path | None:
     """A GGUF file of a folder whose weights are in GGUF, whatever describes them beside it; None
-    where there are safetensors, or no GGUF file, or where `unfold` made the folder.
+    where there are safetensors, or no GGUF file, or where `convert_gguf` made the folder.
 
     Raises ModelLoadError where there are several models to choose from.
     """

@@ -21,7 +21,7 @@ def group_of(request: Request) -> Group:
     return None if request.adapter is None else request.adapter.revision
 
 
-class AdapterDoor:
+class AdapterAdmission:
     """Invariant: within a round it closes for a group at most once, and opens for none."""
 
     def __init__(self, slots: AdapterSlots | None = None) -> None:
@@ -38,7 +38,7 @@ class AdapterDoor:
         have freed one."""
         self._is_held = True
 
-    def lets_in(self, group: Group) -> bool:
+    def admits(self, group: Group) -> bool:
         """Whether a request of this group would have a slot, or needs none."""
         if group is None:
             return True

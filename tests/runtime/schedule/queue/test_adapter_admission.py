@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stemma.radix.tree import RadixTree
 from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.schedule.queue.adapter_slots import AdapterSlots
-from stemma.runtime.schedule.queue.policy import OutputShare, Surroundings, policy_of
+from stemma.runtime.schedule.queue.policy import OutputShare, PolicyContext, policy_of
 from stemma.runtime.schedule.queue.waiting_queue import WaitingQueue
 from stemma.runtime.schedule.request import Request
 
@@ -27,7 +27,7 @@ class Queue:
     ) -> None:
         self.slots = AdapterSlots(num_slots, lambda slot, adapter: None)
         self.tree = RadixTree()
-        around = Surroundings(self.tree, OutputShare())
+        around = PolicyContext(self.tree, OutputShare())
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, adapters=self.slots)
         self.num_made = 0
 

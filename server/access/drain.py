@@ -11,7 +11,7 @@ _ALWAYS = ("/abort",)
 _UNAVAILABLE = "engine_unavailable"
 
 
-class Intake:
+class DrainState:
     """Open until it is closed for good; `num_running` counts requests, used on one event loop."""
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class Intake:
             raise Refusal(503, reason, code=_UNAVAILABLE, headers={"connection": "close"})
 
 
-class IntakeMiddleware:
+class DrainMiddleware:
     """Counts requests that are work, and refuses them once the intake is closed."""
 
-    def __init__(self, app: ASGIApp, intake: Intake) -> None:
+    def __init__(self, app: ASGIApp, drain: DrainState) -> None:
         self._app = app
-        self._intake = intake
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it. Raises Refusal."""
         if scope["type"] != "http" or scope["method"] in _ASKING or scope["path"] in _ALWAYS:
             await self._app(scope, receive, send)
             return
-        self._intake.require_open()
-        self._intake.num_running += 1
+        self._drain.require_open()
+        self._drain.num_running += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._intake.num_running -= 1
+            self._drain.num_running -= 1

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from ...kernels.registry import Kernels
-from ..memory.queued_transfer import QueuedCopies, QueuedKVTransfer
-from ..models.registry import CausalLM
+from ..memory.asynchronous_transfer import AsynchronousCopies, AsynchronousKVTransfer
+from ..models.decoder import Decoder
 from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
 from .graphs import GraphForward
 from .inputs import InputBuilder, page_updates, wanted_logits
 from .read_back import ReadBack
-from .sampler import Readout
+from .sampler import Sampler
 from .staging import Staging
 
 
-class QueuedSteps:
+class AsynchronousSteps:
     """Carries out plans in their order; at most two are pending. Nothing in `submit` waits for the
     device, except to capture a graph."""
 
@@ -31,11 +31,11 @@ class QueuedSteps:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Decoder,
         kernels: Kernels,
         inputs: InputBuilder,
         forward: GraphForward,
-        transfer: QueuedKVTransfer,
+        transfer: AsynchronousKVTransfer,
         accelerator: Accelerator,
         *,
         vocab_size: int,
@@ -51,19 +51,19 @@ class QueuedSteps:
         self._is_sampled = np.zeros(0, dtype=bool)
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> QueuedStep:
+    def submit(self, plan: StepPlan) -> AsynchronousStep:
         with self._accelerator.queue():
             begun = self._accelerator.event()
             copies = self._transfer.run(plan.transfers) if plan.transfers else None
             transferred = self._accelerator.event() if plan.transfers else begun
             queued = self._compute(plan) if plan.rows else None
-        return QueuedStep(plan, copies, (begun, transferred), queued)
+        return AsynchronousStep(plan, copies, (begun, transferred), queued)
 
-    def _compute(self, plan: StepPlan) -> QueuedRows:
+    def _compute(self, plan: StepPlan) -> AsynchronousRows:
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
-        readout = Readout(plan, wanted, self._vocab_size)
+        readout = Sampler(plan, wanted, self._vocab_size)
         prepared = self.forward.prepare(inputs, wanted)
         updates = page_updates(plan.rows)
         # NOTE: the forward pass's arrays come first, so that a graph finds them at their places.
@@ -78,13 +78,13 @@ class QueuedSteps:
             self._kernels, self._model, hidden, logits, staged, self.forward.previous
         )
         self._is_sampled = readout.is_sampled
-        return QueuedRows(readout, ReadBack(self._accelerator, answers), begun)
+        return AsynchronousRows(readout, ReadBack(self._accelerator, answers), begun)
 
 
-class QueuedRows:
+class AsynchronousRows:
     """The rows of a step that is being computed."""
 
-    def __init__(self, readout: Readout, read_back: ReadBack, begun: Event) -> None:
+    def __init__(self, readout: Sampler, read_back: ReadBack, begun: Event) -> None:
         self._readout = readout
         self._read_back = read_back
         self._begun = begun
@@ -96,15 +96,15 @@ class QueuedRows:
         return StepResult(plan.step_id, rows, duration_s)
 
 
-class QueuedStep:
+class AsynchronousStep:
     """A pending step, see `step.PendingStep`."""
 
     def __init__(
         self,
         plan: StepPlan,
-        copies: QueuedCopies | None,
+        copies: AsynchronousCopies | None,
         copied: tuple[Event, Event],
-        queued: QueuedRows | None,
+        queued: AsynchronousRows | None,
     ) -> None:
         self._plan = plan
         self._copies = copies

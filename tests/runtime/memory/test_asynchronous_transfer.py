@@ -16,15 +16,15 @@ from kv_layouts import LAYOUTS, memory_of, random_pool
 from stemma.kernels.ops import MakePageCopy
 from stemma.kernels.reference.page_copy import PageCopy
 from stemma.kernels.registry import select_kernels
-from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.memory import queued_transfer
+from stemma.runtime.memory import asynchronous_transfer as queued_transfer
+from stemma.runtime.memory.asynchronous_transfer import AsynchronousKVTransfer
 from stemma.runtime.memory.copies import BlockRestore, BlockSave, TierCopy, Transfer
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, Block
 from stemma.runtime.memory.host_pool import HostKVPool, PinnedKVPool
-from stemma.runtime.memory.queued_transfer import QueuedKVTransfer
 from stemma.runtime.memory.transfer import KVTransfer
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import PageUpdate, Row, RowResult, StepPlan
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -81,10 +81,10 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def transfer_of(
     device: DeviceKVPool, make_page_copy: MakePageCopy = PageCopy
-) -> tuple[QueuedKVTransfer, LateQueue]:
+) -> tuple[AsynchronousKVTransfer, LateQueue]:
     host, queue = PinnedKVPool(device, NUM_HOST_PAGES), LateQueue()
     queue.own(host.pages)
-    return QueuedKVTransfer(device, host, make_page_copy, queue), queue
+    return AsynchronousKVTransfer(device, host, make_page_copy, queue), queue
 
 
 def same_bits(one: DeviceKVPool, other: DeviceKVPool) -> bool:
@@ -174,7 +174,7 @@ def test_a_runner_on_a_gpu_continues_from_what_it_stored_as_one_on_a_cpu(checkpo
 
     def last(device: str) -> RowResult:
         runner = ModelRunner(
-            checkpoint, ModelConfig.from_folder(checkpoint), dtype="float32", device=device,
+            checkpoint, read_model_config(checkpoint), dtype="float32", device=device,
             num_pages=8, page_size=8, num_host_pages=4, max_running_requests=2, max_model_len=64,
         )  # fmt: skip
         sampling = SamplingParams(temperature=0.0, logprobs=0)

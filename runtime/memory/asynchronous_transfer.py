@@ -55,7 +55,7 @@ class CopyQueue(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedCopies:
+class AsynchronousCopies:
     """The copies of one plan, which may still be pending."""
 
     saved: tuple[Tensor, ...]  # each a block's bytes, pinned
@@ -69,7 +69,7 @@ class QueuedCopies:
         return tuple(block.numpy() for block in self.saved)
 
 
-class QueuedKVTransfer:
+class AsynchronousKVTransfer:
     """Queues the copies of one device's plans, in their order. Called where steps are queued, so
     that they lie between the steps before and after."""
 
@@ -86,7 +86,7 @@ class QueuedKVTransfer:
         self._layout = device_pool.layout
         self._pages = [make_page_copy(part, self._page_size) for part in device_pool.parts]
 
-    def run(self, copies: Iterable[TierCopy]) -> QueuedCopies:
+    def run(self, copies: Iterable[TierCopy]) -> AsynchronousCopies:
         """Queue the copies; what is queued later finds them done."""
         saved = []
         for copy in copies:
@@ -96,7 +96,7 @@ class QueuedKVTransfer:
                 saved.append(self._save(copy))
             else:
                 self._restore(copy)
-        return QueuedCopies(tuple(saved), self._queue.event())
+        return AsynchronousCopies(tuple(saved), self._queue.event())
 
     def _transfer(self, transfer: Transfer) -> None:
         assert self._host is not None, "a plan has transfers, but there is no host pool"

@@ -9,22 +9,22 @@ from typing import Any
 from fakes import Events, FakeQueue
 
 from stemma.frontend.protocol import ir, wire
-from stemma.runtime.programs.context import World
+from stemma.runtime.programs.context import ProgramContext
 from stemma.runtime.programs.session import ProgramSession
 
 Op = Callable[[int, int], ir.Op]
 
 
-class Stage:
+class ProgramHarness:
     """One session, its queue and its events; ops are numbered for the test."""
 
-    def __init__(self, world: World, *, stream: bool = False, seed: int = 0) -> None:
-        self.world = world
-        self.queue = world.queue
+    def __init__(self, context: ProgramContext, *, stream: bool = False, seed: int = 0) -> None:
+        self.context = context
+        self.queue = context.queue
         assert isinstance(self.queue, FakeQueue)
         self.events = Events()
         self.session = ProgramSession(
-            world, self.events, lambda session: None, seed=seed, instance=0, is_streaming=stream
+            context, self.events, lambda session: None, seed=seed, instance=0, is_streaming=stream
         )
         self._seqs: dict[int, itertools.count[int]] = {}
 
@@ -50,7 +50,7 @@ class Stage:
     def prompts(self) -> list[str]:
         """What the open requests are asked to continue."""
         assert isinstance(self.queue, FakeQueue)
-        decode = self.world.tokenizer.decode
+        decode = self.context.tokenizer.decode
         return [decode(request.prompt, skip_special=False) for request in self.queue.open]
 
     @property

@@ -30,7 +30,7 @@ FAMILIES = [[_RANDOM.randrange(1, VOCAB_SIZE) for _ in range(80)] for _ in range
 
 
 @dataclass
-class House:
+class EngineHarness:
     """An engine on a scripted device; every step is followed by a full check."""
 
     num_pages: int = 64

@@ -1,0 +1,131 @@
+"""The layers of decoders: an attention block and a feed-forward block around a residual stream.
+
+They differ in where their norms stand. A layer's output is not yet in the residual stream, so that
+the norm of the layer above adds it in the same pass.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from .forward_batch import ForwardBatch
+from .layers.attention import Attention
+from .layers.build import ModelBuild
+from .layers.experts import feed_forward_of
+from .layers.latent_attention import LatentAttention
+from .layers.norm import RMSNorm
+from .layers.rotary import Rotary
+
+
+class DecoderLayer(Protocol):
+    """One layer of the stack."""
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """x: the layer below's output, not yet in `residual` (None: nothing), both
+        [T, hidden_size] -> this layer's, not yet in `residual`, which is updated in place."""
+        ...
+
+
+def decoder_layer(build: ModelBuild, name: str, index: int) -> DecoderLayer:
+    """The layer that the config describes; name: its name in checkpoints."""
+    match build.config.norm_placement:
+        case "after":
+            return PostNormLayer(build, name, index)
+        case "around":
+            return SandwichNormLayer(build, name, index)
+        case "before" if build.config.residual_multiplier != 1.0:
+            return ScaledPreNormLayer(build, name, index)
+        case "before":
+            return PreNormLayer(build, name, index)
+
+
+class PreNormLayer:
+    """residual + attention(norm(residual)), and the same around the feed-forward block."""
+
+    def __init__(self, build: ModelBuild, name: str, index: int) -> None:
+        size = build.config.hidden_size
+        self._input_norm = RMSNorm(build, f"{name}.input_layernorm", size)
+        self._attention = _attention(build, name, index)
+        self._middle_norm = RMSNorm(build, f"{name}.post_attention_layernorm", size)
+        self._feed_forward = feed_forward_of(build, name, index)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
+        attended = self._attention(normed, rotary, batch)
+        return self._feed_forward(self._middle_norm(attended, residual), batch)
+
+
+class ScaledPreNormLayer(PreNormLayer):
+    """residual + m * attention(norm(residual)), and the same around the feed-forward block."""
+
+    def __init__(self, build: ModelBuild, name: str, index: int) -> None:
+        super().__init__(build, name, index)
+        self._scale = build.kernels.scale_in_place
+        self._multiplier = build.config.residual_multiplier
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
+        attended = self._attention(normed, rotary, batch)
+        self._scale(attended, self._multiplier)
+        output = self._feed_forward(self._middle_norm(attended, residual), batch)
+        self._scale(output, self._multiplier)
+        return output
+
+
+class SandwichNormLayer:
+    """residual + norm(attention(norm(residual))), and the same around the feed-forward block."""
+
+    def __init__(self, build: ModelBuild, name: str, index: int) -> None:
+        size = build.config.hidden_size
+        self._input_norm = RMSNorm(build, f"{name}.input_layernorm", size)
+        self._attention = _attention(build, name, index)
+        self._attended_norm = RMSNorm(build, f"{name}.post_attention_layernorm", size)
+        self._middle_norm = RMSNorm(build, f"{name}.pre_feedforward_layernorm", size)
+        self._feed_forward = feed_forward_of(build, name, index)
+        self._output_norm = RMSNorm(build, f"{name}.post_feedforward_layernorm", size)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
+        attended = self._attended_norm(self._attention(normed, rotary, batch))
+        return self._output_norm(self._feed_forward(self._middle_norm(attended, residual), batch))
+
+
+class PostNormLayer:
+    """residual + norm(attention(residual)), and the same around the feed-forward block."""
+
+    def __init__(self, build: ModelBuild, name: str, index: int) -> None:
+        size = build.config.hidden_size
+        self._add = build.kernels.add_in_place
+        self._attention = _attention(build, name, index)
+        self._attended_norm = RMSNorm(build, f"{name}.post_attention_layernorm", size)
+        self._feed_forward = feed_forward_of(build, name, index)
+        self._output_norm = RMSNorm(build, f"{name}.post_feedforward_layernorm", size)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        if x is not None:
+            self._add(residual, x)
+        self._add(residual, self._attended_norm(self._attention(residual, rotary, batch)))
+        return self._output_norm(self._feed_forward(residual, batch))
+
+
+def _attention(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:
+    name = f"{layer}.self_attn"
+    if build.config.latent is not None:
+        return LatentAttention(build, name, index)
+    return Attention(build, name, index)
