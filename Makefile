@@ -7,9 +7,11 @@ TEST_ENV := $(VENV)/.installed-test
 # Tests run side by side, files whole: much of their time is waiting for engines to start.
 JOBS   ?= 2
 
-.PHONY: help demo test check bench soak clean
+COVERAGE := --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --cov-report=html
+
+.PHONY: help demo test test-coverage check bench soak clean
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 16
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Stemma needs Python 3.11 or newer; try: make PYTHON=python3.11 demo")'
@@ -36,11 +38,14 @@ demo: $(RUN_ENV)  ## install and run the main job on the embedded model
 test: $(TEST_ENV)  ## install and run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --durations=15
 
+test-coverage: $(TEST_ENV)  ## the same, and which lines ran: a table, and pages under build/coverage/
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(COVERAGE)
+
 check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed package)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@rm -rf build/check build/lib build/bdist*
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/check .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/check .
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
 
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/

@@ -249,6 +249,8 @@ def test_assets_are_modules_without_libraries() -> None:
     import stemma
 
     folder = Path(stemma.__file__).parent / "server/page/assets/watch"
-    for path in folder.glob("*.js"):
+    paths = [*folder.glob("*.js")]
+    assert paths
+    for path in paths:
         text = path.read_text(encoding="utf-8")
         assert "innerHTML" not in text and "http://" not in text and "https://" not in text, path

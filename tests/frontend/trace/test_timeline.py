@@ -190,7 +190,16 @@ def test_columns_of_which_nothing_is_known_are_left_out() -> None:
 
 
 def test_nothing_at_all_is_a_page_too() -> None:
-    Page(page_of(Report([])))
+    page = Page(page_of(Report([])))
+    texts = {tag: "".join(texts) for tag, _, texts in page.elements if tag in ("title", "h1", "p")}
+    assert texts == {
+        "title": "no program · timeline",
+        "h1": "no program",
+        "p": "0 programs, 0 calls, 0.0 ms",
+    }
+    assert [text for _, text in page.with_class("rows")] == [""]
+    assert sum(tag == "tr" for tag, _, _ in page.elements) == 1, "only the head of the table"
+    assert not [*page.with_class("split")], "no program of which the time could be split"
 
 
 def test_the_outline_keeps_the_biggest_subtrees_and_says_what_it_hides() -> None:

@@ -170,6 +170,7 @@ def test_a_listener_may_stop_inside_a_forced_run() -> None:
 
 def test_stop_tokens_come_only_where_the_grammar_accepts() -> None:
     loop = ({1: 1, 2: 1}, {1: 2, 2: 2}, {1: 0, 2: 0})
+    num_stopped = 0
     for seed in range(40):
         harness = EngineHarness()
         grammar = compiled(ScriptedGrammar(loop, frozenset({2})))
@@ -177,7 +178,9 @@ def test_stop_tokens_come_only_where_the_grammar_accepts() -> None:
         harness.run()
         assert_right(request)
         if request.finish_reason is FinishReason.STOP:
+            num_stopped += 1
             assert request.num_output_tokens % 3 == 2
+    assert num_stopped > 5
 
 
 def test_the_prompt_is_computed_but_for_its_last_token_while_the_grammar_is_compiled() -> None:

@@ -67,7 +67,9 @@ def test_nothing_but_the_files_of_the_page_is_served(client: TestClient, path: s
 
 
 def test_no_file_of_the_page_reaches_out_or_writes_markup() -> None:
-    for path in ASSETS.rglob("*.*"):
+    paths = [*ASSETS.rglob("*.*")]
+    assert {path.suffix for path in paths} >= {".js", ".html", ".css"}
+    for path in paths:
         text = path.read_text()
         hosts = set(re.findall(r"https?://([\w.-]+)", text)) - {"www.w3.org"}
         assert not hosts, f"{path.name}: {hosts}"
