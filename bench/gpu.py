@@ -4,7 +4,7 @@
     python bench/gpu.py --only decode    from a checkout, where nothing is installed
 
 Needs torch, triton and numpy; transformers for the comparison. Where zmq, orjson or llguidance are
-missing nothing is lost: engines run in this process. docs/benchmarks.md has the targets.
+missing nothing is lost: engines run in this process. docs/measure/gpu.md has the targets.
 """
 
 from __future__ import annotations

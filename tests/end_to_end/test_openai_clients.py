@@ -453,9 +453,9 @@ def test_curl_gets_an_answer_and_a_stream(served: Any) -> None:
     assert "Nora" in text
 
 
-# --- docs/openai.md -------------------------------------------------------------------------------
+# --- docs/use/openai.md ---
 
-GUIDE = Path(__file__).parents[2] / "docs" / "openai.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "use" / "openai.md"
 EXAMPLES = re.findall(r"```(bash|python|js)\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
 
 

@@ -378,7 +378,7 @@ def test_both_tables_have_the_same_names() -> None:
 
 
 def test_the_page_of_families_lists_them_all() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "serve" / "models.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     listed = [name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(ARCHITECTURES)
