@@ -4,10 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN_ENV := $(VENV)/.installed
 TEST_ENV := $(VENV)/.installed-test
+DOCS_ENV := $(VENV)/.installed-docs
 # Tests run side by side, files whole: much of their time is waiting for engines to start.
 JOBS   ?= 2
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check docs bench soak clean
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 10
 
@@ -30,18 +31,26 @@ $(TEST_ENV): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
 	@touch $@ $(RUN_ENV)
 
+$(DOCS_ENV): pyproject.toml $(RUN_ENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
 demo: $(RUN_ENV)  ## install and run the main job on the embedded model
 	$(BIN)/stemma demo
 
 test: $(TEST_ENV)  ## install and run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --durations=15
 
-check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed package)
+check: $(TEST_ENV)  ## format, lint, links of the docs, types (mypy strict on the installed package)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python .ci/check_docs.py
 	@rm -rf build/check build/lib build/bdist*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/check .
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
+
+docs: $(DOCS_ENV)  ## the documentation as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
 	$(BIN)/stemma bench schedule

@@ -22,6 +22,7 @@ _NAV_PAGE = re.compile(r"^ *- .*?([\w./-]+\.md) *$", re.MULTILINE)
 
 def faults(root: Path) -> Iterator[str]:
     """What is wrong with the documentation of a repository, a sentence each."""
+    root = root.resolve()
     pages = sorted((root / "docs").rglob("*.md"))
     links: dict[Path, set[Path]] = {}
     for page in [*(root / name for name in TOP_PAGES), *pages]:
@@ -46,14 +47,14 @@ def _left_out(root: Path, pages: list[Path], links: dict[Path, set[Path]]) -> It
     names = {page.relative_to(docs).as_posix() for page in pages}
     yield from (f"mkdocs.yml: nav lacks {name}" for name in sorted(names - set(listed)))
     yield from (f"mkdocs.yml: nav has no such page: {name}" for name in listed if name not in names)
-    reached, ahead = set(), [(root / START).resolve()]
+    reached, ahead = set(), [root / START]
     while ahead:
         page = ahead.pop()
         if page not in reached:
             reached.add(page)
             ahead += links.get(page, set())
     for page in pages:
-        if page.resolve() not in reached:
+        if page not in reached:
             yield f"{page.relative_to(root)}: no chain of links from {START} leads here"
 
 
@@ -79,20 +80,18 @@ def _resolve(page: Path, link: str) -> tuple[Path | None, str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The names under which a page's headings can be linked to, in GitHub's and mkdocs' spelling."""
+    """The names by which GitHub and mkdocs both know headings; where they differ, no link holds."""
     headings = _HEADING.findall(_FENCE.sub("", page.read_text("utf-8")))
-    return {_slug(heading) for heading in headings}
-
-
-def _slug(heading: str) -> str:
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
-    text = re.sub(r"[^\w\s-]", "", text.lower())
-    return re.sub(r"[\s-]+", "-", text).strip("-")
+    words = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    plain = [re.sub(r"[^\w\s-]", "", text).strip() for text in words]
+    return {
+        name for text in plain if (name := text.replace(" ", "-")) == re.sub(r"[\s-]+", "-", text)
+    }
 
 
 def main() -> int:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
-    found = list(faults(root.resolve()))
+    found = list(faults(root))
     for fault in found:
         print(fault)
     return 1 if found else 0
