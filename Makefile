@@ -31,7 +31,8 @@ $(TEST_ENV): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
 	@touch $@ $(RUN_ENV)
 
-$(DOCS_ENV): pyproject.toml $(RUN_ENV)
+$(DOCS_ENV): pyproject.toml | $(BIN)/python
+	@echo "== installing stemma-lm with what builds its documentation (first run only)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 

@@ -18,7 +18,8 @@ from .policy import OutputShare
 
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.1
-# Preempts 0 of 800 where 1.0 preempts 5, for 1% of throughput (docs/how-it-works/scheduler.md).
+# Preempts 0 of 800 where 1.0 preempts 5, for 1% of throughput:
+# docs/decisions/0012-room-for-new-tokens.md.
 MARGIN = 1.2
 DECAY = 0.001  # a step: from the initial to the least ratio in 600 steps, as in SGLang
 RISE = 0.1  # a preemption

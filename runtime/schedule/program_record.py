@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 LEVEL_SERVICE = 512  # tokens: programs that have had less are at level 0
-# Each further level has so much more; docs/how-it-works/scheduler.md says what 4 does.
+# Each further level has so much more; docs/decisions/0010-whole-programs.md says what 4 does.
 LEVEL_FACTOR = 16
 
 

@@ -19,7 +19,7 @@ from .line import Line
 from .policy import Key, Policy, Surroundings
 
 MAX_LINES = 64  # of equal shares whose best requests are compared with each other (guess)
-# Of a request that found an empty line; docs/how-it-works/scheduler.md has the price.
+# Of a request that found an empty line; docs/decisions/0011-aging.md has the price.
 MAX_OVERTAKES = 128
 
 _Head = tuple[int, Key, int, Hashable, Request]  # of a line: tenant's place, key, line's number

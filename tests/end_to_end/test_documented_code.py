@@ -44,7 +44,7 @@ RUN = {"python", "bash", "console", "js"}
 SHELL = {"bash", "console"}
 PARSED = {"json": json.loads, "toml": tomllib.loads}
 SHOWN = {"text", "yaml", "ini", "nginx"}
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 _BLOCK = re.compile(
     r"^(?:<!-- not run: *(?P<reason>.*?) *-->\n)?```(?P<language>\S*)\n(?P<source>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -119,6 +119,7 @@ def test_blocks_of_a_page_run(
         try:
             for block in TO_RUN[name]:
                 source = re.sub(r"http://(127\.0\.0\.1|localhost):8000", served.url, block.commands)
+                assert ":8000" not in source, "a server is named as http://127.0.0.1:8000"
                 if block.language == "python":
                     _run_python(source, PAGES[name], block.line, module)
                 elif _lacks(block):
