@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN_ENV := $(VENV)/.installed
 TEST_ENV := $(VENV)/.installed-test
+DOCS_ENV := $(VENV)/.installed-docs
 # Tests run side by side, files whole: much of their time is waiting for engines to start.
 JOBS   ?= 2
 
 COVERAGE := --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --cov-report=html
 
-.PHONY: help demo test test-coverage check bench soak clean
+.PHONY: help demo test test-coverage check docs bench soak clean
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 16
 
@@ -32,6 +33,11 @@ $(TEST_ENV): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
 	@touch $@ $(RUN_ENV)
 
+$(DOCS_ENV): pyproject.toml | $(BIN)/python
+	@echo "== installing stemma-lm with what builds its documentation (first run only)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
 demo: $(RUN_ENV)  ## install and run the main job on the embedded model
 	$(BIN)/stemma demo
 
@@ -41,12 +47,16 @@ test: $(TEST_ENV)  ## install and run all tests
 test-coverage: $(TEST_ENV)  ## the same, and which lines ran: a table, and pages under build/coverage/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(COVERAGE)
 
-check: $(TEST_ENV)  ## format, lint and types (mypy strict on the installed package)
+check: $(TEST_ENV)  ## format, lint, links of the docs, types (mypy strict on the installed package)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python .ci/check_docs.py
 	@rm -rf build/check build/lib build/bdist*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/check .
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
+
+docs: $(DOCS_ENV)  ## the documentation as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(TEST_ENV)  ## the benchmarks: tables, and JSON under build/bench/
 	$(BIN)/stemma bench schedule

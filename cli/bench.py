@@ -6,9 +6,10 @@ is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
+from ..bench import gpu
 from ..bench.cache import radix
 from ..bench.constrained import conformance, grammar_load, masks, vocabularies
-from ..bench.device import gpu, quantization, step
+from ..bench.device import quantization, step
 from ..bench.harness import limits, model, workloads
 from ..bench.harness.report import add_report_flags
 from ..bench.scheduling import dsl, programs, schedule, stall

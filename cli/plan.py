@@ -1,7 +1,7 @@
 """`stemma plan`: how fast a model will be on a device under a load, without loading it.
 
-Step times come from a roofline model (docs/planning.md), times to first token and a token from the
-real scheduler over such steps. A CPU is measured for a second, GPUs are known by name.
+Step times come from a roofline model (docs/serve/planning.md), times to first token and a token
+from the real scheduler over such steps. A CPU is measured for a second, GPUs are known by name.
 """
 
 from __future__ import annotations

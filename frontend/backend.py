@@ -27,7 +27,7 @@ class Runtime(Backend):
     """A runtime that already runs, at an address as `stemma serve` prints it.
 
     Over ZeroMQ it carries out whole programs. Over HTTP the same programs are carried out in this
-    process, call by call, with what its HTTP API knows; the rest is refused (docs/sglang.md).
+    process, call by call, with what its HTTP API knows; the rest is refused (docs/use/sglang.md).
 
     Args:
         endpoint: "ipc://PATH", "tcp://HOST:PORT" or "http://HOST:PORT".

@@ -2,8 +2,8 @@
 
     entries   |..row 0..|.row 1.|......row 2......|      entry_start [R + 1]
 
-In this order, as docs/sampling.md has it: repetition penalty, frequency and presence penalties,
-bias, forbidden tokens.
+In this order, as docs/how-it-works/sampling.md has it: repetition penalty, frequency and presence
+penalties, bias, forbidden tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gumbel noise as a function of seed, position and token id (docs/sampling.md), with numpy."""
+"""Gumbel noise, a function of seed, position and token id (docs/how-it-works/sampling.md)."""
 
 from __future__ import annotations
 

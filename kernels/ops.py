@@ -390,8 +390,9 @@ class Sample(Protocol):
         """Draw a token a row: token_ids [N] int64 and is_finite [N] bool, on the logits' device.
 
         logits [N, vocab_size] float32 or float64, contiguous; -inf masks a token. The draw is
-        docs/sampling.md's, in float64, the same on every backend. is_finite is False where there
-        is NaN or +inf among a row's logits or all are -inf; its token is then some valid id.
+        docs/how-it-works/sampling.md's, in float64, the same on every backend. is_finite is False
+        where there is NaN or +inf among a row's logits or all are -inf; its token is then some
+        valid id.
         """
         ...
 

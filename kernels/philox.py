@@ -1,7 +1,7 @@
 """Philox-4x32-10, a counter-based random generator: a keyed mixing of a counter, no state.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
-section 3; constants and test vectors of Random123. How draws are derived: docs/sampling.md.
+section 3; constants and test vectors of Random123. docs/how-it-works/sampling.md derives draws.
 Numbers of 32 bits are held in uint64 arrays, so that products are exact.
 """
 

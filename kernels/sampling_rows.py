@@ -1,6 +1,6 @@
 """How each row of logits is sampled: one tensor a parameter, on the logits' device.
 
-What the parameters mean, and how draws are derived: docs/sampling.md.
+What the parameters mean, and how draws are derived: docs/how-it-works/sampling.md.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ _REPEATS = 7
 _STEP_S = 150e-6
 _LAYER_S = 10e-6
 _ROW_S = 40e-6
-# From docs/lora.md: steps of 48 linear layers take 2.5 to 2.9 ms more where adapters are enabled
-# and used, of which reading one is some 0.3 ms.
+# From docs/serve/lora.md: steps of 48 linear layers take 2.5 to 2.9 ms more where adapters are
+# enabled and used, of which reading one is some 0.3 ms.
 _ADAPTER_S = 50e-6
 
 

@@ -5,7 +5,7 @@ arXiv:2312.07104, section 3. Edges are runs of tokens, siblings differ in their 
 
 Cost: match and insert O(nodes on the path) Python steps, the runs themselves being compared and
 copied as blocks of bytes; extend O(length of the new run); lock and unlock O(nodes on the path);
-evict O(1) per node freed. docs/radix.md has the figures.
+evict O(1) per node freed. docs/how-it-works/radix.md has the figures.
 
 What it does not know: what a page holds, who owns the pages outside it, and programs. It is not
 thread-safe: one planner owns it. All that keeps the counts true is in this one class.

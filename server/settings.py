@@ -145,7 +145,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_chat_flags(group: argparse._ArgumentGroup) -> None:
-    """docs/tools.md says more of both."""
+    """docs/use/tools.md says more of both."""
     group.add_argument(
         "--tool-call-parser", choices=TOOL_CALL_PARSERS,
         help="the format in which the model writes tool calls; auto: as its chat template has it "
@@ -159,7 +159,7 @@ def _add_chat_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_access_flags(group: argparse._ArgumentGroup) -> None:
-    """docs/security.md says more of each."""
+    """docs/serve/security.md says more of each."""
     group.add_argument(
         "--api-key", action="append", metavar="KEY",
         help=f"a key that requests must bring; repeatable, also {KEY_VARIABLE}, which `ps` does "

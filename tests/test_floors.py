@@ -55,8 +55,8 @@ FLOORS = {
         ("harness",),
         ("cache", "constrained"),
         ("serving",),
-        ("device",),
-        ("scheduling",),
+        ("device", "roofline"),
+        ("scheduling", "gpu"),
     ),
 }
 TRITON_DOOR = "kernels/triton/language.py"

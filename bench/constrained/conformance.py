@@ -1,9 +1,10 @@
 """JSON Schema conformance: of a test suite's schemas, how many are compiled and right in every way.
 
 Each schema is compiled with the product's own limits in a process that can be ended; each instance
-is fed token by token through mask and consume, in canonical spelling (docs/benchmarks.md). A schema
-is right when every valid instance is accepted and every invalid one is not. An over-generation is
-an invalid instance that is accepted. Formats are asserted, as the product does by default.
+is fed token by token through mask and consume, in canonical spelling (docs/measure/grammars.md). A
+schema is right when every valid instance is accepted and every invalid one is not. An
+over-generation is an invalid instance that is accepted. Formats are asserted, as the product does
+by default.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every engine has a process of its own, started anew for each round; each grammar goes through all of
 them in turn. A figure of a grammar, or of one place in an instance, is its median over the rounds;
-the table has percentiles of those. docs/benchmarks.md says what each column is.
+the table has percentiles of those. docs/measure/grammars.md says what each column is.
 """
 
 from __future__ import annotations

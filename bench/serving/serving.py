@@ -4,7 +4,7 @@ Every engine is a process of its own, kept alive for the whole run. After a warm
 workload runs on all engines in turn, over ids that no earlier repeat has had, so a repeat gives one
 pair of times a peer. A ratio is the peer's wall time through Stemma's: above 1, Stemma is faster.
 Repeats in which others used more than 0.1 cores are left out of medians, unless all are such.
-docs/benchmarks.md says how to install the peers and how to read the columns.
+docs/measure/serving.md says how to read the columns, docs/measure/peers.md how to install peers.
 """
 
 from __future__ import annotations

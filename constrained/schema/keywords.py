@@ -252,7 +252,7 @@ KEYWORDS: Mapping[str, Keyword] = {keyword.name: keyword for keyword in _ROWS}
 
 
 def keyword_table() -> str:
-    """The table as Markdown, for docs/json-schema.md."""
+    """The table as Markdown, for docs/use/json-schema.md."""
     lines = ["| Keyword | Dialects | Enforced |", "| --- | --- | --- |"]
     for keyword in _ROWS:
         lines.append(f"| `{keyword.name}` | {_dialects(keyword)} | {keyword.enforced} |")

@@ -136,7 +136,8 @@ def gen(
             runs first.
         deadline: seconds from when the runtime has it; fails where it cannot be met.
         ebnf: the output is in the language of this grammar, in Lark's or GBNF's syntax.
-        structural_tag: free text with tags that hold JSON, see docs/constrained-decoding.md.
+        structural_tag: free text with tags that hold JSON, see
+            docs/how-it-works/constrained-decoding.md.
         whitespace: between JSON's tokens, "compact" (none, the default) or "flexible".
         property_order: of JSON objects, that of the "schema" (default) or "any".
         formats: "enforce" those of a schema's strings (default), or "ignore" them.

@@ -30,7 +30,7 @@ class Flavor:
     max_stops: int | None = None  # stop strings a call; None: any number
     can_score: bool = True  # whether completions give log probabilities of their prompt (`echo`)
     streams_logprobs: bool = True
-    takes_hints: bool = False  # whether it has /kv_hints, see docs/leases.md
+    takes_hints: bool = False  # whether it has /kv_hints, see docs/how-it-works/leases.md
 
 
 FLAVORS = {

@@ -2,7 +2,7 @@
 
 One protocol for all distances (ipc, tcp, inproc). A message is multipart: an orjson header
 `{"v": 2, "op": ..., ...}` and raw buffers behind it. DEALER on the client's side, ROUTER on the
-runtime's. docs/protocol.md lists every message; in short:
+runtime's. docs/how-it-works/protocol.md lists every message; in short:
 
     client -> runtime   hello, ops, intern, cancel, call    credit, ping, bye
     runtime -> client   events, reply                       welcome, credit, pong, error

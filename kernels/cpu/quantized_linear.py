@@ -1,8 +1,9 @@
 """Linear layers of quantized weights through torch, for CPUs on which nothing is compiled.
 
 Weights stay packed: torch's own products of packed weights run where they are right and fastest
-(docs/quantization.md has the measurements), else a few rows at a time are dequantized into the
-cache and multiplied. The private ops are looked for, and tried once, before they are used.
+(docs/decisions/0017-integer-products.md has the measurements), else a few rows at a time are
+dequantized into the cache and multiplied. The private ops are looked for, and tried once, before
+they are used.
 """
 
 from __future__ import annotations

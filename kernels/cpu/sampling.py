@@ -1,7 +1,7 @@
 """Choosing the next token of each row with numpy: the kept set by its threshold, not by a sort.
 
-Steps and rule for ties: docs/sampling.md. Noise is computed for kept tokens alone where they are
-few.
+Steps and rule for ties: docs/how-it-works/sampling.md. Noise is computed for kept tokens alone
+where they are few.
 """
 
 from __future__ import annotations

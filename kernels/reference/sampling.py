@@ -2,8 +2,8 @@
 
     token = argmax over the kept set of  logit / temperature + Gumbel(seed, position, token_id)
 
-A draw is a pure function of these values (docs/sampling.md), so it is the same in any batch, in
-any order, after a preemption and on every backend. Float64 throughout.
+A draw is a pure function of these values (docs/how-it-works/sampling.md), so it is the same in any
+batch, in any order, after a preemption and on every backend. Float64 throughout.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What limits each: shared memory holds (num_stages - 1) blocks of keys and values (227 KB a block of
 threads, 228 KB a multiprocessor), registers hold a tile's scores and sums (255 a thread, 65,536 a
 multiprocessor). Chosen from what the compiler reports for sm_90: no spills, and for narrow tiles at
-least 40 KB of loads in flight a multiprocessor (docs/gpu-attention.md).
+least 40 KB of loads in flight a multiprocessor (docs/how-it-works/gpu-attention.md).
 """
 
 from __future__ import annotations

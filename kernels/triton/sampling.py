@@ -13,7 +13,7 @@ score of the kept set, exactly, ties included: no order of the tokens and no thr
 
 A span has every num_spans-th group of tokens, so that all spans have as much to do where frequent
 tokens have neighbouring ids. Every sum has an order of its own, which depends on the row and the
-vocabulary alone. Passes and bytes: docs/gpu-sampling.md.
+vocabulary alone. Passes and bytes: docs/how-it-works/gpu-sampling.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     host     plan t | lay out, stage, launch | ...plan t+1 ...| read t | ...
     device            copy in | forward, logits | sample | copy out | next step
 
-docs/gpu-execution.md draws two steps.
+docs/how-it-works/gpu-execution.md draws two steps.
 """
 
 from __future__ import annotations

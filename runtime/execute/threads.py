@@ -1,10 +1,10 @@
 """The compute threads of an engine's process: how many, and how they wait for each other.
 
 Must be called before torch is imported: OpenMP reads its settings when it is loaded. The default
-was measured, see docs/threads.md: threads that never sleep are fastest on a quiet machine and very
-slow beside a busy process; threads that sleep at once lose much at batch 1. A bounded spin has most
-of both. A small model gets one thread: its operations are too short to share, and beside a busy
-process every barrier of a step can cost a time slice.
+was measured, see docs/how-it-works/threads.md: threads that never sleep are fastest on a quiet
+machine and very slow beside a busy process; threads that sleep at once lose much at batch 1. A
+bounded spin has most of both. A small model gets one thread: its operations are too short to share,
+and beside a busy process every barrier of a step can cost a time slice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The clients of a gateway: the state of a session, and the limits that keep it bounded.
 
 A session outlives its connections: it belongs to whoever knows its token. What it may hold is
-bounded in every direction, so that a client can only exhaust what is its own; docs/protocol.md
-lists the limits.
+bounded in every direction, so that a client can only exhaust what is its own;
+docs/how-it-works/protocol.md lists the limits.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Everything goes to the queue in which steps are computed, in plan order, which is all the order that
 plans need; a kernel packs the pages of all layers in one launch a part, and a run of host pages is
 one copy. What the host is to get (blocks for the disk) lies in pinned memory of its own, to be read
-when the step's results are. docs/tiers.md says what that costs.
+when the step's results are. docs/how-it-works/tiers.md says what that costs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A block lies scattered in the pool (any 256 slots of each layer) and in one piece outside of it:
 part after part (kv_layout.py), each [num_layers, num_vectors, 256, vector_bytes]. Slots that follow
 each other are copied as a run; where there are many runs, by index. numpy's copies, for the reason
-that transfer.py gives. docs/tiers.md has the figures.
+that transfer.py gives. docs/how-it-works/tiers.md has the figures.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ On a CPU both pools are ordinary memory and a copy is numpy's: one memcpy a laye
 and contiguous run of slots, in the calling thread. (torch hands copies of this size to its thread
 pool, whose barriers cost milliseconds on a machine that has other work.) Pages come in runs, since
 the free lists keep them together; a run of one token costs about as much as an indexed gather of
-one. docs/tiers.md has the figures.
+one. docs/how-it-works/tiers.md has the figures.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from .request import Request
 
 # Rows under a grammar that may wait while the others of their step go on. A waiting row has every
 # second step only: of m such rows in a hundred the step pays m / 2 to save its host time, which is
-# about 3 of a hundred on a GPU (docs/scheduler.md).
+# about 3 of a hundred on a GPU (docs/how-it-works/scheduler.md).
 MAX_WAITING_SHARE = 1 / 16
 
 

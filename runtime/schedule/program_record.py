@@ -9,7 +9,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 LEVEL_SERVICE = 512  # tokens: programs that have had less are at level 0
-LEVEL_FACTOR = 16  # each further level has so much more (docs/scheduler.md says what 4 does)
+# Each further level has so much more; docs/decisions/0010-whole-programs.md says what 4 does.
+LEVEL_FACTOR = 16
 
 
 @dataclass(slots=True, eq=False)

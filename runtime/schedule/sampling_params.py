@@ -21,9 +21,10 @@ class SamplingParams:
     """Sampling and ending of one request.
 
     The draw is `argmax(logits / temperature + Gumbel(Philox(seed, position, token_id)))` over the
-    exact top-k/top-p/min-p set (docs/sampling.md), so it depends on nothing but these values, the
-    request's own tokens and the logits. `temperature == 0` is greedy. Penalties and bias change
-    the logits before that; `repetition_penalty` counts prompt and output, the others the output.
+    exact top-k/top-p/min-p set (docs/how-it-works/sampling.md), so it depends on nothing but these
+    values, the request's own tokens and the logits. `temperature == 0` is greedy. Penalties and
+    bias change the logits before that; `repetition_penalty` counts prompt and output, the others
+    the output.
     """
 
     max_tokens: int = 128  # >= 1

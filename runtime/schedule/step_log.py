@@ -1,7 +1,7 @@
 """The last steps of the engine: which rows each computed, how long it took, what it cost the cache.
 
-Kept only while somebody watches: otherwise a step pays for looking at one flag. docs/watch.md has
-the figures.
+Kept only while somebody watches: otherwise a step pays for looking at one flag.
+docs/serve/watch.md has the figures.
 """
 
 from __future__ import annotations

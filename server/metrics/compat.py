@@ -1,6 +1,6 @@
 """The same figures under the names that dashboards made for SGLang and vLLM read.
 
-Only what is the same thing here; what those engines count otherwise is said in docs/metrics.md.
+Only what is the same thing here; docs/serve/metrics.md says what those engines count otherwise.
 """
 
 from __future__ import annotations

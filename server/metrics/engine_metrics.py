@@ -1,4 +1,4 @@
-"""`stemma_*`: the engine's figures under Stemma's own names (docs/metrics.md lists them)."""
+"""`stemma_*`: the engine's figures under Stemma's own names (docs/serve/metrics.md lists them)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`kv_hints`: actions on the KV cache that come with a request, or alone in POST /kv_hints.
 
 In a request to a completion endpoint an action without a target means the request's own prompt and
-output, and all are carried out when it has ended. docs/leases.md describes the envelope.
+output, and all are carried out when it has ended. docs/how-it-works/leases.md has the envelope.
 """
 
 from __future__ import annotations

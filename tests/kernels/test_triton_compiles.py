@@ -66,7 +66,7 @@ def all_compiled() -> Rows:
 
 @pytest.mark.parametrize("name", TABLE["test"])
 def test_a_kernel_stays_within_its_budget(name: str, compiled: Rows) -> None:
-    assert name in compiled, "nothing launches it any more: see docs/gpu-testing.md, --update"
+    assert name in compiled, "nothing launches it: see docs/measure/gpu-testing.md, --update"
     assert compiled[name]["breaches"] == []
 
 
@@ -112,7 +112,7 @@ def planned_tile(row: dict[str, Any]) -> attention_tiles.Tile | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE["soak"])
 def test_a_rare_kernel_stays_within_its_budget(name: str, all_compiled: Rows) -> None:
-    assert name in all_compiled, "nothing launches it any more: see docs/gpu-testing.md, --update"
+    assert name in all_compiled, "nothing launches it: see docs/measure/gpu-testing.md, --update"
     assert all_compiled[name]["breaches"] == []
 
 

@@ -1,4 +1,4 @@
-"""Exactness (docs/architecture.md): no feature changes what a model says.
+"""Exactness (docs/how-it-works/architecture.md): no feature changes what a model says.
 
 Part a. In float64 through the reference kernels the tokens, greedy or sampled with a seed, are
 identical to those of the request alone on an empty cache, whatever there is of

@@ -19,8 +19,8 @@ from .record import CallRecord, Counters, ProgramRecord, RunRecord
 from .scripts import Script, Work
 from .variants import Variant
 
-# Where the programs were measured (docs/benchmarks.md) a prompt's token takes twice as long as on
-# the CPU that is modelled: 2,048 tokens 1.07 s, at 416 GFLOP/s.
+# Where the programs were measured (docs/measure/programs.md) a prompt's token takes twice as long
+# as on the CPU that is modelled: 2,048 tokens 1.07 s, at 416 GFLOP/s.
 DEVICE = replace(simulation.CPU, prefill_token_ms=0.5, decode_row_ms=0.5)
 
 

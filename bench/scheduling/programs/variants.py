@@ -12,7 +12,7 @@ BASE = "program"
 HOST = "program, host tier"
 VLLM = "vllm"
 POLICIES = ("fcfs", "lpm", "dfs-weight")
-MIXED_BATCH = 8  # requests: see docs/benchmarks.md
+MIXED_BATCH = 8  # requests: see docs/measure/programs.md
 
 
 @dataclass(frozen=True, slots=True)

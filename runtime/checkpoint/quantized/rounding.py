@@ -18,7 +18,7 @@ from ....kernels.quantized_weight import QuantizedWeight
 
 MIN_GROUP_SIZE = 32
 MAX_GROUP_SIZE = 128  # unless told otherwise
-# Of the group's own range; measured, see docs/checkpoints.md.
+# Of the group's own range; measured, see docs/serve/checkpoints.md.
 _SHRINKS = (1.0, 0.9, 0.8)
 _SMALLEST_SCALE = 2.0**-24  # float16's
 _CHUNK_NUMBERS = 1 << 19  # of a weight at a time, in float32: they stay in a core's cache

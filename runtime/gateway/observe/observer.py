@@ -1,7 +1,7 @@
 """What one `watch` call is answered: steps, tree, pool, queue and counters as they are now.
 
 Everything is bounded, and the tree and the pool are looked at no more than MAX_REFRESHES_A_SECOND,
-however many watch: a call costs the engine's loop a few milliseconds at most (docs/watch.md).
+however many watch: a call costs the engine's loop a few milliseconds at most (docs/serve/watch.md).
 """
 
 from __future__ import annotations

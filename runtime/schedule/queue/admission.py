@@ -18,7 +18,9 @@ from .policy import OutputShare
 
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.1
-MARGIN = 1.2  # preempts 0 of 800 where 1.0 preempts 5, for 1% of throughput (docs/scheduler.md)
+# Preempts 0 of 800 where 1.0 preempts 5, for 1% of throughput:
+# docs/decisions/0012-room-for-new-tokens.md.
+MARGIN = 1.2
 DECAY = 0.001  # a step: from the initial to the least ratio in 600 steps, as in SGLang
 RISE = 0.1  # a preemption
 MAX_RESERVED = 4096  # tokens a request, as in SGLang: a call without max_tokens asks for all

@@ -19,11 +19,11 @@ from .policy import Key, Policy, PolicyContext
 from .tenant_queue import TenantQueue
 
 MAX_QUEUES = 64  # of equal shares whose best requests are compared with each other (guess)
-MAX_OVERTAKES = 128  # of a request that found an empty queue; see docs/scheduler.md for the price
+# Of a request that found an empty queue; docs/decisions/0011-aging.md has the price.
+MAX_OVERTAKES = 128
 
-_Head = tuple[
-    int, Key, int, Hashable, Request
-]  # of a tenant's queue: its place, key, the queue's number
+# Of a tenant's queue: the tenant's place, its best request's key, the queue's number.
+_Head = tuple[int, Key, int, Hashable, Request]
 
 
 class WaitingQueue:

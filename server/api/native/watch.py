@@ -3,7 +3,7 @@
     event: state     what the engine does now: whole at first, then what has changed
     event: engine    it cannot be asked at the moment, and why; `state` events follow once it can
 
-docs/watch.md says what is in them.
+docs/serve/watch.md says what is in them.
 """
 
 from __future__ import annotations

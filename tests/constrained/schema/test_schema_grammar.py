@@ -375,7 +375,7 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
 def test_the_documentation_has_the_table_of_keywords() -> None:
     import stemma
 
-    page = (re.sub(r"/[^/]*$", "", stemma.__file__ or "")) + "/docs/json-schema.md"
+    page = (re.sub(r"/[^/]*$", "", stemma.__file__ or "")) + "/docs/use/json-schema.md"
     with open(page, encoding="utf-8") as file:
         assert keyword_table() in file.read(), "run keyword_table() and put it into the page"
     assert all(f"`{name}`" in keyword_table() for name in KEYWORDS)

@@ -121,7 +121,7 @@ def _naive_adjusted(
     output: list[int],
     masked: list[int],
 ) -> np.ndarray:
-    """Token by token, as docs/sampling.md has it."""
+    """Token by token, as docs/how-it-works/sampling.md has it."""
     changed = []
     for token_id, logit in enumerate(logits.tolist()):
         if token_id in prompt or token_id in output:

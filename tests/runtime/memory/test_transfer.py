@@ -1,4 +1,4 @@
-"""Tier moves leave KV bit-equal (docs/architecture.md, exactness, part b)."""
+"""Tier moves leave KV bit-equal (docs/how-it-works/architecture.md, exactness, part b)."""
 
 from __future__ import annotations
 

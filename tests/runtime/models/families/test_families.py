@@ -373,7 +373,7 @@ def test_the_text_half_of_a_model_that_sees_is_read_alone(
 
 
 def test_the_page_of_families_lists_them_all() -> None:
-    page = (Path(st.__file__).parent / "docs" / "models.md").read_text()
+    page = (Path(st.__file__).parent / "docs" / "serve" / "models.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     listed = [name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(ARCHITECTURES)
