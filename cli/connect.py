@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from ..errors import InvalidRequest
 from ..frontend.backend import Engine, Runtime
 from ..frontend.client.backend import Backend
+from ..frontend.client.progress import byte_progress
 from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
-from ..runtime.checkpoint.progress import byte_progress
 from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
 
 DEFAULT_PORT = 8000

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InvalidRequest
+from ..frontend.client.progress import byte_progress
 from ..runtime.checkpoint.gguf.convert import weights_files
 from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
-from ..runtime.checkpoint.progress import byte_progress
 from ..runtime.execute.threads import configure_threads
 from ..runtime.models.model_config import read_model_config
 from .connect import Commands

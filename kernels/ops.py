@@ -20,13 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from .adjusted_rows import AdjustedRows
-from .attention_options import DEFAULT_OPTIONS, AttentionOptions
 from .attention_rows import AttentionRows
+from .model_options import DEFAULT_OPTIONS, AttentionOptions, RoutingOptions
 from .quantized_kv import QuantizedKV
 from .quantized_weight import QuantizedWeight
-from .routing_options import RoutingOptions
-from .sampling_rows import SamplingRows
+from .sampling_rows import AdjustedRows, SamplingRows
 
 KVLayer = Tensor | QuantizedKV
 """One layer's KV, as it is or quantized; which kinds a backend takes it says itself."""

@@ -33,20 +33,20 @@ from .native import paged_attention as native_attention
 from .native import token_mask as native_mask
 from .native.bindings import why_not_native
 from .native.capture import capture as native_capture
-from .reference import adjust as reference_adjust
 from .reference import dense as reference_dense
 from .reference import experts as reference_experts
+from .reference import experts as reference_routing
+from .reference import kv_store as reference_page_copy
+from .reference import kv_store as reference_page_table
 from .reference import kv_store as reference_store
 from .reference import latent_attention as reference_latent
-from .reference import logprobs as reference_logprobs
 from .reference import lora as reference_lora
-from .reference import page_copy as reference_page_copy
-from .reference import page_table as reference_page_table
 from .reference import paged_attention as reference_attention
-from .reference import routing as reference_routing
+from .reference import sampling as reference_adjust
+from .reference import sampling as reference_logprobs
+from .reference import sampling as reference_mask
 from .reference import sampling as reference_sampling
-from .reference import token_mask as reference_mask
-from .reference.query_key_norm import query_key_norm_of
+from .reference.dense import query_key_norm_of
 from .triton.availability import is_interpreted, kv_cache_dtypes, why_not_triton
 
 KernelMode = Literal["auto", "cpu", "triton", "reference"]

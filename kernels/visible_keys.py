@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .attention_options import AttentionOptions
 from .attention_rows import AttentionRows, IntArray
+from .model_options import AttentionOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..kernels.attention_options import AttentionOptions
+from ..kernels.model_options import AttentionOptions
 from ..runtime.checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import ModelLoadError
 from ..runtime.checkpoint.gguf.convert import weights_files
 from ..runtime.checkpoint.gguf.reader import GgufFile
-from ..runtime.checkpoint.pickled import PICKLED_SUFFIXES, why_not_pickled
+from ..runtime.checkpoint.model_files import PICKLED_SUFFIXES, why_not_pickled
 from ..runtime.checkpoint.safetensors.checkpoint_files import checkpoint_files
 from ..runtime.checkpoint.safetensors.safetensors_header import open_header
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import zmq
 
 from ..errors import StemmaError
-from .checkpoint.progress import byte_progress
+from ..frontend.client.progress import byte_progress
 from .config import add_engine_flags, engine_config, located
 from .execute.threads import configure_threads, default_num_threads
 from .gateway.listener import LINGER_MS, add_client_flags, server_keys

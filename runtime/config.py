@@ -12,10 +12,10 @@ from typing import Literal
 
 from ..constrained.serving.compiler_service import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidRequest
+from ..frontend.client.progress import ByteProgress
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
-from .checkpoint.gguf.shard_names import model_stem
+from .checkpoint.gguf.shards import model_stem
 from .checkpoint.location import EMBEDDED_MODEL, locate_model
-from .checkpoint.progress import ByteProgress
 from .memory.disk.block_key import BLOCK_TOKENS
 from .schedule.cache.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.queue.fairness import tenant_weights

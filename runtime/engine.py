@@ -18,14 +18,13 @@ from typing import Any, Protocol
 from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
 from ..errors import ModelLoadError, PromptTooLong
+from ..frontend.client.progress import byte_progress, graph_progress
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
-from .checkpoint.progress import byte_progress
 from .checkpoint.safetensors.revision import model_revision
 from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, EngineConfig, located
 from .execute.dtype_name import dtype_name
-from .execute.graph_progress import graph_progress
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.store import DiskStore
 from .models.model_config import read_model_config

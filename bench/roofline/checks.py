@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ...kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from ...kernels.registry import Kernels, select_kernels
 from ...runtime.execute.dtype_name import dtype_name
 from .attention import error_row

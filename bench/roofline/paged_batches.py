@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ...kernels.attention_rows import AttentionRows
+from ...kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from ...kernels.ops import DevicePlan, KVLayer
 from ...kernels.quantized_kv import QuantizedKV
 from ...kernels.reference import paged_attention as reference

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.adjusted_rows import AdjustedRows
-from ...kernels.sampling_rows import SamplingRows
+from ...kernels.sampling_rows import AdjustedRows, SamplingRows
 from .context import Context
 from .rows import Row, attempt
 from .timing import Call

@@ -1,9 +1,11 @@
-"""A progress bar for work of known length; nothing where output is not a terminal or not asked."""
+"""How far work is, on a terminal: items of a batch, bytes that are read or fetched, captured
+graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 
 @contextmanager
@@ -20,3 +22,43 @@ def progress_bar(total: int, title: str, is_shown: bool) -> Iterator[Callable[[]
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(title, total=total)
         yield lambda: progress.advance(task)
+
+
+ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
+
+
+@contextmanager
+def byte_progress(out: TextIO, title: str) -> Iterator[ByteProgress | None]:
+    """Who is to be told of the bytes done; a bar shows them from the first on, and is gone at the
+    end. None where `out` is no terminal: nothing is shown there."""
+    if not out.isatty():
+        yield None
+        return
+    # Slow to import.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=out), transient=True) as progress:
+        task = progress.add_task(title, total=None, visible=False)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, visible=True)
+
+        yield show
+
+
+def graph_progress(out: TextIO) -> Callable[[int, int], None]:
+    """(graphs captured so far, graphs in all) -> a line that is overwritten on a terminal; on
+    anything else one line at the end."""
+
+    def show(done: int, total: int) -> None:
+        is_last = done == total
+        line = f"captured {done} of {total} step graphs"
+        if out.isatty():
+            print(f"\r{line}", end="\n" if is_last else "", file=out, flush=True)
+        elif is_last:
+            print(line, file=out, flush=True)
+
+    return show

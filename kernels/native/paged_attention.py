@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows, IntArray
 from ..cpu import paged_attention as cpu
+from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
 from ..visible_keys import VisibleKeys, visible_keys
 from .calls import kernel

@@ -9,6 +9,8 @@ all but zero count as m.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -63,3 +65,30 @@ def as_bytes(values: Tensor) -> Tensor:
 
 def _values(kv_layer: KVLayer) -> Tensor:
     return kv_layer if isinstance(kv_layer, Tensor) else kv_layer.values
+
+
+def take_inputs(token_ids: Tensor, sources: Tensor, previous: Tensor) -> Tensor:
+    return torch.where(sources >= 0, previous[sources.clamp(min=0)], token_ids)
+
+
+def update_pages(page_table: Tensor, updates: Tensor) -> None:
+    rows, columns, pages = updates[updates[:, 0] >= 0].unbind(1)
+    page_table[rows.long(), columns.long()] = pages
+
+
+class PageCopy:
+    """See `ops.PageCopy`."""
+
+    def __init__(self, layers: Sequence[Tensor], page_size: int) -> None:
+        # Each [num_vectors, num_pages, page_size, width].
+        self._layers = [
+            layer.view(layer.shape[0], -1, page_size, layer.shape[2]) for layer in layers
+        ]
+
+    def pack(self, pages: Tensor, packed: Tensor) -> None:
+        for layer, target in zip(self._layers, packed, strict=True):
+            target.copy_(layer.index_select(1, pages))
+
+    def unpack(self, pages: Tensor, packed: Tensor) -> None:
+        for layer, source in zip(self._layers, packed, strict=True):
+            layer.index_copy_(1, pages, source)

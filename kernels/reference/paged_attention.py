@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ..attention_rows import AttentionRows
+from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
 from ..quantized_kv import QuantizedKV
 from .dense import widen

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..gumbel import FloatArray, Int64Array, gumbel
-from ..sampling_rows import SamplingRows
+from ..sampling_rows import AdjustedRows, SamplingRows
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
@@ -55,3 +55,41 @@ def kept_tokens(
     # In logits: an exponential near 1 is rounded to it.
     least = math.log(min_p) * temperature if min_p > 0.0 else -math.inf
     return np.sort(best_first[below >= least])
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    chosen = logits.gather(-1, token_ids[:, None])[:, 0]
+    return chosen - logits.logsumexp(dim=-1)
+
+
+def apply_token_mask(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill(~is_allowed, -torch.inf)
+
+
+def adjust_logits(logits: Tensor, rows: AdjustedRows, previous_tokens: Tensor) -> None:
+    for r, place in enumerate(rows.place.tolist()):
+        if place >= 0:
+            _adjust_row(logits[place], rows, r, previous_tokens)
+
+
+def _adjust_row(logits: Tensor, rows: AdjustedRows, r: int, previous_tokens: Tensor) -> None:
+    """logits [vocab_size]"""
+    own = slice(int(rows.entry_start[r]), int(rows.entry_start[r + 1]))
+    token_id, count = rows.token_id[own], rows.count[own]
+    is_in_prompt, bias = rows.is_in_prompt[own], rows.bias[own]
+    if rows.latest[r] >= 0:
+        latest = previous_tokens[rows.latest[r]]
+        count = count + (token_id == latest)
+        if not (token_id == latest).any():
+            token_id = torch.cat((token_id, latest[None]))
+            count = torch.cat((count, count.new_ones(1)))
+            is_in_prompt = torch.cat((is_in_prompt, is_in_prompt.new_zeros(1)))
+            bias = torch.cat((bias, bias.new_zeros(1)))
+    found, penalty = logits[token_id], rows.repetition[r].to(logits.dtype)
+    penalised = torch.where(found > 0, found / penalty, found * penalty)
+    found = torch.where((count > 0) | is_in_prompt, penalised, found)
+    amount = rows.frequency[r] * count + torch.where(count > 0, rows.presence[r], 0.0)
+    found = found - amount.to(logits.dtype) + bias.to(logits.dtype)
+    logits[token_id] = torch.where(bias == -torch.inf, -torch.inf, found)

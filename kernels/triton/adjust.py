@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..adjusted_rows import AdjustedRows
+from ..sampling_rows import AdjustedRows
 from .language import tl, triton
 
 ENTRIES_AT_ONCE = 1024

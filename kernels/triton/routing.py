@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..routing_options import RoutingOptions
+from ..model_options import RoutingOptions
 from .language import tl, triton
 
 _FAR = tl.constexpr(1 << 30)  # past every id

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from ...errors import ModelLoadError
-from .pickled import PICKLED_SUFFIXES, why_not_pickled
-from .progress import ByteProgress
+from ...frontend.client.progress import ByteProgress
+from .model_files import PICKLED_SUFFIXES, why_not_pickled
 
 # Weights as safetensors, everything that configuration, tokenizers and templates are made of.
 # tokenizer.model is not among it: its contents are in tokenizer.json.

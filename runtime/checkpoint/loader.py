@@ -1,16 +1,18 @@
-"""Which source of weights a model folder needs."""
+"""Which source of weights a model folder needs; random weights where there is no checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ...errors import ModelLoadError
-from .dummy import DummyWeights
+from ...frontend.client.progress import ByteProgress
+from ...kernels.ops import Weight
 from .formats import require_quantization
 from .gguf.convert import weights_files
 from .gguf.source import GgufWeights
@@ -19,7 +21,7 @@ from .quantized.quantization_config import PackedConfig, packed_config
 from .quantized.quantizing import Quantization, QuantizingWeights
 from .quantized.rounding import MAX_GROUP_SIZE
 from .safetensors.checkpoint import CheckpointWeights
-from .weight_source import ProgressCallback, WeightSource
+from .weight_source import WeightSource, stacked_shape
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -31,7 +33,7 @@ def open_weights(
     quantization: Quantization | Literal["none"],
     dtype: torch.dtype,
     device: torch.device,
-    on_progress: ProgressCallback | None = None,
+    on_progress: ByteProgress | None = None,
 ) -> Iterator[WeightSource]:
     """Open while the model is built.
 
@@ -112,3 +114,48 @@ def _as_rounded(config: PackedConfig) -> Quantization:
     if config.activations == "int8":
         return "w8a8"
     return "int4" if config.bits == 4 else "int8"
+
+
+_STD = 0.02  # Llama's initializer_range
+
+
+class DummyWeights:
+    """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite.
+
+    They are made on the device, in the dtype: nothing is copied. Other devices make others.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        values = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        return values.normal_(std=_STD, generator=self._generator)
+
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
+        return self.take(names[0], stacked_shape(shapes))
+
+    def take_weight(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Weight:
+        return self.take_stacked(
+            [f"{name}.weight" for name in names], [(size, in_features) for size in out_features]
+        )
+
+    def tie_weight(self, table: Tensor) -> Weight:
+        return table
+
+    def skip(self, name: str) -> None:
+        """Nothing is kept, so nothing is skipped."""
+
+    def finish(self) -> None:
+        """Nothing is left over."""

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import InvalidRequest, ModelLoadError
+from ...frontend.client.progress import ByteProgress
 from .gguf.convert import convert_gguf, only_model_of
-from .gguf.header_copy import copy_header
-from .gguf.shard_names import shard_names
+from .gguf.reader import copy_header
+from .gguf.shards import shard_names
 from .hub import fetch_file, fetch_snapshot, read_file
-from .pickled import PICKLED_SUFFIXES, why_not_pickled
-from .progress import ByteProgress
+from .model_files import PICKLED_SUFFIXES, why_not_pickled
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
 

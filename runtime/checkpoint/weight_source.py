@@ -8,7 +8,7 @@ any time; at the end `finish` reports what nobody asked for. Sources: `checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import Weight
-
-ProgressCallback = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
 
 class WeightSource(Protocol):

@@ -18,9 +18,8 @@ from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
 from .graphs import GraphForward
 from .inputs import InputBuilder, page_updates, wanted_logits
-from .read_back import ReadBack
 from .sampler import Sampler
-from .staging import Staging
+from .staging import ReadBack, Staging
 
 
 class AsynchronousSteps:

@@ -30,8 +30,7 @@ from ..memory.device_pool import DeviceKVPool
 from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
 from .accelerator import Accelerator
-from .attention_plans import plan_attentions
-from .inputs import NO_SOURCE, StepInputs, WantedLogits
+from .inputs import NO_SOURCE, StepInputs, WantedLogits, plan_attentions
 from .staging import Field, Staged, num_bytes_of
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ...errors import InvalidRequest
+from ...frontend.client.progress import ByteProgress
 from ...kernels.kv_cache_dtype import KVCacheDtype
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
@@ -24,7 +25,7 @@ from ..checkpoint.formats import require_kv_cache_dtype
 from ..checkpoint.loader import LoadFormat, open_weights
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
 from ..checkpoint.quantized.quantizing import Quantization
-from ..checkpoint.weight_source import ProgressCallback, WeightSource
+from ..checkpoint.weight_source import WeightSource
 from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..memory.asynchronous_transfer import AsynchronousKVTransfer
 from ..memory.copies import Transfer
@@ -83,7 +84,7 @@ class ModelRunner:
         load_format: LoadFormat = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         quantization: Quantization | Literal["none"] = "none",
-        on_progress: ProgressCallback | None = None,
+        on_progress: ByteProgress | None = None,
         num_adapter_slots: int = 0,
         max_adapter_rank: int = 0,
     ) -> None:
@@ -342,7 +343,7 @@ class ModelRunner:
         folder: Path,
         load_format: LoadFormat,
         quantization: Quantization | Literal["none"],
-        on_progress: ProgressCallback | None,
+        on_progress: ByteProgress | None,
     ) -> None:
         with open_weights(
             folder, load_format, quantization, self.dtype, self.device, on_progress

@@ -19,16 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.adjusted_rows import AdjustedRows
 from ...kernels.registry import Kernels
-from ...kernels.sampling_rows import SamplingRows
-from ...kernels.top_logprobs import top_logprobs
+from ...kernels.sampling_rows import AdjustedRows, SamplingRows, top_logprobs
 from ..models.decoder import Decoder
 from ..schedule.plan import Row, RowResult, StepPlan, TokenLogprob
 from ..schedule.sampling_params import SamplingParams
-from .adjustments import RowAdjustment, adjusted_arrays
 from .inputs import WantedLogits
-from .sampling_inputs import sampling_arrays
+from .sampling_arrays import RowAdjustment, adjusted_arrays, sampling_arrays
 
 Arrays = dict[str, npt.NDArray[Any]]
 Answers = Mapping[str, npt.NDArray[Any]]

@@ -120,3 +120,24 @@ def aligned(num_bytes: int) -> int:
 class _Buffer:
     host: Tensor  # [any] uint8, pinned
     copied: Event | None = None  # after its last copy to the device
+
+
+class ReadBack:
+    """Owns the pinned memory of one step's answers."""
+
+    def __init__(self, accelerator: Accelerator, answers: Mapping[str, Tensor]) -> None:
+        """Queue the copies."""
+        self._fields: dict[str, Field] = {}
+        offset = 0
+        for name, tensor in answers.items():
+            self._fields[name] = Field(offset, tensor.dtype, tuple(tensor.shape))
+            offset = aligned(self._fields[name].end)
+        self._host = accelerator.pinned(offset)
+        for name, tensor in answers.items():
+            accelerator.copy(self._fields[name].view(self._host), tensor)
+        self.done = accelerator.event()
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Waits for the copies. The arrays are this object's memory."""
+        self.done.wait()
+        return {name: field.view(self._host).numpy() for name, field in self._fields.items()}

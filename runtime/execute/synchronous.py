@@ -14,9 +14,8 @@ from ..memory.transfer import KVTransfer
 from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
-from .attention_plans import plan_attentions
 from .captured import CapturedForward
-from .inputs import NO_SOURCE, InputBuilder, StepInputs, wanted_logits
+from .inputs import NO_SOURCE, InputBuilder, StepInputs, plan_attentions, wanted_logits
 from .sampler import Sampler
 
 

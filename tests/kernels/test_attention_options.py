@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.attention_rows import AttentionRows
+from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.registry import KernelMode, select_kernels

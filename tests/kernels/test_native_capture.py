@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.attention_rows import AttentionRows
+from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.quantized_kv import QuantizedKV

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.kernels.reference.routing import route_experts as reference
-from stemma.kernels.routing_options import RoutingOptions
+from stemma.kernels.model_options import RoutingOptions
+from stemma.kernels.reference.experts import route_experts as reference
 from stemma.kernels.triton.routing import route_experts as on_a_gpu
 
 NAN = float("nan")

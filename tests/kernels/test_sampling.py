@@ -10,11 +10,10 @@ import torch
 from sampled_rows import sampling_rows
 
 from stemma.kernels.cpu import sampling as cpu
-from stemma.kernels.gumbel import gumbel, gumbel_of_all, gumbel_of_words
+from stemma.kernels.gumbel import gumbel, gumbel_of_all, gumbel_of_words, philox_4x32
 from stemma.kernels.ops import Sample
-from stemma.kernels.philox import philox_4x32
 from stemma.kernels.reference import sampling as reference
-from stemma.kernels.top_logprobs import top_logprobs
+from stemma.kernels.sampling_rows import top_logprobs
 
 PI_COUNTER = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 ALL_ONES = 0xFFFFFFFF

@@ -12,7 +12,7 @@ from stemma.kernels.cpu import token_mask as cpu
 from stemma.kernels.native import token_mask as native
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import ApplyTokenMask
-from stemma.kernels.reference import token_mask as reference
+from stemma.kernels.reference import sampling as reference
 from stemma.kernels.triton import token_mask as triton
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from stemma.kernels.adjusted_rows import AdjustedRows
 from stemma.kernels.cpu import adjust as cpu
-from stemma.kernels.reference import adjust as reference
-from stemma.kernels.reference import logprobs as reference_logprobs
+from stemma.kernels.reference import sampling as reference
+from stemma.kernels.reference import sampling as reference_logprobs
+from stemma.kernels.sampling_rows import AdjustedRows
 from stemma.kernels.triton import adjust, logprobs
 
 VOCAB_SIZE = 2500

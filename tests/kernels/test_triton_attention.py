@@ -7,8 +7,8 @@ import pytest
 import torch
 from attention_trees import Branch, quantized, random_kv, row, rows_of
 
-from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.attention_rows import AttentionRows
+from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.reference import paged_attention as reference
 from stemma.kernels.triton import paged_attention as triton_attention

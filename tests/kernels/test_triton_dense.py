@@ -7,7 +7,7 @@ import torch
 
 from stemma.kernels.ops import Activation
 from stemma.kernels.reference import dense as reference
-from stemma.kernels.reference import page_table as reference_page_table
+from stemma.kernels.reference import kv_store as reference_page_table
 from stemma.kernels.registry import Kernels, select_kernels
 
 # Infinities are part of the arithmetic; the interpreter's numpy warns of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stemma.kernels.reference.page_copy import PageCopy
+from stemma.kernels.reference.kv_store import PageCopy
 from stemma.kernels.registry import select_kernels
 
 NUM_LAYERS, NUM_VECTORS, NUM_PAGES = 2, 4, 9

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampled_rows import sampling_rows
 
-from stemma.kernels.gumbel import gumbel_of_all, gumbel_of_words
-from stemma.kernels.philox import philox_4x32
+from stemma.kernels.gumbel import gumbel_of_all, gumbel_of_words, philox_4x32
 from stemma.kernels.reference import sampling as reference
 from stemma.kernels.triton import sampling
 from stemma.kernels.triton.language import tl, triton

@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 from stemma.__main__ import main
 from stemma.cli.model_report import examine_model
 from stemma.errors import InvalidRequest, ModelLoadError
-from stemma.kernels.attention_options import AttentionOptions
+from stemma.kernels.model_options import AttentionOptions, RoutingOptions
 from stemma.kernels.registry import select_kernels
-from stemma.kernels.routing_options import RoutingOptions
 from stemma.planning.adapters import AdapterRoom
 from stemma.planning.closed_loop import ClosedLoop, Load, ModelledDevice
 from stemma.planning.devices import GPUS
@@ -34,9 +33,8 @@ from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_format import stored_quantization
 from stemma.planning.stored_weights import StoredWeights, stored_weights
 from stemma.runtime.checkpoint.config.model_config import ExpertsConfig
-from stemma.runtime.checkpoint.dummy import DummyWeights
 from stemma.runtime.checkpoint.formats import stored_method
-from stemma.runtime.checkpoint.loader import open_weights
+from stemma.runtime.checkpoint.loader import DummyWeights, open_weights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.build import ModelBuild

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.attention_rows import AttentionRows
+from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.ops import DevicePlan, KVLayer
 from stemma.kernels.registry import Kernels, select_kernels
 

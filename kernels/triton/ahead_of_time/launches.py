@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, empty
 
-from ...adjusted_rows import AdjustedRows
-from ...attention_options import DEFAULT_OPTIONS, AttentionOptions
 from ...attention_rows import AttentionRows
+from ...model_options import DEFAULT_OPTIONS, AttentionOptions, RoutingOptions
 from ...ops import Activation, KVLayer
 from ...quantized_kv import QuantizedKV
 from ...quantized_weight import QuantizedWeight
-from ...routing_options import RoutingOptions
-from ...sampling_rows import SamplingRows
+from ...sampling_rows import AdjustedRows, SamplingRows
 from .. import (
     adjust,
     dense,

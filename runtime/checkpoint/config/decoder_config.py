@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ....kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions, LatentOptions
-from ....kernels.routing_options import RoutingOptions
+from ....kernels.model_options import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    LatentOptions,
+    RoutingOptions,
+)
 from .rope_scaling import RopeScaling
 
 

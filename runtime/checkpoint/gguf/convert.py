@@ -25,8 +25,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from ....errors import ModelLoadError
 from .config import generation_config, model_config
 from .hyperparameters import Hyperparameters
-from .shard_names import model_stem, shard_name, shard_names
-from .shards import GgufModel
+from .shards import GgufModel, model_stem, shard_name, shard_names
 from .tokenizer import tokenizer_files
 from .vocabulary import Vocabulary
 

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ModelLoadError
-from ..plain_file import open_plain_file
+from ..model_files import open_plain_file
 from .formats import BlockFormat, format_of
 
 MAGIC = b"GGUF"
@@ -275,3 +275,27 @@ class GgufHeader:
 
     def _fail(self, field: str, expected: str, found: str) -> ModelLoadError:
         return ModelLoadError(f"{self._path}: {field}: expected {expected}, found {found}")
+
+
+def copy_header(stream: BinaryIO, num_bytes: int, name: str, copy: Path) -> None:
+    """Write the header of the file that `stream` begins to `copy`, which is as long as that file
+    (`num_bytes`) and takes no space for its data. Nothing behind the header is read.
+
+    Raises ModelLoadError, calling the file `name`, for what is malformed.
+    """
+    with copy.open("wb") as out:
+        GgufHeader(_Copied(stream, out), name, num_bytes)
+        out.truncate(num_bytes)
+
+
+class _Copied:
+    """What is read of `stream` is written to `out`, too."""
+
+    def __init__(self, stream: BinaryIO, out: BinaryIO) -> None:
+        self._stream = stream
+        self._out = out
+
+    def read(self, count: int, /) -> bytes:
+        data = self._stream.read(count)
+        self._out.write(data)
+        return data

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ....errors import ModelLoadError
+from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
 from ....kernels.quantized_weight import QuantizedWeight
-from ..weight_source import ProgressCallback, empty_stack
+from ..weight_source import empty_stack
 from .blocks import LAYOUTS, GroupLayout, fits_half, to_floats, to_groups
 from .hyperparameters import Hyperparameters
 from .names import CONVENTIONS, EMBEDDING, Origin, TensorNames
@@ -82,7 +83,7 @@ class GgufWeights:
         path: Path,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
-        on_progress: ProgressCallback | None = None,
+        on_progress: ByteProgress | None = None,
         *,
         has_stored_weights: bool = False,
     ) -> None:

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from ....errors import InvalidRequest, ModelLoadError
+from ....frontend.client.progress import ByteProgress
 from ....kernels.quantized_weight import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
 from ..safetensors.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ..weight_source import ModelTensors, ProgressCallback
+from ..weight_source import ModelTensors
 from .gptq_layout import fits_gptq, gptq_shapes, gptq_tensors
 from .quantization_config import OUR_QUANTIZER, packed_config
 from .quantizing import QuantizingWeights, bits_for, is_output
@@ -64,7 +65,7 @@ def write_quantized_copy(
     group_size: int = MAX_GROUP_SIZE,
     version: str,
     shard_bytes: int = SHARD_BYTES,
-    on_progress: ProgressCallback | None = None,
+    on_progress: ByteProgress | None = None,
 ) -> CopyReport:
     """model: what it takes from `folder`; group_size: of 4 bits, at most.
 

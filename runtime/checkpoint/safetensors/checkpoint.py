@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ....errors import ModelLoadError
+from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
-from ..pickled import PICKLED_SUFFIXES, why_not_pickled
-from ..weight_source import ProgressCallback, empty_stack
+from ..model_files import PICKLED_SUFFIXES, why_not_pickled
+from ..weight_source import empty_stack
 from .checkpoint_files import INDEX_FILE, SINGLE_FILE, read_index
 from .safetensors_file import SafetensorsFile
 from .stored_names import OUTPUT, names_asked_for
@@ -44,7 +45,7 @@ class CheckpointWeights:
         folder: str | Path,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
-        on_progress: ProgressCallback | None = None,
+        on_progress: ByteProgress | None = None,
         *,
         has_stored_weights: bool = False,
     ) -> None:

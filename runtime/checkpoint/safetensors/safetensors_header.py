@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import ModelLoadError
-from ..plain_file import open_plain_file
+from ..model_files import open_plain_file
 
 # Torch's names and bytes of an element, by the format's.
 DTYPES: Mapping[str, tuple[str, int]] = {

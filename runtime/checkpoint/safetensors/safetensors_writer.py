@@ -1,6 +1,6 @@
-"""Writes a checkpoint's safetensors, tensor by tensor: only one is in memory at a time.
+"""Writes a checkpoint's safetensors: at most one file of it is in memory at a time.
 
-What there will be is said first, since a file begins with the places of all its tensors.
+What there will be is said first, since a file's name counts all files.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from .checkpoint_files import INDEX_FILE, SINGLE_FILE
-from .safetensors_file import torch_dtype
-from .safetensors_header import DTYPES
 
-SHARD_BYTES = 5_000_000_000  # as other tools cut
-_NAMES = {torch_dtype(name): name for name in DTYPES}
+SHARD_BYTES = 1_000_000_000  # which a shard takes in memory until it is written
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -31,30 +28,27 @@ class SafetensorsWriter:
         self._shards = _shards(shapes, shard_bytes)
         self._folder = folder
         self._shapes = shapes
-        self._coming = [
-            (number, name) for number, shard in enumerate(self._shards) for name in shard
-        ]
-        self._coming.reverse()
-        self._number = -1
-        self._file: BinaryIO | None = None
+        self._number = 0
+        self._held: dict[str, Tensor] = {}
         self.total_bytes = sum(_num_bytes(shape, dtype) for shape, dtype in shapes.values())
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Those that come next."""
+        """Those that come next; they must not change until their file is written."""
         for name, tensor in tensors.items():
-            number, expected = self._coming.pop()
+            shard = self._shards[self._number]
+            expected = shard[len(self._held)]
             assert (name, tuple(tensor.shape), tensor.dtype) == (expected, *self._shapes[name])
-            if number != self._number:
-                self._next_file(number)
-            assert self._file is not None
-            flat = tensor.contiguous().view(-1)
-            self._file.write(flat.view(torch.uint8).numpy().data)
+            self._held[name] = tensor.contiguous()
+            if len(self._held) == len(shard):
+                path = self._folder / self._file_name(self._number)
+                save_file(self._held, path, metadata={"format": "pt"})
+                self._number += 1
+                self._held = {}
 
     def close(self) -> None:
-        """After the last tensor: ends the last file and writes the index of several."""
-        assert not self._coming, f"{len(self._coming)} tensors were announced but not written"
-        if self._file is not None:
-            self._file.close()
+        """After the last tensor: writes the index of several files."""
+        num_missing = sum(map(len, self._shards[self._number :])) - len(self._held)
+        assert not num_missing, f"{num_missing} tensors were announced but not written"
         if len(self._shards) == 1:
             return
         places = {
@@ -64,21 +58,6 @@ class SafetensorsWriter:
         }
         index = {"metadata": {"total_size": self.total_bytes}, "weight_map": places}
         (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-    def _next_file(self, number: int) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._number = number
-        self._file = (self._folder / self._file_name(number)).open("wb")
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name in self._shards[number]:
-            shape, dtype = self._shapes[name]
-            start, end = end, end + _num_bytes(shape, dtype)
-            header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-        self._file.write(len(text).to_bytes(8, "little") + text)
 
     def _file_name(self, number: int) -> str:
         count = len(self._shards)

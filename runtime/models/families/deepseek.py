@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....kernels.attention_options import LatentOptions
-from ....kernels.routing_options import RoutingOptions
+from ....kernels.model_options import LatentOptions, RoutingOptions
 from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
 from ...checkpoint.config.fields import Fields
 from .decoder import read_decoder

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ....kernels.attention_options import AttentionOptions
+from ....kernels.model_options import AttentionOptions
 from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
 from .decoder import read_activation, read_decoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....kernels.attention_options import AttentionOptions
+from ....kernels.model_options import AttentionOptions
 from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
 from .llama import read_llama

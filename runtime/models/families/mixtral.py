@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....kernels.attention_options import AttentionOptions
-from ....kernels.routing_options import RoutingOptions
+from ....kernels.model_options import AttentionOptions, RoutingOptions
 from ...checkpoint.config.decoder_config import DecoderConfig, ExpertNames, ExpertsConfig
 from ...checkpoint.config.fields import Fields
 from .decoder import read_decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....kernels.routing_options import RoutingOptions
+from ....kernels.model_options import RoutingOptions
 from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig
 from ...checkpoint.config.fields import Fields
 from .experts import with_experts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ....kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from ....kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
 

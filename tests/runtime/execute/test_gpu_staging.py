@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from stemma.runtime.execute.accelerator import InterpretedAccelerator
 from stemma.runtime.execute.graphs import graph_sizes
-from stemma.runtime.execute.read_back import ReadBack
-from stemma.runtime.execute.staging import ALIGNMENT, Staging, fields_of
+from stemma.runtime.execute.staging import ALIGNMENT, ReadBack, Staging, fields_of
 
 DTYPES = (np.int64, np.int32, np.float64, np.float32, np.bool_, np.uint8)
 

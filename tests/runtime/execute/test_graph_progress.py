@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from stemma.runtime.execute.graph_progress import graph_progress
+from stemma.frontend.client.progress import graph_progress
 
 
 class Terminal(io.StringIO):

@@ -19,7 +19,7 @@ from fakes import FakeListener
 from mixtures import make_mixture
 from torch import Tensor
 
-from stemma.kernels.routing_options import RoutingOptions
+from stemma.kernels.model_options import RoutingOptions
 from stemma.kernels.triton import routing
 from stemma.kernels.triton.routing import route_experts
 from stemma.runtime.config import EngineConfig

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kv_layouts import LAYOUTS, memory_of, random_pool
 
 from stemma.kernels.ops import MakePageCopy
-from stemma.kernels.reference.page_copy import PageCopy
+from stemma.kernels.reference.kv_store import PageCopy
 from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.memory import asynchronous_transfer as queued_transfer

@@ -28,7 +28,7 @@ from fakes import FakeListener
 from mixtures import make_mixture
 from step_plans import Feed, PlanDriver
 
-from stemma.kernels.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.runtime import engine
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.config import EngineConfig

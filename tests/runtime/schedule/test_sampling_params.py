@@ -9,7 +9,7 @@ import pytest
 
 from stemma.errors import InvalidRequest
 from stemma.frontend.protocol.ir import seed_of_sample
-from stemma.runtime.execute.sampling_inputs import sampling_arrays
+from stemma.runtime.execute.sampling_arrays import sampling_arrays
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stemma.errors import ModelLoadError
-from stemma.kernels.attention_options import AttentionOptions
+from stemma.kernels.model_options import AttentionOptions
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.models.model_config import read_model_config
 

@@ -22,8 +22,7 @@ from step_plans import PlanDriver
 from stemma.cli.model_report import examine_model
 from stemma.errors import ModelLoadError
 from stemma.runtime.checkpoint.gguf.convert import convert_gguf, weights_files
-from stemma.runtime.checkpoint.gguf.shard_names import model_stem, shard_name, shard_names
-from stemma.runtime.checkpoint.gguf.shards import GgufModel
+from stemma.runtime.checkpoint.gguf.shards import GgufModel, model_stem, shard_name, shard_names
 from stemma.runtime.checkpoint.loader import open_weights
 from stemma.runtime.checkpoint.location import locate_model
 

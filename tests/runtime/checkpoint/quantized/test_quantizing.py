@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.quantized_weight import QuantizedWeight
-from stemma.runtime.checkpoint.dummy import DummyWeights
+from stemma.runtime.checkpoint.loader import DummyWeights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.checkpoint.quantized.quantizing import QuantizingWeights
 from stemma.runtime.checkpoint.quantized.rounding import (

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
 import stemma as st
-from stemma.kernels.attention_options import AttentionOptions
+from stemma.kernels.model_options import AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import Captured
 from stemma.kernels.registry import select_kernels

@@ -11,8 +11,8 @@ import torch
 from checkpoints import make_checkpoint
 from step_plans import GREEDY, Feed, PlanDriver
 
-from stemma.kernels.adjusted_rows import AdjustedRows
 from stemma.kernels.registry import select_kernels
+from stemma.kernels.sampling_rows import AdjustedRows
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.execute.sampler import NON_FINITE
 from stemma.runtime.models.model_config import read_model_config

@@ -14,11 +14,11 @@ from fakes import FakeListener
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.kernels.adjusted_rows import AdjustedRows
 from stemma.kernels.cpu import adjust as cpu
 from stemma.kernels.ops import AdjustLogits
-from stemma.kernels.reference import adjust as reference
-from stemma.runtime.execute.adjustments import RowAdjustment, adjusted_arrays
+from stemma.kernels.reference import sampling as reference
+from stemma.kernels.sampling_rows import AdjustedRows
+from stemma.runtime.execute.sampling_arrays import RowAdjustment, adjusted_arrays
 from stemma.runtime.schedule.plan import Adjustment
 from stemma.runtime.schedule.request import Request
 from stemma.runtime.schedule.sampling_params import SamplingParams

@@ -1,8 +1,8 @@
-"""From rows' adjustments to the arrays of `kernels.adjusted_rows`.
+"""From sampling parameters and adjustments to the arrays of `kernels.sampling_rows`.
 
-A row's tokens, from its prompt, output, bias and mask, become distinct entries without a sort: each
-token writes its index to the token's place in a table, and the one that is found there afterwards
-is the entry. Cost: a scatter, a gather and a few passes over the tokens.
+A row's adjusted tokens, from its prompt, output, bias and mask, become distinct entries without a
+sort: each token writes its index to the token's place in a table, and the one that is found there
+afterwards is the entry. Cost: a scatter, a gather and a few passes over the tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from ..schedule.plan import Adjustment
-from ..schedule.sampling_params import SamplingParams
+from ..schedule.sampling_params import MIN_TEMPERATURE, SamplingParams
+
+
+def sampling_arrays(
+    params: Sequence[SamplingParams], positions: npt.NDArray[np.int64]
+) -> dict[str, npt.NDArray[Any]]:
+    """The fields of SamplingRows by name, for N rows; positions [N]: of each row's new token."""
+    num_rows = len(params)
+    temperature = np.fromiter([row.temperature for row in params], np.float64, num_rows)
+    temperature[temperature < MIN_TEMPERATURE] = 0.0
+    return {
+        "temperature": temperature,
+        "top_k": np.fromiter([row.top_k or 0 for row in params], np.int64, num_rows),
+        "top_p": np.fromiter([row.top_p for row in params], np.float64, num_rows),
+        "min_p": np.fromiter([row.min_p for row in params], np.float64, num_rows),
+        "seed": np.fromiter([row.seed for row in params], np.int64, num_rows),
+        "position": positions,
+    }
+
 
 Int64Array = npt.NDArray[np.int64]
 

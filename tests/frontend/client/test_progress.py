@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from stemma.runtime.checkpoint.progress import byte_progress
+from stemma.frontend.client.progress import byte_progress
 
 
 class Terminal(io.StringIO):

@@ -1,9 +1,10 @@
-"""Opens a model's file, be it a tensor file of whichever format. Torch-free."""
+"""A model's files: opened, or refused with the reason. Torch-free."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ModelLoadError
@@ -25,3 +26,17 @@ def open_plain_file(path: Path) -> int:
         os.close(descriptor)
         raise ModelLoadError(f"{path} is a folder, a device or a pipe, not a file")
     return descriptor
+
+
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def why_not_pickled(model: str, names: Sequence[str]) -> str:
+    """`names`: the files of `model` that are pickled, at least one."""
+    shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"{model} has its weights as PyTorch pickles only ({shown}), which can run code of their "
+        "own when they are read; convert them once, on a machine where that may be, with "
+        "transformers: AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(FOLDER, "
+        "safe_serialization=True)"
+    )
