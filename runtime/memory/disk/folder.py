@@ -85,10 +85,10 @@ class StoreFolder:
     def _files(self) -> Iterator[tuple[str, str, str]]:
         """(path, key in hex, "kv" or "tmp") of what lies in the right place."""
         with os.scandir(self.path) as shards:
-            names = [shard.path for shard in shards if _SHARD.fullmatch(shard.name)]
-        for shard in names:
+            found = [shard for shard in shards if _SHARD.fullmatch(shard.name)]
+        for shard in found:
             with suppress(NotADirectoryError), os.scandir(shard) as files:
                 for file in files:
                     match = _BLOCK.fullmatch(file.name)
-                    if match and match[1][:2] == os.path.basename(shard):
+                    if match and match[1].startswith(shard.name):
                         yield file.path, match[1], match[2]

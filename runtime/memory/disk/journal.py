@@ -45,8 +45,6 @@ class JournalReader:
         self._head = _MAGIC + layout_digest
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
-        self.num_records = 0  # that were right, in this file
-        self.num_damaged = 0
 
     def read(self) -> tuple[bool, list[Record]]:
         """Whether the records begin anew, and the records. No file, or a foreign one: begins anew
@@ -73,7 +71,7 @@ class JournalReader:
 
     def _begin(self, file_id: tuple[int, int] | None) -> bool:
         self._file_id = file_id
-        self._offset = self.num_records = self.num_damaged = 0
+        self._offset = 0
         return True
 
     def _records(self, data: bytes) -> Iterator[Record]:
@@ -81,10 +79,7 @@ class JournalReader:
         start = 0
         for kind, key, parent, crc in _RECORD.iter_unpack(data):
             if zlib.crc32(view[start : start + _CHECKED.size]) == crc and ADDED <= kind <= USED:
-                self.num_records += 1
                 yield Record(kind, key, None if parent == _NO_PARENT else parent)
-            else:
-                self.num_damaged += 1
             start += _RECORD.size
 
 

@@ -30,6 +30,12 @@ def test_the_oldest_is_always_the_least_recently_used_leaf(
         inner = {parents[key] for key in last_use}
         return [key for key in last_use if key not in inner and key != keep]
 
+    def use(blocks: list[Block], now: int) -> None:
+        for block in reversed(blocks):
+            if block.key not in last_use:
+                return
+            last_use[block.key] = now
+
     for now, (op, path) in enumerate(ops):
         blocks = sequence(*path)
         tip = blocks[-1]
@@ -37,12 +43,10 @@ def test_the_oldest_is_always_the_least_recently_used_leaf(
         if op == "add":
             index.add(tip.key, tip.parent)
             last_use[tip.key] = now
+            use(blocks, now)
         elif op == "use":
             index.touch(tip.key)
-            for block in reversed(blocks):
-                if block.key not in last_use:
-                    break
-                last_use[block.key] = now
+            use(blocks, now)
         elif op == "lose":
             index.remove(tip.key)
             last_use.pop(tip.key, None)
@@ -70,13 +74,13 @@ def test_what_stands_behind_a_lost_block_is_found_again_when_it_comes_back() -> 
     assert index.longest(blocks) == 3
 
 
-def test_leaves_are_not_kept_twice_over_many_uses() -> None:
-    index, (parent, child) = StoreIndex(), sequence(1, 2)
-    index.add(parent.key, None)
-    for _ in range(1000):
-        index.add(child.key, parent.key)
-        index.remove(child.key)
-    assert len(index._leaves) < 200
+def test_a_block_that_claims_to_be_its_own_ancestor_ends_nothing() -> None:
+    """Only a forged file can say so: a key is a hash of its parent's."""
+    index, (first, second) = StoreIndex(), sequence(1, 2)
+    index.add(first.key, second.key)
+    index.add(second.key, first.key)
+    index.touch(first.key)
+    assert index.oldest() is not None
 
 
 # --- the journal ----------------------------------------------------------------------------------

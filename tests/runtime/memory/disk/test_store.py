@@ -341,6 +341,56 @@ def test_at_the_start_what_is_no_block_is_removed_or_left_alone(
     store.close()
 
 
+@pytest.mark.parametrize("damage", ["removed", "cut", "zeros"])
+def test_a_journal_damaged_under_an_open_store_costs_no_block(tmp_path: Path, damage: str) -> None:
+    blocks = sequence(1, 2, 3)
+    store = open_store(tmp_path)
+    save_all(store, blocks)
+    (journal,) = tmp_path.rglob("journal")
+    if damage == "removed":
+        journal.unlink()
+    elif damage == "cut":
+        os.truncate(journal, 0)
+    else:
+        journal.write_bytes(bytes(journal.stat().st_size))
+    save_all(store, sequence(4))
+    assert fetched(store, blocks) == 3 and store.mode is StoreMode.WRITER
+    store.close()
+    store = open_store(tmp_path)
+    assert fetched(store, blocks) == 3 and fetched(store, sequence(4)) == 1
+    store.close()
+
+
+def test_a_writer_killed_at_any_time_leaves_whole_blocks_within_the_bound(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from kv_blocks import *
+from itertools import count
+from pathlib import Path
+store = open_store(Path({str(tmp_path)!r}), max_blocks=20)
+print("open", flush=True)
+for number in count():
+    for block in sequence(number % 50, number % 7):
+        store.save(block, payload_of(block))
+    store.flush(30.0)
+"""
+    for delay_s in (0.0, 0.03, 0.1):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == b"open\n"
+            time.sleep(delay_s)
+            writer.kill()
+        num_files = len(files_of(tmp_path))
+        store = open_store(tmp_path, max_blocks=20)
+        assert store.mode is StoreMode.WRITER and store.stats.num_corrupt == 0
+        assert store.describe()["num_blocks"] == len(files_of(tmp_path)) == num_files <= 20
+        for number in range(350):
+            blocks = sequence(number % 50, number % 7)
+            assert fetched(store, blocks) == store.longest(blocks)
+        save_all(store, sequence(99))
+        store.close()
+
+
 # --- many processes -------------------------------------------------------------------------------
 
 
