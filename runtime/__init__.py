@@ -1,1 +1,1 @@
-"""The engine: programs, scheduling, execution and serving; stands on the four pillars."""
+"""The engine: programs, scheduling, execution; stands on the four pillars."""

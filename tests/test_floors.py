@@ -20,7 +20,7 @@ PILLARS = ("frontend", "radix", "constrained", "kernels")
 GROUND = ("errors", "native_library")  # floor 0
 BELOW = {  # what each room above the pillars may import
     "runtime": (*GROUND, *PILLARS),
-    "server": (*GROUND, "frontend", "constrained", "runtime"),
+    "server": (*GROUND, "frontend", "runtime"),
     "planning": (*GROUND, *PILLARS, "runtime"),
     "bench": (*GROUND, *PILLARS, "runtime", "server", "planning"),
     "cli": (*GROUND, *PILLARS, "runtime", "server", "planning", "bench"),

@@ -39,7 +39,7 @@ def test_names_of_held_out_samples_are_never_in_training(monkeypatch: pytest.Mon
     import random
 
     world = __import__("world")
-    makers = [world.ProgramContext(random.Random(seed), held_out=seed == 1) for seed in (0, 1)]
+    makers = [world.World(random.Random(seed), held_out=seed == 1) for seed in (0, 1)]
     seen, held_out = ({maker.city() for _ in range(1000)} for maker in makers)
     assert len(held_out) > 200 and not seen & held_out
 

@@ -67,7 +67,7 @@ def test_arrays_arrive_as_they_were_each_at_an_aligned_place(
             ).reshape(shape)
             for name, (dtype, shape) in step.items()
         }
-        staged = staging.harness(written)
+        staged = staging.stage(written)
         assert [field.offset % ALIGNMENT for field in staged.fields.values()] == [0] * len(step)
         for name, array in written.items():
             assert staged[name].numpy().dtype == array.dtype
@@ -83,9 +83,9 @@ def test_steps_that_begin_alike_are_laid_out_alike() -> None:
 def test_a_step_is_one_copy_and_no_buffer_is_written_before_its_copy_is_done() -> None:
     accelerator = LateAccelerator()
     staging = Staging(accelerator)
-    staged = [staging.harness({"ids": np.full(4, step)}) for step in range(2)]
+    staged = [staging.stage({"ids": np.full(4, step)}) for step in range(2)]
     assert accelerator.num_copies == 2 and accelerator.num_waits == 0
-    staged.append(staging.harness({"ids": np.full(4, 2)}))
+    staged.append(staging.stage({"ids": np.full(4, 2)}))
     assert accelerator.num_waits == 1, "the first buffer was written while its copy was pending"
     accelerator.event().wait()
     assert [step["ids"].tolist() for step in staged] == [[step] * 4 for step in range(3)]
@@ -94,8 +94,8 @@ def test_a_step_is_one_copy_and_no_buffer_is_written_before_its_copy_is_done() -
 def test_a_buffer_that_has_to_grow_leaves_the_pending_copy_alone() -> None:
     accelerator = LateAccelerator()
     staging = Staging(accelerator, num_buffers=1)
-    small = staging.harness({"ids": np.full(2, 7)})
-    large = staging.harness({"ids": np.full(1000, 8)})
+    small = staging.stage({"ids": np.full(2, 7)})
+    large = staging.stage({"ids": np.full(1000, 8)})
     accelerator.event().wait()
     assert small["ids"].tolist() == [7, 7] and large["ids"].unique().tolist() == [8]
 
