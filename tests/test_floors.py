@@ -17,7 +17,7 @@ import stemma
 
 ROOT = Path(stemma.__file__).parent
 PILLARS = ("frontend", "radix", "constrained", "kernels")
-GROUND = ("errors", "native_library")  # floor 0
+GROUND = ("errors", "flags", "native_library")  # floor 0
 BELOW = {  # what each room above the pillars may import
     "runtime": (*GROUND, *PILLARS),
     "server": (*GROUND, "frontend", "runtime"),
