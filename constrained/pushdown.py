@@ -75,8 +75,7 @@ class PushdownGrammar:
         self.is_empty_word = not self._has_tokens()
 
     def matcher(self) -> Matcher:
-        """A matcher at the grammar's beginning; copies the compiled one, which takes
-        microseconds."""
+        """A matcher at the grammar's beginning; copies the compiled one in microseconds."""
         return PushdownMatcher(self, self._compiled.deep_copy())
 
     def renew(self) -> None:
@@ -99,8 +98,7 @@ class PushdownGrammar:
         return bool(mask.any())
 
     def read_mask(self, parser: Any, out: Mask) -> None:
-        """A parser's mask without tokens that write nothing, such as llguidance's end of
-        sequence."""
+        """A parser's mask without tokens that write nothing, e.g. llguidance's end of sequence."""
         padded = np.zeros(len(out) + 1, np.uint32)
         parser.unsafe_compute_mask_ptr(
             padded.ctypes.data, 4 * (self.vocabulary.vocab_size // MASK_BITS + 1)

@@ -1,5 +1,4 @@
-"""Where programs run: `Engine` starts a runtime as a child process, `Runtime` connects to a running
-one.
+"""Where programs run: `Engine` starts a child process, `Runtime` connects to a running one.
 
 Both run programs in the runtime, over ZeroMQ. `Runtime` at an HTTP address and `OpenAI`
 (`openai/backend.py`) run them in this process, call by call.

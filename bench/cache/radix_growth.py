@@ -40,8 +40,7 @@ def growth(fan_outs: Sequence[int], repeats: int) -> list[dict[str, object]]:
 
 
 def full_tree(fan_out: int, num_spares: int) -> RadixTree:
-    """A tree with `fan_out` children per node; the first leaves to be evicted are `num_spares`
-    spare ones.
+    """A tree with `fan_out` children per node; `num_spares` spare leaves are evicted first.
 
     Its page ids mean nothing: a tree does not look at them.
     """
@@ -57,8 +56,7 @@ def full_tree(fan_out: int, num_spares: int) -> RadixTree:
 
 
 def _serve(tree: RadixTree, fan_out: int, repeat: int) -> Times:
-    """Do each CALLS times: match a leaf, lock and unlock it, evict a spare leaf, insert a new
-    one."""
+    """CALLS times each: match a leaf, lock and unlock it, evict a spare leaf, insert a new one."""
     rng = random.Random(repeat)
     leaves = range(fan_out**DEPTH)
     first_new = fan_out + (repeat + 1_000) * CALLS

@@ -112,8 +112,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _machine_ticks() -> int:
-    """Time of all cores that was neither idle nor waiting for a disk; stolen time counts as
-    others'."""
+    """All cores' time that was neither idle nor waiting for a disk; stolen time is others' work."""
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
     return user + nice + system + irq + softirq + steal

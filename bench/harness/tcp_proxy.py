@@ -15,8 +15,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class TcpProxy:
-    """Listens at `port` on loopback and forwards to `target_port`, for the duration of the
-    `with`."""
+    """Listens at `port` on loopback and forwards to `target_port`, within the `with` block."""
 
     def __init__(self, target_port: int, latency_s: float = 0.0) -> None:
         """`latency_s`: added to a round trip."""

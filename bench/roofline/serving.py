@@ -73,8 +73,7 @@ def _ours(
 
 
 class _Forest:
-    """Submits a workload's requests as soon as their parents are done, and records their
-    outputs."""
+    """Submits each request of a workload once its parent is done, and listens to it."""
 
     def __init__(self, model: ModelEngine, work: Workload) -> None:
         self.book = PromptBook()

@@ -116,8 +116,7 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
-    """The requested workloads that this model and Stemma support; prints which it leaves out, and
-    why."""
+    """Requested workloads that this model and Stemma support; prints the others and why."""
     config = json.loads((args.model / "config.json").read_text())
     names = names_of(args.work, [known.name for known in DEFINITIONS])
     works = []

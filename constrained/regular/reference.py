@@ -1,5 +1,4 @@
-"""Grammar to DFA in plain Python: the reference for the C++ version, and the path without a
-compiler.
+"""Grammar to DFA in plain Python: the reference for the C++, and the path without a compiler.
 
 Thompson's construction of a nondeterministic automaton over bytes (Hopcroft, Motwani and Ullman,
 "Introduction to Automata Theory", 3rd ed., sections 3.2.3, 2.3.5 and 4.4), then subsets, trimming

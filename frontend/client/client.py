@@ -341,8 +341,7 @@ class Connection:
         return HEARTBEAT_POLL_S
 
     def _flush_overdue(self, flush_at: float | None) -> float | None:
-        """Flush all outboxes once the oldest op has waited long enough; returns the next
-        deadline."""
+        """Flush all outboxes once the oldest op is due; returns the next deadline."""
         with self._lock:
             if not self._outbox.dirty:
                 return None

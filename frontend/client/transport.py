@@ -37,8 +37,7 @@ _WATCHED = (
 class Transport:
     """Sends and receives messages of one session; used by one thread.
 
-    Lifetime: from the first hello to `close`. `poll` raises EngineError for what cannot be
-    repaired.
+    Lifetime: from the first hello to `close`. `poll` raises EngineError for fatal errors.
     """
 
     def __init__(
@@ -127,8 +126,8 @@ class Transport:
     def poll(self, timeout_s: float) -> list[wire.Message]:
         """Wait for messages, `wake_fd` or the timeout; returns the messages to handle, in order.
 
-        Raises EngineError where the session cannot continue, ProtocolError where the runtime
-        reports it.
+        Raises EngineError where the session cannot continue, ProtocolError where the runtime says
+        so.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -180,8 +179,7 @@ class Transport:
             self.welcome = header
 
     def _has_broken(self) -> bool:
-        """Whether the socket's monitor has seen a loss. Raises EngineError for a failed
-        handshake."""
+        """Whether the monitor has seen a loss. Raises EngineError for a failed handshake."""
         is_lost = False
         while self._monitor is not None and self._monitor.poll(0):
             event = int(parse_monitor_message(self._monitor.recv_multipart())["event"])

@@ -46,8 +46,7 @@ class Relay:
         self._context = contextvars.copy_context()
 
     def run(self) -> None:
-        """Run on this thread and others; returns once all functions have, or at once when
-        stopped."""
+        """Run on this thread and others; returns when all functions have, or are stopped."""
         with self._lock:
             self._num_threads = self._num_running = 1
         if self._num_items > 1:

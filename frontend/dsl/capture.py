@@ -28,8 +28,7 @@ _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.
 
 
 class Waits(BaseException):
-    """The program waits for a value. Not an Exception, so that no handler of the author catches
-    it."""
+    """The program waits for a value. Not an Exception: the author's handlers must not catch it."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(f"{wait.reading} at {wait.source}")

@@ -89,8 +89,7 @@ class Function:
     # --- one run ---------------------------------------------------------------------------------
 
     def run(self, /, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run once and return the state; raises what failed inside, also in forks that were not
-        read.
+        """Run once and return the state; raises what failed inside, also in unread forks.
 
         With `stream=True` it returns at once, see `stream`.
         """
@@ -297,8 +296,7 @@ class Function:
             await self._execute_async(state, args, kwargs)
 
     def _take(self, given: dict[str, Any], name: str, default: Any) -> Any:
-        """Pop an option of the call from `given`, unless the function has a parameter of that
-        name."""
+        """Pop an option from `given`, unless the function has a parameter of that name."""
         return default if name in self._keywords else given.pop(name, default)
 
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
@@ -313,9 +311,8 @@ class Function:
 
 
 def _reader_of(state: ProgramState) -> ProgramState:
-    """The state that a streaming run returns: a second object with the same contents, since the
-    running function holds the original. When it is garbage collected, nobody can read any more and
-    the program is cancelled."""
+    """The state that a streaming run returns: a second object, since the running function holds the
+    original. When it is garbage collected, the program is cancelled."""
     reader = ProgramState.__new__(ProgramState)
     reader.__dict__ = state.__dict__
     weakref.finalize(reader, state._program.cancel_soon).atexit = False

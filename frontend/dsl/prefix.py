@@ -23,8 +23,7 @@ _MARK = "\ue000\uf8ff\ue000"  # placeholder for an argument in text; private use
 
 
 class _Ends(BaseException):
-    """The constant prefix ends here. Not an Exception, so that no handler of the author catches
-    it."""
+    """The constant prefix ends here. Not an Exception: the author's handlers must not catch it."""
 
 
 class Unknown(Expr):

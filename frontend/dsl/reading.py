@@ -113,8 +113,7 @@ class BranchReader:
     # --- text ------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """All text of this branch, the chat template's role delimiters included; waits for all of
-        it."""
+        """All text of this branch, with the template's role delimiters; waits for all of it."""
         self._wait_for_the_runner()
         pieces = tuple(self._pieces)
         self._settle(Span(pieces, 0))

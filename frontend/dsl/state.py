@@ -85,8 +85,7 @@ class ProgramState(BranchWriter):
     def pause(self, expected_s: float | None = None, label: str = "") -> PauseScope[ProgramState]:
         """`with s.pause(expected_s=2):` this branch works outside the model for about that long.
 
-        The runtime is notified at once, and decides by that whether to keep or move the branch's
-        KV. Also `async with`.
+        The runtime, notified at once, keeps or moves the branch's KV by that. Also `async with`.
         """
         return PauseScope(self, expected_s, label, source_line(sys._getframe(1)))
 
@@ -103,8 +102,7 @@ class ProgramState(BranchWriter):
         return called if self._program.loop_thread is not None else asyncio.run(called)
 
     async def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`call` for async functions; a plain function runs on a thread, so that others
-        continue."""
+        """`call` for async functions; a plain function runs on a thread, so that others go on."""
         source = source_line(sys._getframe(1))
         expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")
         async with PauseScope(self, expected_s, label, source):

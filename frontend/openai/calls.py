@@ -124,8 +124,7 @@ class Caller:
         seed: int,
         num_tokens: int,
     ) -> Filling:
-        """Ask until an answer contains the pattern's text. Raises PatternMismatch after
-        MAX_TRIES."""
+        """Ask until an answer matches the pattern. Raises PatternMismatch after MAX_TRIES."""
         draft, counts = Draft("", True, None), {"prompt_tokens": 0, "completion_tokens": 0}
         for number in range(1, MAX_TRIES + 1):
             draft, meta = await self.draft(prompt, params, seed + number - 1, num_tokens)

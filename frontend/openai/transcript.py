@@ -72,7 +72,7 @@ class Transcript:
         self.pieces.append(Piece("text", text))
 
     def begin_role(self, role: str) -> str:
-        """Open a message; returns its form in the program's text. Raises InvalidProgram."""
+        """Open a message; returns its visible text. Raises InvalidProgram."""
         if not self._has_chat:
             raise InvalidProgram(
                 f"{role}: a completions endpoint knows no messages; write the model's own marks as "
@@ -93,8 +93,7 @@ class Transcript:
         return self._append(Piece("end"))
 
     def append(self, pieces: Sequence[Piece]) -> str:
-        """Append another branch's pieces; returns their form in the program's text. Raises
-        InvalidProgram."""
+        """Append another branch's pieces; returns their visible text. Raises InvalidProgram."""
         for piece in pieces:
             if piece.kind == "begin":
                 self.begin_role(piece.text)

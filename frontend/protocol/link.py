@@ -24,8 +24,7 @@ class _Kept:
 
 
 class Link:
-    """Numbers, keeps and resends outgoing messages; accepts incoming ones in order, without
-    doubles.
+    """Numbers, keeps and resends outgoing messages; accepts incoming ones in order, once each.
 
     Invariant: `_kept` holds the messages `num_acked + 1` to `num_put`, of which those up to
     `num_sent` have been passed to a socket. Lifetime: the session's.

@@ -33,8 +33,7 @@ class Span:
 
 
 class Moments:
-    """The span of every op: a call's or pause's own; for others the moment at which it was
-    passed."""
+    """The span of every op: a call's or pause's own; for others the moment of passing it."""
 
     def __init__(
         self,

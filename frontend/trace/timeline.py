@@ -1,5 +1,4 @@
-"""A report as one HTML file that needs no network: where the time went, and which prefixes were
-shared.
+"""A report as one HTML file that needs no network: where the time went, and what was shared.
 
 Branches are lanes in tree order, calls are bars split into queue, prefill and decode, pauses are
 hatched; beside it the calls as a tree of prefixes, below it all numbers as a table. The page is

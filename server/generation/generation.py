@@ -120,8 +120,7 @@ class Generation:
     # --- what came --------------------------------------------------------------------------------
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until there is something to take, it is over, or `wake` was called; or the
-        timeout."""
+        """Wait until there is something to take, it is over, `wake` was called, or timeout."""
         if self._fresh or self.is_over:
             return
         loop = self._events.loop
@@ -146,8 +145,7 @@ class Generation:
         return fresh if len(fresh) < 2 else _joined(fresh)
 
     async def finish(self) -> list[Outcome]:
-        """All outcomes, in order. Raises GenerationFailed; a missing outcome means it was
-        closed."""
+        """All outcomes, in order; fewer if it was closed. Raises GenerationFailed."""
         while not self.is_over:
             await self.wait()
             self._fresh.clear()

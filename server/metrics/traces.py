@@ -18,8 +18,7 @@ _NS = 1_000_000_000
 
 
 def tracing_observer() -> Observer:
-    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and related variables say. Raises
-    MissingDependency."""
+    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and the like say. Raises MissingDependency."""
     return observer_of(provider_from_environment().get_tracer("stemma"))
 
 

@@ -152,8 +152,7 @@ class ToolUse:
         return (self.chat_format.tool_format or Hermes()).new_id()
 
     def constraint(self, reasoning: ReasoningTags | None = None) -> Constraint | None:
-        """The output's constraint; `reasoning`: applies after the end of this reasoning, if it is
-        open.
+        """The output's constraint; `reasoning`: if open, it applies after the end of this.
 
         Raises InvalidRequest that names `tools`.
         """

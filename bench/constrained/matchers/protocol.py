@@ -35,8 +35,7 @@ class Walk(Protocol):
     def is_accepting(self) -> bool: ...
 
     def forced_tokens(self) -> Sequence[int]:
-        """The tokens that must follow; () where there are none or the engine does not report
-        them."""
+        """Tokens that must follow; () where there are none or the engine cannot say."""
 
 
 class BoundGrammar(Protocol):

@@ -85,9 +85,8 @@ class ChatMessage(BaseModel):
 def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Message]:
     """The messages as this model's template can write them.
 
-    A template without calls gets them as JSON text of the assistant's, and results as a user's
-    message, each preceded by the function's name. Raises InvalidRequest where calls have no
-    results.
+    A template without calls gets them as JSON text of the assistant, and results as a user's
+    message, each led by the function's name. Raises InvalidRequest where calls have no results.
     """
     for message, follows in pairwise([*messages, None]):
         is_open = follows is None or follows.role == "assistant"

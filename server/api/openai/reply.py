@@ -1,7 +1,6 @@
 """What the responses of OpenAI's completion endpoints have in common.
 
-A stream's chunk costs only the encoding of its text: the fixed parts are encoded once, when its
-sample begins.
+A stream's chunk costs its text: the fixed parts are encoded once, when its sample begins.
 """
 
 from __future__ import annotations
