@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             for message in messages:
                 _take(message, name, rows, entry, args)
             entry["seconds"] = time.monotonic() - started
-            write_file("gpu", rows, args, is_partial=True, **details)  # what an ended run leaves
+            write_file("gpu", rows, args, is_partial=True, **details)  # for a run that is killed
     path = write_file("gpu", rows, args, **details)
     if args.json:
         print(json.dumps(rows))
@@ -121,7 +121,7 @@ def _take(
     entry: dict[str, Any],
     args: argparse.Namespace,
 ) -> None:
-    """One message of a section, into the report."""
+    """Add one message of a section to the report."""
     from .roofline.rows import Row, shown
 
     if "device" in message:
@@ -137,7 +137,7 @@ def _take(
 
 
 def _is_failure(row: dict[str, Any]) -> bool:
-    """An error, or a wrong result; a target of speed that was missed is none."""
+    """An error, or a wrong result; a missed target of speed is not a failure."""
     is_wrong = row["verdict"] == "missed" and not row["is_timed"]
     return row["verdict"] == "error" or is_wrong
 
@@ -168,7 +168,7 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """As a script."""
+    """Entry point as a script."""
     from ..errors import StemmaError
     from .harness.report import add_report_flags
 
@@ -185,7 +185,7 @@ def main() -> int:
 
 
 def _run_as_module() -> None:
-    """Again, as a module of the package that this file lies in, whatever its folder is called."""
+    """Run again as a module of the package that this file is in, whatever its folder is called."""
     with tempfile.TemporaryDirectory(prefix="stemma-bench-") as folder:
         (Path(folder) / "stemma").symlink_to(Path(__file__).resolve().parents[1])
         sys.path[0] = folder

@@ -1,7 +1,7 @@
-"""From what a caller asks for to something that can be matched; says which path and why.
+"""Compiles a grammar spec to a matchable form; reports the chosen path and the reason.
 
-Runs in a worker process: what it makes is plain data, and what it cannot make in time is an error
-of that grammar alone.
+Runs in a worker process: its result is plain data, and running out of time is an error of that
+grammar alone.
 
     regex, choices, JSON Schema --> Grammar --regular-----------------> Dfa        path "fsm"
                                        |------recursive or too large--> Lark text  path "pushdown"
@@ -41,7 +41,7 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one compilation may cost before it goes to the parser instead."""
+    """The cost bounds of one compilation, beyond which the parser takes over."""
 
     max_states: int = 50_000
     max_seconds: float = 1.0
@@ -49,14 +49,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar before it meets a vocabulary: one of `dfa` and `lark`. May cross processes."""
+    """A grammar not yet bound to a vocabulary: one of `dfa` and `lark`. May cross processes."""
 
     path: Path
     reason: str  # why this path
     dfa: Dfa | None = None
     lark: str | None = None
     warnings: tuple[str, ...] = ()
-    schema: str | None = None  # lenient: outputs are to be validated against it
+    schema: str | None = None  # lenient: outputs must be validated against it
     needs_unique_keys: bool = False
     has_patterned_keys: bool = False  # see SchemaGrammar
 
@@ -91,7 +91,7 @@ def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGra
 
 
 def prepare(vocabulary: Vocabulary) -> None:
-    """Build now what the first grammar of each path would else wait for."""
+    """Build now what would delay the first grammar of each path."""
     key_tokens(vocabulary)
     out = np.empty(vocabulary.num_words, np.uint32)
     for spec in (GrammarSpec("regex", "a?"), GrammarSpec("ebnf", 'start: "a"?')):
@@ -152,7 +152,7 @@ def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
-    from .schema.schema_grammar import schema_grammar  # 0.1 s that only who compiles needs
+    from .schema.schema_grammar import schema_grammar  # import takes 0.1 s, needed only to compile
 
     return schema_grammar(
         schema,
@@ -176,7 +176,7 @@ _COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
 def _of_grammar(
     grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
 ) -> CompiledGrammar:
-    """An automaton where there is one within the limits, else a grammar for the parser."""
+    """An automaton where one exists within the limits, else a grammar for the parser."""
     try:
         dfa = build_dfa(grammar, max_states=limits.max_states, deadline_s=limits.max_seconds)
     except NotRegular as error:

@@ -1,6 +1,6 @@
-"""Regular grammars over a vocabulary: a state of the automaton is all that an output needs.
+"""Regular grammars over a vocabulary: an output's state is one state of the automaton.
 
-Masks and forced runs depend on the state only, so they are found once and shared by every output
+Masks and forced runs depend on the state only, so each is computed once and shared by every output
 of every request under the grammar (Willard & Louf 2023).
 """
 
@@ -50,7 +50,7 @@ class FsmGrammar:
             raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
 
     def matcher(self) -> FsmMatcher:
-        """At the grammar's beginning."""
+        """A matcher at the grammar's beginning."""
         return FsmMatcher(self)
 
     def mask(self, state: int) -> Mask:
@@ -64,7 +64,7 @@ class FsmGrammar:
         return row
 
     def step(self, state: int, data: bytes) -> int:
-        """The state after some bytes."""
+        """The state after `data`."""
         table, num_classes = self._table, self._num_classes
         for byte_class in data.translate(self._classes):
             state = table[state * num_classes + byte_class]
@@ -86,7 +86,7 @@ class FsmGrammar:
         return not self.mask(state).any()
 
     def forced_tokens(self, state: int, consumed: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that must follow in a state that was reached by these tokens."""
+        """Tokens that must follow in `state`, which was reached by `consumed`."""
         if self._exit(state) < 0 or self.is_accepting(state):
             return ()
         run = self._forced_runs.get(state)
@@ -108,7 +108,7 @@ class FsmGrammar:
         return forced, state
 
     def _exit(self, state: int) -> int:
-        """The only byte that may follow, or that none may, or many."""
+        """The only byte that may follow, or a code for none or for many."""
         found = self._exits.get(state)
         if found is None:
             found = self._exits[state] = self._exit_of(state)
@@ -123,8 +123,8 @@ class FsmGrammar:
         return self._classes.index(alive[0])
 
     def can_extend(self, state: int, rest: bytes) -> bool:
-        """Whether a token that begins with `rest` and is longer may be written, where `state` is
-        the one after `rest`."""
+        """Whether a token longer than `rest` that begins with it may be written; `state` is the one
+        after `rest`."""
         trie = self.vocabulary.trie
         root = trie.find(rest)
         if root is None:
@@ -145,7 +145,7 @@ class FsmGrammar:
 
 
 class FsmMatcher:
-    """One output's place in an automaton: the states after each token."""
+    """One output's position in an automaton: the states after each token."""
 
     def __init__(self, grammar: FsmGrammar) -> None:
         self._grammar = grammar

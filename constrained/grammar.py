@@ -1,4 +1,4 @@
-"""The grammar that everything is brought to before it is compiled: rules over expressions.
+"""The grammar IR before compilation: rules over expressions.
 
 Expressions are regular operators over code points, and references to rules. A grammar without
 recursion other than at a rule's very end is regular and becomes a DFA (`regular/`); any other goes
@@ -34,7 +34,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """One part after the other."""
+    """The parts one after another."""
 
     parts: tuple[Expression, ...]
 
@@ -48,7 +48,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`part` at least `least` times and at most `most` times; None: without bound."""
+    """`part` at least `least` times and at most `most` times; None: unbounded."""
 
     part: Expression
     least: int
@@ -57,7 +57,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """What all parts match. Regular parts only."""
+    """Texts that all parts match. Regular parts only."""
 
     parts: tuple[Expression, ...]
 
@@ -71,7 +71,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What the rule of this name matches."""
+    """The texts of the rule with this name."""
 
     name: str
 
@@ -96,7 +96,7 @@ class Grammar:
 
 
 def concat(*parts: Expression) -> Expression:
-    """Parts one after the other, flattened; neighbouring literals become one."""
+    """Parts one after another, flattened; neighbouring literals are joined."""
     flat: list[Expression] = []
     for part in _flattened(parts, Concat):
         if isinstance(part, Literal):
@@ -114,7 +114,7 @@ def concat(*parts: Expression) -> Expression:
 
 
 def alt(*parts: Expression) -> Expression:
-    """Any of the parts, flattened, each once."""
+    """Any of the parts, flattened, without duplicates."""
     flat = tuple(_flattened(parts, Alt))
     if len(flat) > 1:
         flat = tuple(dict.fromkeys(flat))  # hashes whole trees
@@ -131,7 +131,7 @@ def repeat(part: Expression, least: int, most: int | None = None) -> Expression:
 
 
 def optional(part: Expression) -> Expression:
-    """The part or nothing at all."""
+    """The part or the empty text."""
     return repeat(part, 0, 1)
 
 

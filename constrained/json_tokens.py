@@ -1,7 +1,7 @@
-"""What an expression is to a lexer of JSON: which characters it has, and where in a string it ends.
+"""An expression's characters as JSON's lexer sees them, and where in a string its texts end.
 
-Bounds, not truths: a set holds at least what can occur. Found once for each rule, from the rules
-that refer to no other upwards, and once for each part of an expression.
+These are bounds: a set holds at least what can occur. They are computed once for each rule, leaf
+rules first, and once for each part of an expression.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUOTE, BACKSLASH = '"', "\\"
 
 
 class Kind(IntEnum):
-    """What a character is to JSON outside strings."""
+    """A character's role in JSON outside strings."""
 
     STRUCTURE = 0
     QUOTE = 1
@@ -33,7 +33,7 @@ class Place(IntEnum):
     INSIDE = 1
     ESCAPE = 2
     BEHIND = 3
-    BEYOND = 4  # this is no string token
+    BEYOND = 4  # this is not a string token
 
 
 Kinds: TypeAlias = frozenset[Kind]
@@ -54,7 +54,7 @@ _ANYWHERE: _Moves = (frozenset(Place),) * len(Place)
 class JsonShapes:
     """Kinds and places of the parts of one grammar.
 
-    `recursive` names the rules that lead to themselves; of these nothing is known.
+    `recursive` names the rules that lead to themselves; nothing is known of these.
     """
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
@@ -65,17 +65,17 @@ class JsonShapes:
         self.recursive = frozenset(rules) - frozenset(self._of_rule)
 
     def kinds(self, expression: Expression) -> Kinds:
-        """Of the characters in its texts."""
+        """Kinds of the characters in its texts."""
         return self._shape(expression)[0]
 
     def places(self, expression: Expression, before: Places) -> Places:
-        """Where its texts end."""
+        """Places where its texts end."""
         moves = self._shape(expression)[1]
         return _union(moves[place] for place in before)
 
     def _shape(self, expression: Expression) -> tuple[Kinds, _Moves]:
         known = self._known.get(id(expression))
-        if known is None:  # kept with the expression, so that its id stays its own
+        if known is None:  # cached with the expression, so that its id is not reused
             known = (expression, *self._found(expression))
             self._known[id(expression)] = known
         return known[1:]
@@ -105,7 +105,7 @@ class JsonShapes:
 
 
 def words_by_rules(rules: Mapping[str, Expression]) -> set[str]:
-    """The rules that refer to others and lead to characters of words only: numbers by their
+    """The rules that refer to others and lead only to characters of words: numbers by their
     remainders."""
     words = {name for name, rule in rules.items() if _has_words_only(rule)}
     users: dict[str, list[str]] = {}
@@ -122,7 +122,7 @@ def words_by_rules(rules: Mapping[str, Expression]) -> set[str]:
 
 
 def _has_words_only(expression: Expression) -> bool:
-    """Whether its own characters, besides those of the rules that it refers to, are of words."""
+    """Whether its own characters, besides those of the rules it refers to, are of words."""
     match expression:
         case Literal(text):
             return all(_kind(character) == Kind.WORD for character in text)
@@ -154,7 +154,7 @@ def from_below(rules: Mapping[str, Expression]) -> Iterable[str]:
 
 
 def references(expression: Expression) -> Iterable[str]:
-    """The names of the rules that it refers to, as often as it does."""
+    """The names of the rules that it refers to, with repetitions."""
     if isinstance(expression, Ref):
         yield expression.name
     elif isinstance(expression, Repeat | Not):
@@ -176,7 +176,7 @@ def _along(steps: Iterable[_Moves]) -> _Moves:
 
 
 def _repeated(moves: _Moves, least: int) -> _Moves:
-    """Any number of times from `least`: at least there, whatever the bound."""
+    """Any number of repetitions from `least`: includes the true result for every upper bound."""
     reached = moves if least else _STAY
     while True:
         more = tuple(places | _union(moves[place] for place in places) for places in reached)

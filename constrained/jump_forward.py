@@ -1,7 +1,7 @@
 """Jump-forward: bytes that the grammar forces, as the tokens that a tokenizer would write.
 
 Where only one text can follow, no model is needed to write it (the compressed automaton of SGLang,
-Zheng et al. 2024, section 4). Tokens are cut from bytes here so that the whole output stays
+Zheng et al. 2024, section 4). The bytes are cut into tokens so that the whole output stays
 canonical, as far as this can be known before the rest is written:
 
     consumed ... "city"  :  "         forced bytes          unknown
@@ -9,9 +9,9 @@ canonical, as far as this can be known before the rest is written:
                                       kept tokens  | held back: `":"` may become `":` `""`
 
 The left context is re-encoded with the forced text and must come out unchanged. Tokens at the end
-are held back from the first byte on from which a token of the vocabulary, allowed by the grammar,
-would reach into what is not yet known. (Holding back only whole tokens that a longer one extends
-was not enough: `":"` before an empty string is written `":` `""`; 15% of the runs were wrong.)
+are held back from the first byte at which a token of the vocabulary, allowed by the grammar, would
+reach into the unknown text. (Holding back only whole tokens that a longer one extends was not
+enough: `":"` before an empty string is written `":` `""`; 15% of the runs were wrong.)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable, Hashable, Sequence
 from .vocabulary import Vocabulary
 
 MAX_CONTEXT_TOKENS = 3  # a guess: pre-tokenizers look back no further than a word
-MAX_FORCED_BYTES = 1024  # what is forced beyond follows in a run of its own
-MAX_CACHED_RUNS = 4096  # of one grammar
+MAX_FORCED_BYTES = 1024  # forced bytes beyond this follow in another run
+MAX_CACHED_RUNS = 4096  # per grammar
 
 
 class ForcedTokens:
@@ -41,11 +41,11 @@ class ForcedTokens:
         place: Hashable,
         can_extend: Callable[[bytes], bool],
     ) -> tuple[int, ...]:
-        """Tokens that write the beginning of `forced` after the tokens consumed.
+        """Tokens that write the beginning of `forced` after the consumed tokens.
 
-        `can_extend(rest)` says whether a token longer than `rest`, beginning with it, may stand
-        where the bytes `rest` end the forced ones. The result depends on the last consumed tokens
-        and on `place`, which stands for `forced` and `can_extend`, only.
+        `can_extend(rest)` says whether a token longer than `rest`, beginning with it, may follow
+        where the bytes `rest` end the forced ones. The result depends only on the last consumed
+        tokens and on `place`, which stands for `forced` and `can_extend`.
         """
         context = tuple(consumed[-MAX_CONTEXT_TOKENS:])
         key = (place, context)
@@ -71,7 +71,7 @@ class ForcedTokens:
     def _settled_bytes(
         self, place: Hashable, forced: bytes, can_extend: Callable[[bytes], bool]
     ) -> int:
-        """How many of the forced bytes no token reaches that goes on beyond them."""
+        """Number of forced bytes that no token extending beyond the forced bytes can reach."""
         settled = self._settled.get(place)
         if settled is None:
             first = max(0, len(forced) - self._vocabulary.max_token_bytes + 1)
@@ -82,7 +82,7 @@ class ForcedTokens:
         return settled
 
     def _encoded(self, context: tuple[int, ...], forced: bytes) -> Sequence[int]:
-        """The forced bytes' tokens after as much of the context as keeps its own tokens."""
+        """The forced bytes' tokens, after the longest context whose own tokens stay unchanged."""
         for num_left in range(len(context), -1, -1):
             left = context[len(context) - num_left :]
             written = b"".join([self._vocabulary.token_bytes[token] for token in left])
@@ -96,7 +96,7 @@ class ForcedTokens:
 
 
 def whole_characters(data: bytes) -> str | None:
-    """The text of all but a character cut off at the end; None: it is not UTF-8."""
+    """The text without a character cut off at the end; None: it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,10 +1,10 @@
-"""Grammars in llguidance's dialect of Lark: what no automaton holds, written for its parser.
+"""Writes grammars that no automaton holds in llguidance's dialect of Lark, for its parser.
 
-The parser's lexer is greedy and never goes back: had a grammar of JSON the terminals `{` and
+The parser's lexer is greedy and never backtracks: if a JSON grammar had the terminals `{` and
 `{"a":`, then after `{"` it would wait for an `a`, whatever else might follow the first. So rules of
 JSON are cut where JSON's own tokens end (RFC 8259, section 2): structural characters, strings,
 numbers and names, runs of space. Each ends where the next begins, whatever the grammar. Numbers by
-their remainders are recursive rules; of these an automaton, then a terminal, is made.
+their remainders are recursive rules; these become an automaton, then a terminal.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .json_tokens import QUOTE, JsonShapes, Kind, Place, from_below, references,
 from .regular.build import build_dfa
 from .regular.elimination import TooLarge, rules_of
 
-MAX_NUMBER_RULES = 1000  # without recursion, of one number: any multiple of up to 18
-MAX_RULES_INSTEAD = 100  # of a number that has rules without recursion already, by digits
-_MAX_INLINE = 40  # characters of a terminal that is written out wherever it is a part
+MAX_NUMBER_RULES = 1000  # rules without recursion for one number: any multiple of up to 18
+MAX_RULES_INSTEAD = 100  # for a number that already has rules without recursion, by digits
+_MAX_INLINE = 40  # characters of a terminal that is inlined at each use
 
 _BEFORE, _INSIDE, _BEHIND = (
     frozenset({place}) for place in (Place.BEFORE, Place.INSIDE, Place.BEHIND)
@@ -39,7 +39,7 @@ _BEFORE, _INSIDE, _BEHIND = (
 
 
 def json_to_lark(grammar: Grammar) -> str:
-    """The rules of a language of JSON texts. Raises InvalidGrammar."""
+    """The Lark text of a grammar of JSON texts. Raises InvalidGrammar."""
     writer = LarkWriter()
     writer.line("start", writer.json_rules(grammar))
     return writer.text()
@@ -53,7 +53,7 @@ def regular_to_lark(grammar: Grammar) -> str:
 
 
 class LarkWriter:
-    """Lines of a Lark grammar, under names of its own; equal terminals get one name."""
+    """Lines of a Lark grammar, with generated names; equal terminals share one name."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -62,16 +62,16 @@ class LarkWriter:
         self._num_rules = 0
 
     def line(self, name: str, body: str) -> None:
-        """A rule or terminal of that name."""
+        """Add a rule or terminal with that name."""
         self._lines.append(f"{name}: {body}")
 
     def new_rule(self) -> str:
-        """A name not yet taken."""
+        """An unused name."""
         self._num_rules += 1
         return f"r{self._num_rules}"
 
     def terminal(self, body: str) -> str:
-        """The name of the terminal with this body, which may be just that name."""
+        """The name of the terminal with this body, which may itself be just a name."""
         name = body if body in self._names else self._terminals.get(body)
         if name is None:
             name = self._terminals[body] = f"T{len(self._terminals)}"
@@ -80,7 +80,7 @@ class LarkWriter:
         return name
 
     def json_rules(self, grammar: Grammar) -> str:
-        """Write a grammar of JSON texts; the name of its first rule."""
+        """Write a grammar of JSON texts; returns the name of its first rule."""
         return _Rules(self, _with_whole_numbers(grammar)).written(grammar.start)
 
     def text(self) -> str:
@@ -89,7 +89,7 @@ class LarkWriter:
 
 
 class _Rules:
-    """The rules of one grammar on their way to Lark."""
+    """The rules of one grammar during conversion to Lark."""
 
     def __init__(self, writer: LarkWriter, rules: Mapping[str, Expression]) -> None:
         self._writer = writer
@@ -100,7 +100,7 @@ class _Rules:
         self._shared: dict[str, str | None] = {}
 
     def written(self, name: str) -> str:
-        """Write a rule and all that it leads to; its name."""
+        """Write a rule and all that it refers to; returns its name."""
         first = self._named(name)
         while self._waiting:
             waiting = self._waiting.pop()
@@ -139,7 +139,7 @@ class _Rules:
         except KeyError:
             raise InvalidGrammar(f"there is no rule {ref.name!r}") from None
 
-    # What follows cuts a sequence into JSON's tokens.
+    # Below: cutting a sequence into JSON's tokens.
 
     def _tokens(self, expression: Literal | Concat) -> Iterable[str]:
         """Terminals and rules in their order."""
@@ -167,17 +167,17 @@ class _Rules:
             yield self.terminal(concat(*open_token))
 
     def _is_token(self, expression: Expression) -> bool:
-        """Whether every text is one token of JSON, and none can be a part of a longer sequence."""
+        """Whether every text is one JSON token that cannot be part of a longer sequence."""
         kinds = self._shapes.kinds(expression)
         if Kind.QUOTE not in kinds:
             is_one_character = isinstance(expression, Literal) and len(expression.text) == 1
             return kinds <= {Kind.WORD} or kinds <= {Kind.SPACE} or is_one_character
         return self._shapes.places(expression, _BEFORE) == _BEHIND
 
-    # What follows writes terminals.
+    # Below: writing terminals.
 
     def _body(self, expression: Expression) -> str:
-        """In Lark's terms where And and Not stand, else as a regex of the Rust crate."""
+        """In Lark's notation where And and Not occur, else as a regex of the Rust crate."""
         if isinstance(expression, Ref) and self._needs_operators(expression):
             return self._shared_terminal(expression) or self._body(self._inlined(expression))
         if isinstance(expression, Not):
@@ -207,7 +207,7 @@ class _Rules:
         return False
 
     def _shared_terminal(self, ref: Ref) -> str | None:
-        """The name of a rule's own terminal, where it is not short."""
+        """The name of a rule's own terminal, unless it is short."""
         if ref.name not in self._shared:
             body = self._body(self._inlined(ref))
             is_short = len(body) <= _MAX_INLINE
@@ -241,7 +241,7 @@ class _Rules:
 
 
 def _with_whole_numbers(grammar: Grammar) -> dict[str, Expression]:
-    """The rules with those of numbers written without recursion. Raises InvalidGrammar."""
+    """The rules, with those of numbers rewritten without recursion. Raises InvalidGrammar."""
     rules = grammar.rules
     words = words_by_rules(rules)
     found = {name: rule for name, rule in rules.items() if name not in words}
@@ -256,7 +256,7 @@ def _with_whole_numbers(grammar: Grammar) -> dict[str, Expression]:
 def _number_rules(
     rules: Mapping[str, Expression], name: str, plain: set[str]
 ) -> dict[str, Expression]:
-    """Of the number of this name; `plain` are the rules without recursion as they are."""
+    """The rules of one number; `plain` are the unchanged rules without recursion."""
     max_rules = MAX_RULES_INSTEAD if name in plain else MAX_NUMBER_RULES
     try:
         return rules_of(build_dfa(Grammar(rules, name)), name, max_rules)

@@ -1,4 +1,4 @@
-"""Masks once found, kept for all outputs and requests of a vocabulary, within a bound of memory."""
+"""A cache of masks for all outputs and requests of a vocabulary, bounded in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .matcher import Mask
 
 
 class MaskCache:
-    """Masks of (grammar, state), least recently used first out: one for all grammars of a
-    vocabulary. Any thread may use it: grammars are bound on others than they are followed on."""
+    """LRU cache of masks by (grammar, state): one for all grammars of a vocabulary. Thread-safe:
+    grammars are bound and followed on different threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -29,7 +29,7 @@ class MaskCache:
             return self._num_grammars << 32
 
     def get(self, key: int) -> Mask | None:
-        """A row that must not be written to."""
+        """The cached row, which must not be written to, or None."""
         try:  # without the lock, which takes 0.3 of the 2 us of a warm mask
             self._rows.move_to_end(key)
             return self._rows[key]
@@ -37,7 +37,7 @@ class MaskCache:
             return None
 
     def put(self, key: int, row: Mask) -> None:
-        """Keep a row; it becomes read-only."""
+        """Cache a row; it becomes read-only."""
         row.flags.writeable = False
         with self._lock:
             replaced = self._rows.pop(key, None)

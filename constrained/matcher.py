@@ -1,4 +1,4 @@
-"""How the runtime follows a grammar while it generates: five verbs, whatever lies behind them.
+"""The interface by which the runtime follows a grammar during generation: five verbs.
 
 tokens consumed so far -> state -> mask of the next token, forced tokens, whether it may end
 """
@@ -17,9 +17,9 @@ Path = Literal["fsm", "pushdown"]
 
 
 class Matcher(Protocol):
-    """One output's place in a grammar. Not thread-safe; made by `BoundGrammar.matcher`.
+    """One output's position in a grammar. Not thread-safe; made by `BoundGrammar.matcher`.
 
-    End-of-sequence is not a matter of the grammar: no verb knows it. The caller lets the output
+    The grammar does not include end-of-sequence, and no verb handles it. The caller lets the output
     end where `is_accepting`, and must end it where `is_finished`.
     """
 
@@ -31,24 +31,24 @@ class Matcher(Protocol):
         """Take a token; False, and nothing changes, where the grammar does not allow it."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the last tokens consumed; the state is exactly what it was before them."""
+        """Undo the last consumed tokens; the state is exactly what it was before them."""
 
     def is_accepting(self) -> bool:
         """Whether what was consumed is a whole text of the language."""
 
     def forced_tokens(self) -> Sequence[int]:
-        """Tokens that follow whatever the model says, in their canonical tokenization: () or a
+        """Tokens that must follow whatever the model says, in their canonical tokenization: () or a
         run, to be consumed as a whole. A pure function of the tokens consumed."""
 
     def is_finished(self) -> bool:
         """Whether it is accepting and nothing may follow."""
 
     def error(self) -> str | None:
-        """Why the matcher cannot go on (a limit was hit), if so."""
+        """Why the matcher cannot continue (a limit was hit), or None."""
 
 
 class BoundGrammar(Protocol):
-    """A grammar over a vocabulary: shared by all outputs under it."""
+    """A grammar over a vocabulary: shared by all its outputs."""
 
     @property
     def path(self) -> Path: ...
@@ -60,4 +60,4 @@ class BoundGrammar(Protocol):
     def warnings(self) -> tuple[str, ...]: ...
 
     def matcher(self) -> Matcher:
-        """For one more output, at the grammar's beginning."""
+        """A matcher for one more output, at the grammar's beginning."""

@@ -20,18 +20,18 @@ from .jump_forward import MAX_FORCED_BYTES, ForcedTokens
 from .matcher import Mask, Matcher
 from .vocabulary import MASK_BITS, Vocabulary
 
-# Forcing would leave only the canonical token wherever bytes are forced: a mask that is less than
-# what the grammar allows.
+# Forcing would allow only the canonical token wherever bytes are forced, a smaller mask than the
+# grammar's.
 HEADER = '%llguidance { "no_forcing": true }\n'
-# As messages have them: "at LINE(COLUMN): ..." first, lines of the grammar behind.
+# The form of messages: "at LINE(COLUMN): ..." first, then lines of the grammar.
 _PLACE = re.compile(r"(?:(?<=\Aat )|\A)\d+(?=\(\d+\))")
 _SHOWN_LINE = re.compile(r"^ *\d+(?= \| )", re.MULTILINE)
 _SHOWN_HEADER = f"   1 | {HEADER}"
-# Small enough that the worst grammar ends in an error, not in a second: by llguidance's speeds (50k
+# Small enough that the worst grammar ends in an error within a second: by llguidance's speeds (50k
 # units of initial fuel, 14k of a step's fuel, 20k items a millisecond) 40, 14 and 1 ms
 # (measured on ambiguous rules: 10 ms).
 LIMITS = {
-    "max_items_in_row": 500,  # of ambiguous rules; a step takes the square of it
+    "max_items_in_row": 500,  # of ambiguous rules; a step costs its square
     "initial_lexer_fuel": 2_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 20_000,
@@ -42,13 +42,13 @@ LIMITS = {
 
 
 def check_lark(lark: str) -> tuple[str, ...]:
-    """Warnings about a grammar, tried with single bytes as tokens. Raises InvalidGrammar."""
+    """Warnings about a grammar, tested with single bytes as tokens. Raises InvalidGrammar."""
     grammar = PushdownGrammar(lark, _single_bytes())
     return grammar.warnings
 
 
 def gbnf_to_lark(text: str) -> str:
-    """llama.cpp's notation in Lark's. Raises InvalidGrammar."""
+    """Converts llama.cpp's notation to Lark's. Raises InvalidGrammar."""
     _llguidance()
     try:
         converted: str = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
@@ -75,15 +75,15 @@ class PushdownGrammar:
         self.is_empty_word = not self._has_tokens()
 
     def matcher(self) -> Matcher:
-        """At the grammar's beginning; a copy of the compiled one, which costs microseconds."""
+        """A matcher at the grammar's beginning; copies the compiled one in microseconds."""
         return PushdownMatcher(self, self._compiled.deep_copy())
 
     def renew(self) -> None:
-        """Compile again: copies share a lexer, whose states all count against one limit."""
+        """Compile again: copies share a lexer, whose states all count towards one limit."""
         self._compiled = _new_matcher(self._lark, self.vocabulary)
 
     def _has_tokens(self) -> bool:
-        """Whether any token begins a text. Raises InvalidGrammar where there is no text at all."""
+        """Whether any token begins a text. Raises InvalidGrammar where the language is empty."""
         first = self.matcher()
         if first.error() is not None:
             raise InvalidGrammar(str(first.error()))
@@ -93,12 +93,12 @@ class PushdownGrammar:
             raise InvalidGrammar("it matches nothing")
         first.forced_tokens()
         first.mask(mask)
-        if first.error() is not None:  # more is forced than the parser can hold
+        if first.error() is not None:  # more bytes are forced than the parser can hold
             raise InvalidGrammar(str(first.error()))
         return bool(mask.any())
 
     def read_mask(self, parser: Any, out: Mask) -> None:
-        """A parser's mask without what writes nothing, such as llguidance's end of sequence."""
+        """A parser's mask without tokens that write nothing, e.g. llguidance's end of sequence."""
         padded = np.zeros(len(out) + 1, np.uint32)
         parser.unsafe_compute_mask_ptr(
             padded.ctypes.data, 4 * (self.vocabulary.vocab_size // MASK_BITS + 1)
@@ -107,7 +107,7 @@ class PushdownGrammar:
 
 
 class PushdownMatcher:
-    """One output's place in a pushdown grammar."""
+    """One output's position in a pushdown grammar."""
 
     def __init__(self, grammar: PushdownGrammar, parser: Any) -> None:
         self._grammar = grammar
@@ -150,11 +150,11 @@ class PushdownMatcher:
     def _has_failed(self) -> bool:
         if not self._failed and self._parser.is_error():
             self._failed = True
-            self._grammar.renew()  # for the outputs that come after this one
+            self._grammar.renew()  # for later outputs
         return self._failed
 
     def _can_extend(self, rest: bytes) -> bool:
-        """What follows forced bytes is not known here: whatever the vocabulary can write."""
+        """The text after forced bytes is unknown here: any that the vocabulary can write."""
         trie = self._grammar.vocabulary.trie
         node = trie.find(rest)
         return node is not None and int(trie.end[node]) > node + 1
@@ -167,7 +167,7 @@ class PushdownMatcher:
         if not self._has_failed():
             return None
         message: str = self._parser.get_error()
-        return _in_given_lines(message.partition("\n<")[0])  # then comes the parser's inner state
+        return _in_given_lines(message.partition("\n<")[0])  # the rest is the parser's inner state
 
 
 @functools.cache
@@ -177,7 +177,7 @@ def _single_bytes() -> Vocabulary:
 
 @functools.lru_cache(maxsize=8)
 def _tokenizer(vocabulary: Vocabulary) -> Any:
-    """llguidance's view of a vocabulary, with an end of sequence of its own behind the last id."""
+    """llguidance's view of a vocabulary, with its own end of sequence after the last id."""
     llguidance = _llguidance()
     wrapper = importlib.import_module("llguidance._tokenizer").TokenizerWrapper
     return llguidance.LLTokenizer(
@@ -186,7 +186,7 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
 
 
 class _Tokens:
-    """What llguidance's TokenizerWrapper reads."""
+    """The attributes that llguidance's TokenizerWrapper reads."""
 
     bos_token_id = None
 
@@ -213,7 +213,7 @@ def _source(lark: str) -> str:
 
 
 def _in_given_lines(message: str) -> str:
-    """Without our header, which is a line of its own, in the text and in the lines' numbers."""
+    """The message without our header, an extra line, in the text and in the line numbers."""
     shown = _SHOWN_LINE.sub(_one_less, message.replace(_SHOWN_HEADER, ""))
     return _PLACE.sub(_one_less, shown)
 

@@ -1,4 +1,4 @@
-"""A text of tokens read as JSON: which objects are open, and the keys that each has so far."""
+"""Scans an output as JSON: which objects are open, and the keys that each has so far."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _STRUCTURE = re.compile(rb'["{}\[\],]')
 class KeyLog:
     """The keys of one object in the order in which they came.
 
-    A log serves all places of a text, each of which knows by their number which keys it has. It
-    grows at one end: a key added to an earlier place drops the keys after that.
+    A log serves all positions of a text, each of which identifies its keys by their number. It
+    grows at one end: a key added to an earlier position drops the keys after that.
     """
 
-    keys: dict[str, int] = field(default_factory=dict)  # to its place in `written`
+    keys: dict[str, int] = field(default_factory=dict)  # to its index in `written`
     written: list[bytes] = field(default_factory=list)  # as JSON, with the quote at the end
     ordered: list[bytes] = field(default_factory=list)  # the same, ascending
-    # By the text of a key begun: ways out of the seen ones, and how many keys there were then.
+    # By the text of a begun key: ways out of the seen keys, and how many keys there were then.
     rooms: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     changes: list[tuple[int, bytes, tuple[int, int] | None]] = field(default_factory=list)
     notes: dict[object, KeyNotes] = field(default_factory=dict)
-    num_noted: int = 0  # most keys that a note knows of
+    num_noted: int = 0  # most keys that a note covers
 
     def cut(self, num_keys: int) -> None:
-        """Drop the keys after the first ones, and what is known from them."""
+        """Drop the keys after the first `num_keys`, and what is known from them."""
         while len(self.written) > num_keys:
             self.keys.popitem()
             del self.ordered[bisect.bisect_left(self.ordered, self.written.pop())]
@@ -47,19 +47,19 @@ class KeyLog:
             self.num_noted = num_keys
 
     def set_room(self, text: bytes, num_keys: int, num_ways: int) -> None:
-        """Note how many ways out there are behind a text."""
+        """Record how many ways out there are after a text."""
         self.changes.append((num_keys, text, self.rooms.get(text)))
         self.rooms[text] = (num_keys, num_ways)
 
 
 @dataclass(slots=True, eq=False)
 class KeyNotes:
-    """What is known at one place of a key from the first keys of its object."""
+    """What is known at one position of a key, from the first keys of its object."""
 
     num_keys: int = 0
     closing: list[int] = field(default_factory=list)  # tokens that would repeat a key
     onward: dict[int, bytes] = field(default_factory=dict)  # towards a key: token -> text after it
-    # Towards what stays open up to a number of keys: it, token, text. A heap.
+    # Towards texts that stay open up to a number of keys: that number, token, text. A heap.
     open_until: list[tuple[int, int, bytes]] = field(default_factory=list)
 
 
@@ -74,7 +74,7 @@ class Keys:
         return self.log.keys.get(key, self.count) < self.count
 
     def plus(self, key: str) -> Keys:
-        """With one more, which is not among them."""
+        """These keys and a new one."""
         log = self.log
         if len(log.written) > self.count:
             log.cut(self.count)
@@ -85,13 +85,13 @@ class Keys:
         return Keys(log, self.count + 1)
 
     def current(self) -> KeyLog:
-        """The log with these keys only."""
+        """The log cut to these keys."""
         if len(self.log.written) > self.count:
             self.log.cut(self.count)
         return self.log
 
     def have_written(self, text: bytes) -> bool:
-        """Whether this is one, as JSON."""
+        """Whether this text is one of them, as JSON."""
         ordered = self.current().ordered
         at = bisect.bisect_left(ordered, text)
         return at < len(ordered) and ordered[at] == text
@@ -112,7 +112,7 @@ class Keys:
         return list(begun)
 
     def bytes_after(self, text: bytes) -> Iterator[int]:
-        """The bytes that follow a text in those that begin with it."""
+        """The bytes that follow a text in those keys that begin with it."""
         ordered = self.current().ordered
         at = bisect.bisect_left(ordered, text)
         while at < len(ordered) and ordered[at].startswith(text):
@@ -123,13 +123,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Where in a JSON text the bytes so far end."""
+    """The lexical position at the end of a JSON text so far."""
 
     objects: tuple[Keys | None, ...] = ()  # keys of each open object; None: an array
     awaits_key: bool = False
-    string: bytes | None = None  # what of the open key is written, after its quote; of a value b""
+    string: bytes | None = None  # the written part of the open key, after its quote; of a value b""
     is_escaped: bool = False  # the next character of the string
-    repeats: bool = False  # a key has come twice
+    repeats: bool = False  # a key has been repeated
 
     @property
     def is_in_key(self) -> bool:
@@ -138,11 +138,11 @@ class Scan:
 
     @property
     def key_place(self) -> Keys | None:
-        """The keys of the object of which a key is open or comes next."""
+        """The keys of the object in which a key is open or comes next."""
         return self.objects[-1] if self.awaits_key and self.objects else None
 
     def after(self, data: bytes) -> Scan:
-        """The place some bytes further."""
+        """The scan after more bytes."""
         scan, at = self, 0
         while at < len(data):
             if scan.is_escaped:
@@ -191,7 +191,7 @@ class Scan:
 
 
 def written_key(key: str) -> bytes:
-    """As JSON, without the quote at its beginning."""
+    """As JSON, without the opening quote."""
     return json.dumps(key, ensure_ascii=False)[1:].encode("utf-8", "surrogatepass")
 
 

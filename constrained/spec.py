@@ -1,4 +1,4 @@
-"""What a caller asks for: a language, as regex, choices, JSON Schema, grammar or tags."""
+"""A requested grammar: a language, as regex, choices, JSON Schema, grammar or tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Formats = Literal["enforce", "ignore"]
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A language in the caller's words; hashable, so that equal ones are compiled once.
+    """A language as the caller specified it; hashable, so that equal ones are compiled once.
 
     `source` is, by kind: the regex; a JSON array of texts; the schema as JSON text; nothing; a
     grammar in Lark's or GBNF's syntax; a structural tag as JSON text.

@@ -1,9 +1,9 @@
-"""Regular expressions that end an output: found as the text comes, in linear time.
+"""Regular expressions that end an output: matched as the text comes, in linear time.
 
 Each pattern becomes an automaton (constrained/regular), and all starting points that may still
 become a match are followed together, so no pattern can make the engine hang: with S states a
-character costs at most S steps. Of two starts in one state only the earlier matters, for what comes
-decides alike for both.
+character costs at most S steps. Of two starts in one state only the earlier matters, since the
+following text has the same effect on both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_PATTERN_CHARS = 512
 MAX_PATTERN_STATES = 2000
 COMPILE_TIMEOUT_S = 0.1
 
-_DEAD = 0  # the state that leads nowhere, in every automaton
+_DEAD = 0  # the dead state of every automaton
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class PatternHit:
 
 @lru_cache(maxsize=256)
 def stop_automaton(pattern: str) -> Dfa:
-    """The automaton of one pattern, in Python's syntax. Raises InvalidRequest that says what is
-    wrong with it."""
+    """The automaton of one pattern, in Python's syntax. Raises InvalidRequest with the pattern's
+    fault."""
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN_CHARS:
         allowed = f"a string of 1 to {MAX_PATTERN_CHARS} characters"
         raise InvalidRequest.of("stop_regex", pattern, allowed)
-    # Loaded by the first pattern: an engine that never sees one starts without it.
+    # Loaded by the first pattern: an engine without patterns starts without it.
     from .grammar import Grammar
     from .regular.build import NotRegular, TooManyStates, build_dfa
     from .regular.regex_parser import parse_regex
@@ -75,8 +75,8 @@ class StopPatterns:
         return self._length - min(starts, default=self._length)
 
     def feed(self, text: str, *, can_stop: bool = True) -> PatternHit | None:
-        """Take more text; the match that ends first in it, of such the one that begins first. With
-        `can_stop` False no match counts that ends here."""
+        """Take more text; returns the match that ends first in it, on a tie the one that begins
+        first. With `can_stop` False a match that ends here does not count."""
         for character in text:
             hit = self._step(character.encode("utf-8", "surrogatepass"))
             if hit is not None and can_stop:

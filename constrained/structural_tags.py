@@ -22,7 +22,7 @@ ANY_TEXT = "/(?s:.*)/"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """`begin` starts with a trigger; between it and `end` stands a document of the schema."""
+    """`begin` starts with a trigger; between it and `end` is a document of the schema."""
 
     begin: str
     schema: object
@@ -31,7 +31,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTags:
-    """Tags, and how often they come."""
+    """Tags, and how often they may occur."""
 
     triggers: tuple[str, ...]
     tags: tuple[Tag, ...]
@@ -39,7 +39,7 @@ class StructuralTags:
     stop_after_first: bool = False
 
     def trigger_of(self, tag: Tag) -> str:
-        """The trigger that its begin starts with. Raises InvalidGrammar."""
+        """The trigger with which its `begin` starts. Raises InvalidGrammar."""
         for trigger in self.triggers:
             if tag.begin.startswith(trigger):
                 return trigger
@@ -66,7 +66,7 @@ def parse_tags(value: object) -> StructuralTags:
 
 
 def tags_to_lark(tags: StructuralTags, grammar_of: Callable[[object], Grammar]) -> str:
-    """`grammar_of` a schema is that of its documents.
+    """`grammar_of` returns the grammar of a schema's documents.
 
     A trigger ends the free text as soon as it is written (a lazy terminal), so the text between
     tags contains none.

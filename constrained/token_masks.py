@@ -2,10 +2,10 @@
 
 A walk of the vocabulary's trie over the transition table (Willard & Louf 2023, section 4, with a
 trie in place of a loop over the tokens). In states inside free text nearly all tokens are allowed;
-there the mask is put together from precomputed ones (`vocabulary.Slices`) and a walk of the few
-tokens that are not plain text; where only some characters follow each other freely, from one of
-the tokens of just these (`_MasksOfRuns`). `native/src/masks.cpp` does this; without a compiler
-numpy walks the whole trie, level by level, which is also what the tests hold the C++ to.
+there the mask is composed of precomputed ones (`vocabulary.Slices`) and a walk of the few tokens
+that are not plain text; where only some characters follow each other freely, of a mask of the
+tokens of just these (`_MasksOfRuns`). `native/src/masks.cpp` does this; without a compiler numpy
+walks the whole trie, level by level, which the tests also use as the reference for the C++.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class _NativeTokens(ctypes.Structure):
 
 
 class _Run(ctypes.Structure):
-    """All texts of at most `length` bytes of a set of characters: they may follow in a state."""
+    """All texts of at most `length` bytes over a set of characters: they may follow in a state."""
 
     _fields_ = (("bytes", ctypes.c_uint64 * 2), ("length", ctypes.c_int64))
 
 
 class _MasksOfRuns:
-    """Masks of the tokens that are such texts, made once for all grammars of a vocabulary."""
+    """Masks of the tokens that are such texts, computed once for all grammars of a vocabulary."""
 
     def __init__(self, native: ctypes.CDLL, tokens: _NativeTokens) -> None:
         self._native, self._tokens = native, tokens
@@ -182,7 +182,7 @@ def _native_tokens(vocabulary: Vocabulary) -> tuple[_NativeTokens, _MasksOfRuns,
 
 
 def _roots(trie: Trie) -> Ints:
-    """[256]: the node of each first byte; 0 where no token begins so."""
+    """[256]: the node of each first byte; 0 where no token begins with it."""
     roots = np.zeros(256, np.int32)
     first = np.flatnonzero(trie.depth == 1)
     roots[trie.byte[first]] = first

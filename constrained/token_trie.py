@@ -1,7 +1,7 @@
 """Tokens by their bytes: a flat trie in depth-first order.
 
 Depth-first order makes a walk of all tokens one forward scan, in which a dead branch is one jump
-(the layout of llguidance's trie of tokens). Building is one sort, then one pass over neighbours:
+(the layout of llguidance's token trie). Building is one sort, then one pass over neighbours:
 `native/src/trie.cpp`, or numpy.
 """
 
@@ -26,9 +26,9 @@ Ints: TypeAlias = npt.NDArray[np.int32]
 class Trie:
     """Nodes in depth-first order, children by ascending byte; node 0 is the root.
 
-    The subtree of a node is `[node, end[node])`. The tokens that end at a node, which are several
-    where ids write the same bytes, are `token_ids[first[node]:first[node + 1]]`; so the tokens of a
-    whole subtree are one slice as well, and `token_ids` is in the order of the tokens' bytes.
+    The subtree of a node is `[node, end[node])`. The tokens that end at a node (several where ids
+    write the same bytes) are `token_ids[first[node]:first[node + 1]]`; so the tokens of a whole
+    subtree are one slice as well, and `token_ids` is in the order of the tokens' bytes.
     """
 
     byte: npt.NDArray[np.uint8]  # [num_nodes]: on the edge from the parent
@@ -40,7 +40,7 @@ class Trie:
 
     @property
     def num_nodes(self) -> int:
-        """The root included."""
+        """Including the root."""
         return len(self.byte)
 
     def find(self, prefix: bytes) -> int | None:
@@ -49,11 +49,11 @@ class Trie:
         if token == len(self.keys) or not self.keys[token].startswith(prefix):
             return None
         node = int(np.searchsorted(self.first, token, side="right")) - 1
-        # The token before has not this prefix, so the nodes from there on follow one another.
+        # The token before lacks this prefix, so the nodes from there on follow one another.
         return node - (len(self.keys[token]) - len(prefix))
 
     def tokens_below(self, node: int) -> Ints:
-        """Of the node and its subtree."""
+        """Tokens of the node and its subtree."""
         return self.token_ids[self.first[node] : self.first[self.end[node]]]
 
 
@@ -66,7 +66,7 @@ def build_trie(token_bytes: Sequence[bytes], ids: Sequence[int]) -> Trie:
 
 
 def native_trie(native: ctypes.CDLL, token_bytes: Sequence[bytes], ids: Sequence[int]) -> Trie:
-    """In C++."""
+    """The trie, built in C++."""
     texts = [token_bytes[i] for i in ids]
     data = b"".join(texts)
     offsets = np.zeros(len(texts) + 1, np.int64)
@@ -89,7 +89,7 @@ def native_trie(native: ctypes.CDLL, token_bytes: Sequence[bytes], ids: Sequence
 
 
 def numpy_trie(token_bytes: Sequence[bytes], ids: Sequence[int]) -> Trie:
-    """Without a compiler.
+    """The trie, built without a compiler.
 
     Tokens are sorted; each adds the nodes beyond the prefix that it shares with the one before it.
     A node ends where the first later token shares less than the node's depth.
@@ -138,7 +138,7 @@ def _ends(
     shared: npt.NDArray[np.int64],
     first_node: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """For each node but the root, depth by depth."""
+    """The end of each node but the root, depth by depth."""
     ends = np.empty(len(depth), np.int64)
     by_depth = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[by_depth], np.arange(1, depth.max(initial=0) + 2))

@@ -1,18 +1,18 @@
-"""Objects whose keys come once each, where the grammar cannot say so.
+"""Keeps object keys unique where the grammar cannot.
 
-RFC 8259, section 4, leaves a key that comes twice without a meaning. Keys that a schema lists are
-each written once by its grammar; of free keys no automaton knows which it has seen. A matcher put
-around another scans what is written as JSON and takes out of each mask the tokens that
+RFC 8259, section 4, leaves a repeated key without a meaning. The grammar writes each key that a
+schema lists once; for free keys no automaton knows which it has seen. A matcher wrapped around
+another scans the output as JSON and removes from each mask the tokens that
 
 - end a key which its object has: those that continue it up to its quote, a contiguous range in the
   order of tokens' bytes, and those that contain it quoted as a whole;
-- lead where only such a key can follow: where keys have to match a pattern. Which tokens these are
-  is asked of the matcher within, byte by byte along the keys that the object has; elsewhere a key
-  is new whatever follows.
+- lead where only such a key can follow: where keys have to match a pattern. The inner matcher is
+  probed for these, byte by byte along the keys that the object has; elsewhere a key is new whatever
+  follows.
 
-What was found holds while fewer keys have come than there were ways out, so a mask costs what the
-keys that came since the last visit of its place cost. It is taken for granted that in the course of
-an object its grammar allows ever fewer keys (listed ones come in their order, then free ones).
+Findings hold while fewer keys have come than there were ways out, so a mask costs what the keys
+that came since the last visit of its place cost. It is assumed that in the course of an object its
+grammar allows ever fewer keys (listed ones come in their order, then free ones).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .seen_keys import BACKSLASH, QUOTE, KeyLog, KeyNotes, Keys, Scan, decoded
 from .token_trie import Ints, Trie
 from .vocabulary import Vocabulary
 
-MAX_PROBES = 200  # of the matcher within, for one mask; what they leave open is allowed
+MAX_PROBES = 200  # of the inner matcher, for one mask; undecided tokens are allowed
 MIN_WAYS_OUT = 4  # a guess: from here on a place is one of free text, not of a few listed keys
 _STRING = rb'"(?:[^"\\]|\\.)*"'
 _OPEN_STRING = rb'(?:"(?:[^"\\]|\\.)*\\?)?'
-# What may stand before a key that a token begins: anything with a comma behind all else.
+# What may precede a key that a token begins: anything that ends with a comma.
 _BEHIND = rb'(?:[^"]|%s)*,\s*%s' % (_STRING, _OPEN_STRING)
 _TAIL = re.compile(rb"(?:%s|\s+%s)" % (_BEHIND, _OPEN_STRING), re.DOTALL)
 _IN_STRING_TAIL = re.compile(rb'(?:[^"\\]|\\.)*"%s' % _BEHIND, re.DOTALL)
@@ -46,7 +46,7 @@ _QUOTED = re.compile(rb'(?="((?:[^"\\]|\\.)*)")', re.DOTALL)
 
 
 class UniqueKeys:
-    """A grammar of JSON texts, without those in which a key comes twice."""
+    """A grammar of JSON texts, without those in which a key is repeated."""
 
     def __init__(self, inner: BoundGrammar, vocabulary: Vocabulary, *, looks_ahead: bool) -> None:
         self._inner = inner
@@ -66,14 +66,14 @@ class UniqueKeys:
         return self._inner.warnings
 
     def matcher(self) -> Matcher:
-        """At the grammar's beginning."""
+        """A matcher at the grammar's beginning."""
         return UniqueKeysMatcher(self._inner.matcher(), self._vocabulary, self._looks_ahead)
 
 
 class UniqueKeysMatcher:
     """A matcher that repeats no key, as long as anything else is allowed.
 
-    A token that would is neither in the mask, nor consumed, nor forced.
+    A token that would repeat one is neither in the mask, nor consumed, nor forced.
     """
 
     def __init__(self, inner: Matcher, vocabulary: Vocabulary, looks_ahead: bool) -> None:
@@ -114,7 +114,7 @@ class UniqueKeysMatcher:
         return self._inner.is_accepting()
 
     def forced_tokens(self) -> Sequence[int]:
-        """Up to the first one that is refused."""
+        """Forced tokens up to the first one that is refused."""
         forced = self._inner.forced_tokens()
         num_allowed = 0
         while num_allowed < len(forced) and self.consume(forced[num_allowed]):
@@ -129,7 +129,7 @@ class UniqueKeysMatcher:
         return self._inner.error()
 
     def _is_refused(self, token: int, after: Scan) -> bool:
-        """`mask` says which; it is asked only where the token may be one."""
+        """`mask` decides; it is computed only where the token may repeat a key."""
         if self._refused is None:
             keys = after.key_place
             leads_on = (
@@ -144,7 +144,7 @@ class UniqueKeysMatcher:
         return token in (self._refused or ())
 
     def _without_dead_ends(self, allowed: Mask) -> frozenset[int]:
-        """The tokens to take out of a mask; none where nothing else would be left."""
+        """The tokens to remove from a mask; none where nothing else would be left."""
         self._num_probes = 0
         scan = self._scans[-1]
         tokens = self._tokens.at(scan)
@@ -160,7 +160,7 @@ class UniqueKeysMatcher:
         return frozenset(refused) if left.any() else frozenset()
 
     def _repeating(self, scan: Scan, whole: TokenSet, allowed: Mask) -> Iterable[int]:
-        """Tokens that contain a key as a whole, and the few that end a key spelt otherwise."""
+        """Tokens that contain a key as a whole, and the few that end a key in another spelling."""
         seen = [keys for keys in scan.objects if keys is not None and keys.count]
         for token in whole.among(allowed):
             quoted = self._tokens.quoted[token]
@@ -187,7 +187,7 @@ class UniqueKeysMatcher:
         return scan.after(self._vocabulary.token_bytes[token]).repeats
 
     def _along_keys(self, scan: Scan, keys: Keys, allowed: Mask) -> Iterable[int]:
-        """Tokens that continue the open key, or begin one, as one that was seen."""
+        """Tokens that continue the open key, or begin one, along a seen key."""
         if not keys.count:
             return
         notes = self._notes(keys, scan.string)
@@ -207,7 +207,7 @@ class UniqueKeysMatcher:
                 heapq.heappush(notes.open_until, (keys.count + num_ways, token, text))
 
     def _notes(self, keys: Keys, string: bytes | None) -> KeyNotes:
-        """Of a place in a key, brought up to date."""
+        """The notes of a place in a key, brought up to date."""
         log = keys.current()
         notes = log.notes.setdefault(string, KeyNotes())
         trie, begun = self._vocabulary.trie, string or b""
@@ -243,7 +243,7 @@ class UniqueKeysMatcher:
             keys, text = after.key_place, after.string or b""
             is_comma = scan.string is None and not text and data.lstrip()[:1] == b","
             if is_comma and not self._tokens.closing.among(allowed):
-                continue  # a key is owed, even if none can come
+                continue  # a key is required, even if none can come
             if (
                 keys is not None
                 and keys.count
@@ -255,7 +255,7 @@ class UniqueKeysMatcher:
                 checked.add(token)
 
     def _is_harmless(self, scan: Scan, token: int) -> bool:
-        """Whether a token that opens and closes nothing surely leads to new keys."""
+        """Whether a token that opens and closes nothing certainly leads to new keys."""
         text = self._tokens.simple_tails.get(token)
         if text is None or scan.is_escaped or scan.awaits_key or not scan.objects:
             return False
@@ -268,7 +268,7 @@ class UniqueKeysMatcher:
         return since == keys.count and num_ways > 0
 
     def _ways_out(self, keys: Keys, text: bytes, token: int, awaits_quote: bool = False) -> int:
-        """In how many ways, at least, a key that begins so can be a new one after a token."""
+        """A lower bound of the ways in which a key that begins so can be new after a token."""
         log = keys.current()
         known = log.rooms.get(text)
         if known is not None:
@@ -286,7 +286,7 @@ class UniqueKeysMatcher:
         return num_ways
 
     def _ways_from(self, keys: Keys, log: KeyLog, text: bytes) -> int:
-        """The same, where the matcher within is behind the text."""
+        """The same, where the inner matcher is at the end of the text."""
         self._num_probes += 1
         if self._num_probes > MAX_PROBES:
             return 1
@@ -318,7 +318,7 @@ class UniqueKeysMatcher:
 
 
 class TokenSet(NamedTuple):
-    """Tokens, and where a mask has them."""
+    """Tokens, and their positions in a mask."""
 
     ids: Ints
     words: npt.NDArray[np.intp]
@@ -336,22 +336,22 @@ class TokenSet(NamedTuple):
 
 
 class TokensAt(NamedTuple):
-    """Tokens to look at in some place of a text."""
+    """Tokens to check in some place of a text."""
 
     whole: TokenSet  # with keys in quotes, any of which may repeat one
-    tails: TokenSet  # behind which a key may be due or begun
+    tails: TokenSet  # after which a key may be due or begun
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyTokens:
-    """What the tokens of a vocabulary are to keys."""
+    """The roles of a vocabulary's tokens with regard to keys."""
 
     of_byte: list[int]  # [256]: the token that writes it alone, or -1
     single: TokenSet  # tokens of `of_byte`
     with_quote: TokenSet
     closing: TokenSet  # a token that begins with the end of an object
-    quoted: dict[int, list[str]]  # what a token contains in quotes
-    simple_tails: dict[int, bytes]  # of a key, behind a comma and no other structure
+    quoted: dict[int, list[str]]  # the quoted contents of a token
+    simple_tails: dict[int, bytes]  # of a key, after a comma and no other structure
     places: dict[tuple[bool, bool, bool], TokensAt]
 
     def at(self, scan: Scan) -> TokensAt:
@@ -360,7 +360,7 @@ class KeyTokens:
 
 @functools.lru_cache(maxsize=8)
 def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
-    """Found once for a vocabulary, which takes as long as making its trie."""
+    """Computed once per vocabulary, which takes as long as building its trie."""
     texts = vocabulary.token_bytes
     of_byte = {data[0]: i for i, data in enumerate(texts) if len(data) == 1}
     with_quote = [i for i in vocabulary.written_ids if b'"' in texts[i]]
@@ -410,12 +410,12 @@ def _has_keys(scan: Scan) -> bool:
 
 
 def _unmarked(scan: Scan) -> Scan:
-    """Where a key was let through twice, without the mark."""
+    """The scan without the mark of a repeated key that was let through."""
     return replace(scan, repeats=False) if scan.repeats else scan
 
 
 def _tokens_of(trie: Trie, data: bytes) -> list[int]:
-    """Those that write just these bytes."""
+    """Those that write exactly these bytes."""
     low, high = bisect.bisect_left(trie.keys, data), bisect.bisect_right(trie.keys, data)
     ids: list[int] = trie.token_ids[low:high].tolist()
     return ids

@@ -1,4 +1,4 @@
-"""Validating a finished document, for schemas of which a grammar enforces only a part.
+"""Validates a finished document, for schemas that a grammar enforces only in part.
 
 The only importer of jsonschema. Nothing is fetched: a reference out of the document, other than to
 the standard's metaschemas, is an error of the document's.
@@ -18,7 +18,7 @@ MAX_ERRORS = 10
 
 
 def validation_errors(schema: str, text: str) -> tuple[str, ...]:
-    """What makes `text` no valid document of the schema (as JSON text): up to MAX_ERRORS lines
+    """Why `text` is not a valid document of the schema (JSON text): up to MAX_ERRORS lines
     "JSON pointer: message"; () where it is valid. Formats are asserted."""
     try:
         document = json.loads(text, parse_constant=_refuse)

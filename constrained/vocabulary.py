@@ -1,4 +1,4 @@
-"""The tokens' bytes as grammars need them: as a trie, and apart by what they can be within.
+"""The tokens' bytes as grammars need them: as a trie, and with plain text separated.
 
 A grammar reads bytes, a model writes tokens.
 """
@@ -24,11 +24,11 @@ _PLAIN = re.compile(rb'[^\x00-\x1f"\\]+')
 
 
 class Vocabulary:
-    """What every token id writes. Shared by all grammars of an engine, as is its cache of masks.
+    """The bytes of every token id. Shared by all grammars of an engine, as is its mask cache.
 
     `token_bytes[i]` is None or b"" for an id that is never part of a grammar's text (special
-    tokens, unused ids); ids from its end up to `vocab_size` are unused. `encode` gives the ids of
-    plain text, canonical: as the model was trained to see it.
+    tokens, unused ids); ids from its end up to `vocab_size` are unused. `encode` gives the
+    canonical ids of plain text, as the model was trained to see it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @property
     def num_words(self) -> int:
-        """Words of a mask."""
+        """Number of words in a mask."""
         return -(-self.vocab_size // MASK_BITS)
 
     @functools.cached_property
@@ -67,12 +67,12 @@ class Vocabulary:
 
     @functools.cached_property
     def trie(self) -> Trie:
-        """Of all tokens that write something."""
+        """The trie of all tokens that write something."""
         return build_trie(self.token_bytes, self.written_ids)
 
     @functools.cached_property
     def slices(self) -> Slices:
-        """The tokens that are plain text, apart from the others."""
+        """The tokens that are plain text, separate from the others."""
         return _slices(self)
 
     def mask_of(self, token_ids: npt.ArrayLike) -> Mask:
@@ -90,7 +90,7 @@ class Slices:
     grammar lets any such text follow, their mask needs no walk; only the others do.
     """
 
-    upto: npt.NDArray[np.uint32]  # [max_run + 1, num_words]: of at most so many characters
+    upto: npt.NDArray[np.uint32]  # [max_run + 1, num_words]: with at most that many characters
     other: Trie  # the tokens that are not plain text, or longer than max_run
     plain: Trie
     longest: Ints  # [num_nodes of plain]: most characters of a token of the subtree

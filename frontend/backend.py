@@ -1,9 +1,9 @@
-"""Where programs run: `Engine` starts a runtime as a child process, `Runtime` joins a running one.
+"""Where programs run: `Engine` starts a child process, `Runtime` connects to a running one.
 
-Both carry programs out in the runtime, over ZeroMQ. `Runtime` at an HTTP address and `OpenAI`
-(`openai/backend.py`) carry them out in this process, call by call.
+Both run programs in the runtime, over ZeroMQ. `Runtime` at an HTTP address and `OpenAI`
+(`openai/backend.py`) run them in this process, call by call.
 
-The engine gets a process of its own (`engine_process.py`), because one busy Python thread beside it
+The engine gets its own process (`engine_process.py`), because one busy Python thread beside it
 would slow its decode steps many times over.
 """
 
@@ -26,16 +26,16 @@ from .protocol.keys import client_keys
 class Runtime(Backend):
     """A runtime that already runs, at an address as `stemma serve` prints it.
 
-    Over ZeroMQ it carries out whole programs. Over HTTP the same programs are carried out in this
-    process, call by call, with what its HTTP API knows; the rest is refused (docs/use/sglang.md).
+    Over ZeroMQ it runs whole programs. Over HTTP the same programs run in this process, call by
+    call, as far as its HTTP API supports them; the rest is refused (docs/use/sglang.md).
 
     Args:
         endpoint: "ipc://PATH", "tcp://HOST:PORT" or "http://HOST:PORT".
-        timeout_s: raise EngineError when nothing has answered by then.
+        timeout_s: raise EngineError if there is no response by then.
         server_key, client_key: the runtime's public key and this client's secret one, as files
             (`stemma keygen` makes them) or as 40 characters each; needed for another host.
-        tenant: on whose account this client works (`--tenant-weights`); None: its own. Over
-            ZeroMQ only.
+        tenant: the tenant that this client's work counts for (`--tenant-weights`); None: its own.
+            Over ZeroMQ only.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Runtime(Backend):
             super().__init__(channel)
 
     def get_server_info(self) -> dict[str, Any]:
-        """Model, limits, KV pool and counters of the runtime; over HTTP model and limit."""
+        """Model, limits, KV pool and counters of the runtime; over HTTP only model and limit."""
         if isinstance(self.channel, Connection):
             return super().get_server_info()
         return dict(self.channel.info)
@@ -68,7 +68,7 @@ _SCHEMES = ("ipc://", "tcp://", "http://", "https://")
 
 
 def _http_channel(url: str, timeout_s: float) -> OwnedChannel:
-    """Raises EngineError where no `stemma serve` answers."""
+    """Raises EngineError where no `stemma serve` responds."""
     from .openai.channel import OpenAIChannel, models_of  # httpx is slow to import
     from .openai.flavors import FLAVORS
     from .openai.http_client import Endpoint
@@ -84,17 +84,18 @@ def _http_channel(url: str, timeout_s: float) -> OwnedChannel:
 
 
 class Engine(Backend):
-    """A runtime of one's own: a child process, over ipc, ended with this object.
+    """A private runtime: a child process, over ipc, ended with this object.
 
     Args:
         model: folder in Hugging Face layout, .gguf file, or id of a model on the Hugging Face hub
             as in "NAME/MODEL" or "NAME/MODEL@REVISION"; None: the embedded model.
-        listen: further addresses to serve others at, "ipc://PATH" or "tcp://HOST:PORT"; beyond
-            this host with the options `server_key` and `client_keys`.
+        listen: further addresses at which to serve other clients, "ipc://PATH" or
+        "tcp://HOST:PORT";
+            beyond this host only with the options `server_key` and `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
             `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
 
-    Raises EngineError with the child's last words if it does not start.
+    Raises EngineError with the child's last output if it does not start.
     """
 
     def __init__(
@@ -128,14 +129,14 @@ _default_pid = os.getpid()
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """The backend of every `run` that names none; None: forget it."""
+    """Set the backend of every `run` that names none; None: clear it."""
     global _default, _default_pid
     with _default_lock:
         _default, _default_pid = backend, os.getpid()
 
 
 def get_default_backend() -> Backend:
-    """The default backend; without one, an Engine on the embedded model is started and kept."""
+    """The default backend; without one, starts an Engine on the embedded model and keeps it."""
     global _default, _default_pid
     with _default_lock:
         if _default is None or _default_pid != os.getpid():

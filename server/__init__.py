@@ -1,1 +1,1 @@
-"""The HTTP side: a process of its own, a client of the engine like any other."""
+"""The HTTP side: a separate process, and an engine client like any other."""

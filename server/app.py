@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, each from the room of its API, and what is around them."""
+"""The HTTP application: the routes of every API, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
     app.add_middleware(DrainMiddleware, drain=service.drain_state)
     app.add_middleware(AccessMiddleware, settings=settings, keys=keys)
-    if settings.cors_origins:  # outside the gate: its refusals can be read too
+    if settings.cors_origins:  # outside the access middleware: its refusals can be read too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
@@ -72,7 +72,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
 
 
 def _observers(settings: ServerSettings) -> list[Observer]:
-    """Who is told of every request."""
+    """The observers that receive every request's record."""
     if not settings.otlp_traces:
         return [log_request]
     from .metrics.traces import tracing_observer  # needs an extra

@@ -1,8 +1,8 @@
 """uvicorn as `stemma serve` runs it: its limits, and how it stops.
 
-Asked to stop (SIGTERM or SIGINT), it takes no more work and goes on with what runs, requests and
-programs over ZeroMQ alike, until that has ended or the time for it is over; what is left is then
-told so and ended. Asked again, it does not wait.
+On SIGTERM or SIGINT it accepts no more work and continues running requests, including programs over
+ZeroMQ, until they end or the drain timeout passes; the rest are notified and ended. A second signal
+ends the wait.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .settings import ServerSettings
 from .supervisor import EngineSupervisor
 
 BACKLOG = 4096  # connections that wait to be accepted; the kernel's own limit may be lower
-LAST_WORDS_S = 2.0  # for the ends of streams to be sent
+LAST_WORDS_S = 2.0  # to send the last events of streams
 HANG_UP_S = 0.5  # after which connections that are still busy are closed,
-ABORT_S = 1.5  # and those that still are, whatever waits to be sent on them
-CLOSE_S = 3  # more than all of that
+ABORT_S = 1.5  # and those that still are, whatever they have to send
+CLOSE_S = 3  # more than the sum of those
 _POLL_S = 0.05
 
 
@@ -36,8 +36,8 @@ def serve(
     listener: socket.socket,
     announce: Callable[[], None],
 ) -> int:
-    """Serve at `listener` until stopped, then stop the engine too; the exit status. `announce` is
-    called once the engine is ready for the first time."""
+    """Serve at `listener` until stopped, then stop the engine too; returns the exit status.
+    `announce` is called once the engine is ready for the first time."""
     app = create_app(engine, settings)
     config = uvicorn.Config(
         app,
@@ -79,13 +79,13 @@ class HttpServer(uvicorn.Server):
         self._is_hurried = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Of uvicorn: begin to listen."""
+        """uvicorn's hook: begin to listen."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(self._await_engine()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Of uvicorn: close all connections. The engine's end is the end of all calls to it."""
+        """uvicorn's hook: close all connections. The engine's end ends all calls to it."""
         loop = asyncio.get_running_loop()
         loop.call_later(HANG_UP_S, self._hang_up)
         loop.call_later(ABORT_S, self._hang_up, True)
@@ -93,8 +93,8 @@ class HttpServer(uvicorn.Server):
         await asyncio.to_thread(self._engine.stop)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Of uvicorn: a signal asks to stop."""
-        if self._loop is None:  # nothing was begun
+        """uvicorn's hook: a signal asks to stop."""
+        if self._loop is None:  # nothing has started
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self._be_asked_to_stop)
@@ -103,7 +103,7 @@ class HttpServer(uvicorn.Server):
         try:
             await asyncio.to_thread(self._engine.wait_started)
         except EngineError as error:
-            if self._drain_state.is_open:  # nobody asked it to stop
+            if self._drain_state.is_open:  # no signal has come
                 print(f"stemma serve: {error}", file=sys.stderr)
                 self.exit_status = 1
                 self.should_exit = True
@@ -111,7 +111,7 @@ class HttpServer(uvicorn.Server):
             self._announce()
 
     def _hang_up(self, is_urgent: bool = False) -> None:
-        """On clients whose streams never end, or who do not read: as if they had."""
+        """Disconnect clients whose streams never end or who do not read, as if they had left."""
         for connection in list(self.server_state.connections):
             if is_urgent:
                 hang_up(connection.transport)
@@ -140,7 +140,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     async def _until_idle(self) -> None:
-        """Nothing runs any more, or nobody wants to wait for it."""
+        """Wait until nothing runs any more, or the wait is cut short."""
         has_said = False
         while not self._is_hurried.is_set():
             num_programs = await asyncio.to_thread(self._num_programs)
@@ -157,7 +157,7 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(_POLL_S)
 
     def _num_programs(self) -> int:
-        """Of all clients; of an engine that does not answer none will end."""
+        """Programs of all clients; 0 for an engine that does not respond, as none will end."""
         try:
             vitals = self._engine.connection.call("vitals", LAST_WORDS_S)
             return int(vitals["num_programs"])

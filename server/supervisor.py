@@ -1,8 +1,8 @@
-"""Keeps an engine running beside the HTTP server: starts it, sees it die, starts it anew.
+"""Runs an engine beside the HTTP server: starts it, detects its death, restarts it.
 
-One thread lives through one engine after another. A second one waits for the process of the moment,
-so that all requests in it are told of its death at once. What an engine that stands still is told
-by is its silence on the connection, which its loop breaks between any two steps.
+One thread manages one engine after another. A second one waits for the current process, so that all
+requests in it learn of its death at once. A stalled engine is detected by its silence on the
+connection, on which its loop sends between any two steps.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _STOPPED = "the server is being stopped"
 
 
 class EngineState(Enum):
-    """What an engine is doing, as its supervisor sees it."""
+    """An engine's state, as its supervisor sees it."""
 
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
-    DRAINING = "draining"  # running, and taking no new programs
+    DRAINING = "draining"  # running, and accepting no new programs
     STOPPED = "stopped"
 
 
 class EngineSupervisor:
     """The engine behind an HTTP server (`service.EngineLink`); thread-safe.
 
-    Lifetime: from `start` to `stop`. An engine that dies before it was ever ready is not started
-    again: it was asked for what cannot be. One that dies while draining is not, either.
+    Lifetime: from `start` to `stop`. An engine that dies before it was ever ready is not restarted:
+    its configuration cannot work. One that dies while draining is not restarted either.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class EngineSupervisor:
         timeout_s: float,
         backoff_s: tuple[float, ...] = BACKOFF_S,
     ) -> None:
-        """`launch` starts the process of an engine, each time with the same flags and addresses;
-        `timeout_s`: of silence, after which an engine is killed."""
+        """`launch` starts an engine process, each time with the same flags and addresses;
+        `timeout_s`: silence after which an engine is killed."""
         self._launch = launch
         self._timeout_s = timeout_s
         self._backoff_s = backoff_s
@@ -60,7 +60,7 @@ class EngineSupervisor:
         self._connection: Connection | None = None
         self._why_none = "the engine is starting"
         self._num_restarts = 0
-        self._ready_s: float | None = None  # since when the engine of the moment has been
+        self._ready_s: float | None = None  # since when the current engine has been
         self._is_stopping = threading.Event()
         self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stemma-supervisor", daemon=True)
@@ -69,7 +69,7 @@ class EngineSupervisor:
 
     @property
     def connection(self) -> Connection:
-        """To the engine that runs now. Raises EngineError where none does."""
+        """The connection to the running engine. Raises EngineError where none runs."""
         connection = self._connection
         if connection is None:
             raise EngineError(self._why_none)
@@ -77,7 +77,7 @@ class EngineSupervisor:
 
     @property
     def state(self) -> EngineState:
-        """At this moment."""
+        """The state now."""
         return self._state
 
     @property
@@ -87,7 +87,7 @@ class EngineSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine's process, None while there is none."""
+        """The engine's process id, None while there is none."""
         process = self._process
         return None if process is None else process.pid
 
@@ -104,7 +104,7 @@ class EngineSupervisor:
         return self.connection
 
     def drain(self) -> None:
-        """Take no new programs, from anyone; those that run go on."""
+        """Accept no new programs, from anyone; running ones continue."""
         with self._lock:
             if self._state is not EngineState.STOPPED:
                 self._state = EngineState.DRAINING
@@ -113,7 +113,7 @@ class EngineSupervisor:
             process.order(DRAIN_ORDER)
 
     def abandon(self, reason: str) -> None:
-        """Fail all that HTTP requests still wait for."""
+        """Fail everything that HTTP requests still wait for."""
         connection = self._connection
         if connection is not None:
             connection.abandon(EngineError(reason))
@@ -151,15 +151,15 @@ class EngineSupervisor:
             return self._state is EngineState.STOPPED
 
     def _live(self, *, is_first: bool) -> str:
-        """Through the life of an engine, from its start; what it died of."""
+        """Run one engine from its start to its end; returns why it died."""
         begun_s = time.monotonic()
         try:
             process = self._launch()
-        except OSError as error:  # no memory, or no processes left
+        except OSError as error:  # out of memory or processes
             return f"the engine's process cannot be started: {error}"
         try:
             with self._lock:
-                self._process = process  # whoever stops now stops it
+                self._process = process  # from here on `stop` ends it
             if self._is_stopping.is_set():
                 return _STOPPED
             connection = Connection(
@@ -176,16 +176,16 @@ class EngineSupervisor:
             return process.death() or reason
         except EngineError as error:
             return str(error)
-        except Exception as error:  # no threads, sockets or files left: the next one may have some
+        except Exception as error:  # out of threads, sockets or files: the next one may have some
             log.exception("the engine could not be looked after")
             return f"{type(error).__name__}: {error}"
         finally:
             if self._state in (EngineState.READY, EngineState.RESTARTING):
-                process.kill()  # it stands still, or has left processes of its own behind
+                process.kill()  # it is stalled, or has left child processes behind
             process.stop()
 
     def _mourn(self, process: EngineProcess, connection: Connection) -> None:
-        """Tell all who wait for an engine when its process ends."""
+        """Notify all who wait for an engine when its process ends."""
         process.wait()
         goes_on = "" if self._is_leaving else "; another one is being started"
         connection.abandon(EngineError(f"{process.death()}{goes_on}"))
@@ -203,7 +203,7 @@ class EngineSupervisor:
         self._has_started.set()
 
     def _bury(self, reason: str, num_deaths: int, delay_s: float) -> bool:
-        """Whether there shall be another one."""
+        """Record an engine's end; returns whether to start another one."""
         with self._lock:
             self._connection = self._process = None
             if self._is_leaving or not self._has_started.is_set():

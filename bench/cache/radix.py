@@ -44,7 +44,7 @@ PEERS = ("rust", "python")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pass over the sequences; the times are microseconds a call."""
+    """One pass over the sequences; the times are microseconds per call."""
 
     tokens_per_s: float
     tokens_per_cpu_s: float  # the same by CPU time, which a busy neighbour disturbs less
@@ -55,13 +55,13 @@ class Run:
 
 
 class Subject(Protocol):
-    """A tree and its pool, for one run; counts are tokens."""
+    """A tree and its pool for one run; counts are tokens."""
 
     def match(self, token_ids: array[int]) -> tuple[Any, int]:
-        """A handle on the longest cached prefix, with its pages at hand, and its length."""
+        """A handle on the longest cached prefix, including its pages, and its length."""
 
     def lock(self, handle: Any) -> Any:
-        """Keep the prefix; what unlock() is to be given."""
+        """Lock the prefix; returns the argument for unlock()."""
 
     def num_free(self) -> int: ...
 
@@ -120,7 +120,7 @@ def sequences(count: int, typecode: str, seed: int = 0) -> list[array[int]]:
 
 
 def drive(subject: Subject, workload: Sequence[array[int]], evict_chunk: int) -> Run:
-    """One pass; evictions are of `evict_chunk` tokens, or more where a sequence needs more."""
+    """One pass; an eviction frees `evict_chunk` tokens, or more where a sequence needs more."""
     clock = time.perf_counter
     match_s = insert_s = evict_s = 0.0
     num_evictions = num_hits = 0
@@ -202,7 +202,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _peer(name: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], Run]]:
-    """A process that runs one of SGLang's trees whenever it is asked to."""
+    """A process that runs one of SGLang's trees on request."""
     command = [sys.executable, "-m", f"{__package__}.radix_sglang", str(args.peer), name]
     command += [str(args.sequences), str(args.pool_tokens)]
     with subprocess.Popen(
@@ -224,7 +224,7 @@ def _peer(name: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], 
 def _compare(
     trees: dict[str, Callable[[int, int], Run]], page_size: int, evict_chunk: int, repeats: int
 ) -> list[dict[str, object]]:
-    """A row a tree."""
+    """A row per tree."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
     for _ in range(repeats):
         for name, run_once in trees.items():
@@ -236,7 +236,7 @@ def _compare(
 
 
 def _summary(found: list[dict[str, float]], ours: list[dict[str, float]]) -> dict[str, float]:
-    """Medians over the runs, and how many times as fast ours were."""
+    """Medians over the runs, and how many times faster ours were."""
     medians = {key: statistics.median(one[key] for one in found) for key in found[0]}
     speeds = [one["tokens_per_s"] for one in found]
 

@@ -18,13 +18,13 @@ from ...radix.tree import RadixTree
 
 EDGE_TOKENS, DEPTH = 16, 4
 FAN_OUTS = (10, 18, 32)  # 11,110, 111,150 and 1,082,400 nodes
-CALLS = 1_000  # of each kind, a repeat
+CALLS = 1_000  # of each kind, per repeat
 
 Times = dict[str, float]
 
 
 def growth(fan_outs: Sequence[int], repeats: int) -> list[dict[str, object]]:
-    """A row a tree: CPU microseconds a call, medians over the repeats, and their growth."""
+    """A row per tree: CPU microseconds per call, medians over the repeats, and their growth."""
     rows: list[dict[str, object]] = []
     smallest: Times | None = None
     for fan_out in fan_outs:
@@ -40,7 +40,7 @@ def growth(fan_outs: Sequence[int], repeats: int) -> list[dict[str, object]]:
 
 
 def full_tree(fan_out: int, num_spares: int) -> RadixTree:
-    """A tree with `fan_out` children a node, and first in line for eviction `num_spares` leaves.
+    """A tree with `fan_out` children per node; `num_spares` spare leaves are evicted first.
 
     Its page ids mean nothing: a tree does not look at them.
     """
@@ -90,7 +90,7 @@ def _serve(tree: RadixTree, fan_out: int, repeat: int) -> Times:
 
 
 def _path(leaf: int, fan_out: int, last: int | None = None) -> array[int]:
-    """The tokens to a leaf, given by its number, or to its sibling with the edge `last`."""
+    """The tokens of the path to leaf number `leaf`, or to its sibling with the edge `last`."""
     edges = [leaf // fan_out**level % fan_out for level in reversed(range(DEPTH))]
     if last is not None:
         edges[-1] = last

@@ -31,11 +31,11 @@ import torch
 from .radix import Subject, drive, sequences
 
 _CORE = "sglang/srt/mem_cache/rust_tree_core"
-_FULL = 0  # the component of the tree that all models have: attention over the whole prefix
+_FULL = 0  # the tree component that all models have: attention over the whole prefix
 
 
 class _Pool:
-    """Counts what SGLang's tree holds; hands out the same indices to every sequence."""
+    """Counts the tokens in SGLang's tree; hands out the same indices to every sequence."""
 
     def __init__(self, pool_tokens: int) -> None:
         self.num_free_tokens = pool_tokens
@@ -78,7 +78,7 @@ class RustTree(_Pool):
         return self.tree.inc_lock_ref(handle[0], [])
 
     def evict(self, num_tokens: int) -> None:
-        """Leaf by leaf, as its controller does."""
+        """Leaf by leaf, as SGLang's controller does."""
         tree = self.tree
         freed: dict[int, int] = {}
         tree.evict_device_start(_FULL, num_tokens)
@@ -149,7 +149,7 @@ class PythonTree(_Pool):
 
 
 def _ignore(*_: object, **__: object) -> None:
-    """Stands for a metric or an event."""
+    """Replaces a metric or an event."""
 
 
 def load_core(folder: Path) -> ModuleType:
@@ -163,7 +163,7 @@ def load_core(folder: Path) -> ModuleType:
 
 
 def load_class(folder: Path) -> ModuleType:
-    """The module of RadixCache, with all of SGLang that it does not need replaced by mocks."""
+    """The module of RadixCache, with mocks for all parts of SGLang that it does not need."""
     sys.meta_path.insert(0, _Partly(folder))
     common: Any = importlib.import_module("sglang.srt.utils.common")
     common.ceil_align = lambda value, unit: -(-value // unit) * unit
@@ -206,7 +206,7 @@ class _Mocked(ModuleType):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Answer one run a line."""
+    """Respond to each line with one run."""
     folder, name, count, pool_tokens = arguments
     torch.set_num_threads(1)
     module = load_core(Path(folder)) if name == "rust" else load_class(Path(folder))

@@ -45,12 +45,12 @@ COLUMNS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one schema on one engine."""
+    """The result of one schema on one engine."""
 
     id: str
     path: str | None = None  # None: not compiled
     num_valid: int = 0
-    num_accepted: int = 0  # of the valid ones
+    num_accepted: int = 0  # of the valid instances
     num_invalid: int = 0
     num_over_generated: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)  # reason, example
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Compiled, and every instance is told right."""
+        """Compiled, and every instance judged correctly."""
         return not self.failures
 
 
@@ -130,7 +130,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def commonest_reasons(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """Why schemas are not right: in how many of them, and one example."""
+    """Why schemas are not right: the number of schemas per reason, and one example."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for one in outcomes:
@@ -144,7 +144,7 @@ def commonest_reasons(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 
 def normalised(message: str) -> str:
-    """A message without what differs from schema to schema: pointers, quoted texts, numbers."""
+    """A message without the parts that vary by schema: pointers, quoted texts, numbers."""
     message = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "'...'", message)
     message = re.sub(r"(?<![\w/])#?/[^\s:,;]*", "/...", message)
     return re.sub(r"-?\d+(\.\d+)?", "N", message.partition("\n")[0])[:EXAMPLE_CHARS]
@@ -195,7 +195,7 @@ def _judge_all(
     cases: Sequence[SchemaCase],
     args: argparse.Namespace,
 ) -> dict[str, list[Outcome]]:
-    """By engine, in the order of the cases."""
+    """Outcomes by engine, in the order of the cases."""
     outcomes: dict[str, list[Outcome]] = {spec.name: [] for spec in specs}
     with ExitStack() as stack:
         progress = stack.enter_context(console_progress())

@@ -14,16 +14,16 @@ from .matchers.tokenizer_file import TokenizerFile
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Of one run of a workload under a schema."""
+    """Results of one run of a workload under a schema."""
 
     num: int
     num_valid: int
-    mean_tokens: float  # of an output, its end-of-sequence token left out
-    mean_canonical_tokens: float  # of its text, tokenized anew: the length of what was said
+    mean_tokens: float  # of an output, without its end-of-sequence token
+    mean_canonical_tokens: float  # of its text, tokenized canonically: the length of the content
 
 
 class DocumentJudge:
-    """Reads outputs with a checkpoint's tokenizer and holds them against a schema."""
+    """Decodes outputs with a checkpoint's tokenizer and validates them against a schema."""
 
     def __init__(self, model: Path, schema: dict[str, Any]) -> None:
         self._file = TokenizerFile(model / "tokenizer.json")

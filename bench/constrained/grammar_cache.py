@@ -18,7 +18,7 @@ REPEATS = 21
 
 
 def cache_hit_us(tokenizer: Path, requests: Sequence[GrammarRequest]) -> float:
-    """Median over the grammars of their medians, in this process."""
+    """Median over the grammars of each one's median, in this process."""
     compiler = GrammarCompiler(lambda: _vocabulary(tokenizer))
     try:
         pending = [compiler.ask(_spec(request)) for request in requests]
@@ -33,7 +33,7 @@ def cache_hit_us(tokenizer: Path, requests: Sequence[GrammarRequest]) -> float:
 def _median_us(compiler: GrammarCompiler, request: GrammarRequest) -> float:
     times = []
     for _ in range(REPEATS):
-        source = request.source.encode()  # a request's text is one that nobody has hashed
+        source = request.source.encode()  # a request's text has no cached hash
         started = time.perf_counter_ns()
         compiler.ask(GrammarSpec(request.kind, source.decode()))
         times.append((time.perf_counter_ns() - started) / 1e3)

@@ -42,12 +42,12 @@ VOCAB = (300, 4000)  # ids of prompts: no special tokens, no single bytes
 
 @dataclass(slots=True)
 class Phase:
-    """What happened to the requests of one kind of phase."""
+    """The outcomes of the requests of one kind of phase."""
 
     latencies_s: list[float] = field(default_factory=list)
     num_failed: int = 0  # ordinary requests that failed: there must be none
     attacks_s: list[float] = field(default_factory=list)
-    num_refused: int = 0  # adversarial ones answered with an error
+    num_refused: int = 0  # adversarial requests that ended with an error
     errors: Counter[str] = field(default_factory=Counter)  # of both, normalised
 
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def adversarial_grammars() -> Iterator[dict[str, Any]]:
-    """Arguments of `gen`, without end and each its own."""
+    """Arguments of `gen`, endless and all different."""
     number = 0
     while True:
         yield from ({name: source} for name, source in _round_of_attacks(number))
@@ -140,7 +140,7 @@ def _run_phase(
     seconds: float,
     attacks: Sequence[dict[str, Any]],
 ) -> None:
-    """Send everything when it is due and wait for all answers."""
+    """Send everything when it is due and wait for all results."""
     schemas = [case.schema for case in grammar_cases() if case.group == FLAT]
     lock = threading.Lock()
 

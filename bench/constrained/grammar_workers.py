@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What runs: the engine's class ("module:name" as seen from `matchers`) and its Python."""
+    """What to run: the engine's class ("module:name" as seen from `matchers`) and its Python."""
 
     name: str
     engine_class: str
@@ -51,7 +51,7 @@ class GrammarWorker:
         self._start()
 
     def ask(self, timeout_s: float, **message: object) -> dict[str, Any]:
-        """The answer; {"error": ...} where the engine failed, was too slow or died."""
+        """The reply; {"error": ...} where the engine failed, was too slow or died."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -62,7 +62,7 @@ class GrammarWorker:
         return self._restarted(reply) if isinstance(reply, str) else reply
 
     def restart(self) -> None:
-        """A fresh process, in which nothing is cached."""
+        """Start a fresh process, in which nothing is cached."""
         self._stop()
         self._start()
 

@@ -26,14 +26,14 @@ class GrammarCase:
 
     @property
     def request(self) -> GrammarRequest:
-        """What an engine is asked for."""
+        """The request to an engine."""
         if self.regex is not None:
             return GrammarRequest("regex", self.regex)
         return GrammarRequest("json_schema", json.dumps(self.schema))
 
     @property
     def texts(self) -> list[str]:
-        """The instances as an output has them: compact JSON, or themselves."""
+        """The instances as outputs: compact JSON, or the texts themselves."""
         if self.regex is not None:
             return list(self.instances)
         return [spelled(instance) for instance in self.instances]

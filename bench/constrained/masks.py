@@ -29,7 +29,7 @@ TIMES = ("cold_us", "warm_us", "consume_us", "forced_us")
 
 @dataclass(slots=True)
 class Found:
-    """What the rounds gave for one grammar on one engine."""
+    """The results of all rounds for one grammar on one engine."""
 
     case: GrammarCase
     rounds: list[Figures] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Found:
         return statistics.median(figures.compile_ms for figures in self.rounds)
 
     def times(self, name: str) -> list[float]:
-        """Medians over the rounds, one a place."""
+        """Medians over the rounds, one per place."""
         return [statistics.median(found) for found in zip(*(getattr(f, name) for f in self.rounds))]
 
 
@@ -95,7 +95,7 @@ def _measure(
     cases: Sequence[GrammarCase],
     args: argparse.Namespace,
 ) -> tuple[dict[str, list[Found]], dict[str, str]]:
-    """By engine: what was found, and its version."""
+    """By engine: its results and its version."""
     found = {spec.name: [Found(case) for case in cases] for spec in specs}
     with ExitStack() as stack:
         progress = stack.enter_context(console_progress())
@@ -115,7 +115,7 @@ def _measure(
 
 def _ask(worker: GrammarWorker, found: Found, timeout_s: float) -> None:
     if "timeout" in found.errors:
-        return  # it would be one again
+        return  # a retry would time out again
     case = found.case
     reply = worker.ask(timeout_s, op="measure", request=asdict(case.request), texts=case.texts)
     if "error" in reply:
@@ -163,7 +163,7 @@ def _row(size: int, engine: str, path: str, found: Sequence[Found]) -> dict[str,
 
 
 def _skipped_pct(figures: Iterable[Figures]) -> float | None:
-    """Forced tokens among all tokens."""
+    """The share of forced tokens among all tokens."""
     counts = [(one.num_forced, one.num_tokens) for one in figures]
     num_tokens = sum(tokens for _, tokens in counts)
     return 100 * sum(forced for forced, _ in counts) / num_tokens if num_tokens else None
@@ -192,7 +192,7 @@ def _cell(row: dict[str, Any], *names: str) -> str:
 
 
 def _details(size: int, engine: str, found: Found) -> dict[str, Any]:
-    """Of one grammar, for the file."""
+    """Details of one grammar, for the file."""
     kept = {"vocab": size, "engine": engine, "name": found.case.name, "group": found.case.group}
     if not found.first:
         return {**kept, "error": found.errors[0]}
@@ -203,7 +203,7 @@ def _details(size: int, engine: str, found: Found) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The value that `percent` % of all do not exceed; None of none."""
+    """The value that `percent` % of all values do not exceed; None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -28,7 +28,7 @@ OPTIONAL = ("optional", "optional/format")
 
 @dataclass(frozen=True, slots=True)
 class SchemaCase:
-    """A schema, which names its dialect, and what is to be accepted and what is not."""
+    """A schema, which names its dialect, with instances to accept and to refuse."""
 
     id: str
     schema: Any
@@ -38,7 +38,7 @@ class SchemaCase:
 
 
 def read_suite(root: Path, draft: str | None, *, has_optional: bool) -> list[SchemaCase]:
-    """The groups of a draft: of `root` itself, or of `root/tests/DRAFT`. Raises InvalidRequest."""
+    """The groups of a draft, from `root` or `root/tests/DRAFT`. Raises InvalidRequest."""
     folder, name = _draft_folder(root, draft)
     folders = [folder, *(folder / part for part in OPTIONAL if has_optional)]
     cases = [
@@ -53,7 +53,7 @@ def read_suite(root: Path, draft: str | None, *, has_optional: bool) -> list[Sch
 
 
 def read_cases(path: Path, draft: str | None) -> list[SchemaCase]:
-    """The lines of a file. Raises InvalidRequest."""
+    """The cases of a file's lines. Raises InvalidRequest."""
     if not path.is_file():
         raise InvalidRequest.of("--cases", str(path), "a file of JSON lines")
     lines = (json.loads(line) for line in path.open("rb") if line.strip())
@@ -61,7 +61,7 @@ def read_cases(path: Path, draft: str | None) -> list[SchemaCase]:
 
 
 def _groups(contents: Any) -> list[dict[str, Any]]:
-    """MaskBench has one group a file, without a list."""
+    """The file's groups; MaskBench has one group per file, without a list."""
     return [contents] if isinstance(contents, dict) else contents
 
 
@@ -70,13 +70,13 @@ def _title(path: Path, group: dict[str, Any]) -> str:
 
 
 def _asserts_format(folder: Path, draft: str | None) -> bool:
-    """As the draft says: from 2019-09 on a format is a mere annotation unless asked for, and the
-    suite asks for it in optional/format/."""
+    """By the draft: from 2019-09 on a format is a mere annotation unless requested, which the suite
+    does in optional/format/."""
     return draft not in ("draft2019-09", "draft2020-12") or folder.name == "format"
 
 
 def _draft_folder(root: Path, draft: str | None) -> tuple[Path, str | None]:
-    """Where the draft's files lie, and which draft it is; None: each schema's own."""
+    """The folder with the draft's files, and the draft; None: each schema's own."""
     if draft is not None and draft not in DIALECTS:
         raise InvalidRequest.of("--draft", draft, f"one of {', '.join(DIALECTS)}")
     for folder in (root / "tests", root):

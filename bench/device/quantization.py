@@ -95,7 +95,7 @@ def _report(
 
 
 def measured_read_gb_s() -> float:
-    """The fastest of some passes of bfloat16 linears at one row over weights larger than the
+    """The fastest of several passes of bfloat16 linears at one row over weights larger than the
     caches: a kernel that does nothing but read."""
     import torch
 
@@ -121,7 +121,7 @@ class Layer:
 
 
 def layers_of(shape: Shape) -> tuple[Layer, ...]:
-    """Of one decoder layer, and the output projection."""
+    """The linears of one decoder layer, and the output projection."""
     return (
         Layer("qkv", shape.hidden, (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
         Layer("o", shape.query_heads * shape.head_dim, shape.hidden),
@@ -152,7 +152,7 @@ def _num_copies(layer: Layer) -> int:
 
 
 def _linears(layer: Layer, num_copies: int) -> tuple[dict[str, list[Linear]], dict[str, int]]:
-    """Copies of a linear in each format, and the bytes of one."""
+    """Copies of a linear in each format, and the bytes of one copy."""
     import torch
 
     from ...kernels.registry import select_kernels
@@ -264,7 +264,7 @@ def _runner(shape: Shape, quantization: str, args: argparse.Namespace) -> ModelR
 
 
 def _weight_bytes(runner: ModelRunner, quantization: str) -> int:
-    """Of all weights, by the cost model's account."""
+    """Bytes of all weights, by the cost model's calculation."""
     from ...planning.served_model import ServedModel
 
     return ServedModel.of(runner.config, "bfloat16", quantization).weight_bytes
@@ -290,8 +290,8 @@ def _seconds(linears: list[Linear], x: Any) -> float:
 
 
 def _rounds(calls: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Each call once a round, so that what disturbs one disturbs the others; the first round is
-    left out."""
+    """Run each call once per round, so that disturbances hit all alike; the first round is left
+    out."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(1 + repeats):
         for name, call in calls.items():

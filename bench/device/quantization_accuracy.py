@@ -29,13 +29,13 @@ QUESTIONS = (
     "My name is Ada and I live in Bern. What is my name?",
     "How many legs has a spider?",
 )
-_NUM_TOKENS = 96  # written in answer to each
+_NUM_TOKENS = 96  # generated for each prompt
 _EVALUATION = Path(__file__).parents[2] / "examples" / "tiny_model" / "evaluate.py"
 
 
 def accuracy_rows(model: Path = EMBEDDED_MODEL) -> list[dict[str, Any]]:
-    """Logits over text that the model wrote, sampled at temperature 1, in float32: the error
-    relative to the logits' spread, and KL divergence in nats a token."""
+    """Error of the logits over text that the model wrote, sampled at temperature 1, in float32:
+    relative to the logits' spread, and KL divergence in nats per token."""
     import torch
 
     exact = _Scorer(model, "float32", "none")
@@ -56,7 +56,7 @@ def accuracy_rows(model: Path = EMBEDDED_MODEL) -> list[dict[str, Any]]:
 
 
 def evaluation_rows(num_cases: int) -> list[dict[str, Any]]:
-    """The embedded model's own evaluation, a process for each format."""
+    """The embedded model's own evaluation, one process per format."""
     if not _EVALUATION.exists():
         raise InvalidRequest(f"the evaluation is only in a checkout: {_EVALUATION} is missing")
     rows = []
@@ -84,7 +84,7 @@ def _prompts(model: Path) -> list[list[int]]:
 
 
 class _Scorer:
-    """A model in one format, of which all logits can be seen."""
+    """A model in one format, with access to all logits."""
 
     def __init__(self, model: Path, dtype: str, quantization: str) -> None:
         from ...kernels.registry import select_kernels
@@ -108,7 +108,7 @@ class _Scorer:
         )
 
     def write(self, prompt: list[int], seed: int) -> list[int]:
-        """The prompt and what the model says to it."""
+        """The prompt and the model's output."""
         sampling = SamplingParams(temperature=1.0, seed=seed)
         text, start = list(prompt), 0
         for _ in range(_NUM_TOKENS):

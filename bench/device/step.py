@@ -74,7 +74,7 @@ class _Clocks:
         self.seconds = {LINEAR: 0.0, ATTENTION: 0.0, DEVICE: 0.0}
 
     def time(self, kind: str, call: Callable[P, R]) -> Callable[P, R]:
-        """`call`, on the clock of its kind."""
+        """`call`, with its time added to its kind."""
 
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
             started = time.perf_counter()
@@ -103,7 +103,7 @@ class _Clocks:
 
 
 class Ignore:
-    """A listener that wants nothing."""
+    """A listener that ignores everything."""
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         return None
@@ -113,7 +113,7 @@ class Ignore:
 
 
 class _TimedExecutor:
-    """The model runner, on the clock."""
+    """The model runner, timed."""
 
     def __init__(self, runner: ModelRunner, clocks: _Clocks) -> None:
         self.segment_cost_tokens = runner.segment_cost_tokens

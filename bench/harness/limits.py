@@ -25,7 +25,7 @@ MATMUL_SIDES = (1024, 2048)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of this machine, with all its cores."""
+    """Limits of this machine, with all its cores."""
 
     read_gb_s: float
     matmul_gflop_s: float
@@ -33,9 +33,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What a model's arithmetic needs, counted from its checkpoint.
+    """The memory and arithmetic costs of a model, counted from its checkpoint.
 
-    The embedding is looked up, not multiplied; the head is, be it tied to the embedding or not.
+    The embedding is looked up, not multiplied; the head is, whether tied to the embedding or not.
     """
 
     body_weights: int
@@ -49,7 +49,7 @@ class ModelCosts:
         return (self.body_weights + self.head_weights) * self.bytes_per_weight
 
     def prefill_flop(self, num_tokens: int) -> int:
-        """Of one causal prompt whose last token alone needs logits."""
+        """FLOP of one causal prompt whose last token alone needs logits."""
         linears = 2 * self.body_weights * num_tokens + 2 * self.head_weights
         scores_and_values = 2 * 2 * self.attention_width * num_tokens * (num_tokens + 1) // 2
         return linears + scores_and_values
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_gb_s(torch: Any) -> float:
-    """A dot product and a sum read as fast as anything here; the better one counts."""
+    """The better of a dot product and a sum, the fastest readers here."""
     values = torch.ones(READ_BYTES // 4)
     half = values.numel() // 2
     first, second = values[:half], values[half:]

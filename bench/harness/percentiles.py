@@ -6,5 +6,5 @@ from collections.abc import Sequence
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest of the values, in rising order, that `percent` of them do not exceed."""
+    """The smallest of the values, in rising order, that `percent` % of them do not exceed."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 IDLE_WINDOW_S = 1.0
-QUIET_CORES = 0.1  # what others may use in a measurement that counts
+QUIET_CORES = 0.1  # what others may use in a valid measurement
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -55,18 +55,18 @@ def process_tree(root: int) -> list[int]:
         if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     tree = [root]
-    for pid in tree:  # grows while we walk
+    for pid in tree:  # grows during the loop
         tree.extend(children.get(pid, []))
     return tree
 
 
 def peak_rss_bytes(root: int) -> int:
-    """The sum of the tree's peaks, shared pages counted once a process: an upper bound."""
+    """The sum of the tree's peaks; shared pages count once per process: an upper bound."""
     return sum(_peak_rss_kib(pid) for pid in process_tree(root)) * 1024
 
 
 def peak_rss_bytes_of(pid: int) -> int:
-    """Of one process, since its start."""
+    """Peak memory of one process since its start."""
     return _peak_rss_kib(pid) * 1024
 
 
@@ -84,7 +84,7 @@ def num_descriptors(pid: int) -> int:
 
 
 def wait_until_idle(pid: int, most_s: float) -> float:
-    """Wait until all but `pid`'s tree leaves the machine alone, at most `most_s` seconds.
+    """Wait until everything but `pid`'s tree is idle, at most `most_s` seconds.
 
     Returns the cores that others used in the last window.
     """
@@ -106,7 +106,7 @@ def _stat_fields(pid: int) -> list[str]:
 
 
 def _cpu_ticks(pid: int) -> int:
-    """User and system time of all its threads, ended ones included."""
+    """User and system time of all its threads, including ended ones."""
     fields = _stat_fields(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 

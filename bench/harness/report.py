@@ -23,7 +23,7 @@ DEFAULT_FOLDER = Path("build/bench")
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    """What every benchmark takes."""
+    """The flags of every benchmark."""
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, no table")
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_FOLDER, metavar="FOLDER",
@@ -42,8 +42,8 @@ def write_report(
 ) -> None:
     """Print `rows` (all with the same keys) as `args` ask and write them with the machine.
 
-    `shown` are the table's rows where they are not the same, `printed` is what --json prints where
-    it is not the rows; `details` go into the file only.
+    `shown` are the table's rows where these differ, `printed` is the output of --json where it is
+    not the rows; `details` go into the file only.
     """
     path = write_file(name, rows, args, **details)
     if args.json:
@@ -56,7 +56,7 @@ def write_report(
 def write_file(
     name: str, rows: Sequence[Mapping[str, Any]], args: argparse.Namespace, **details: Any
 ) -> Path:
-    """Rows, machine and details into the folder that `args` say; the file."""
+    """Write rows, machine and details into the folder of `args`; returns the file."""
     args.out.mkdir(parents=True, exist_ok=True)
     path: Path = args.out / f"{name}.json"
     report = {"machine": machine(), "rows": list(rows), **details}
@@ -65,7 +65,7 @@ def write_file(
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys; of none, nothing."""
+    """Print rows with the same keys; nothing for no rows."""
     if not rows:
         return
     table = Table(title=title)

@@ -15,7 +15,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class TcpProxy:
-    """Listens at `port` on loopback and passes on to `target_port`, from `with` to its end."""
+    """Listens at `port` on loopback and forwards to `target_port`, within the `with` block."""
 
     def __init__(self, target_port: int, latency_s: float = 0.0) -> None:
         """`latency_s`: added to a round trip."""
@@ -44,7 +44,7 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(self._abort_all)
 
     def restore(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         self._is_open = True
 
     def _run(self) -> None:
@@ -80,11 +80,11 @@ class TcpProxy:
             writer.transport.abort()
             return
         self._writers |= {writer, there[1]}
-        with contextlib.suppress(asyncio.CancelledError):  # the end of the proxy
+        with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
             await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on what comes, each piece after the delay."""
+        """Forward incoming data, each piece after the delay."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         passing = asyncio.create_task(self._pass_on(pieces, writer))
         with contextlib.suppress(OSError):

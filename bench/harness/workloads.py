@@ -22,8 +22,8 @@ from typing import Any
 from ...errors import InvalidRequest
 
 LOW = 300  # ids below are special tokens and single bytes
-BOS = 1  # leads every prompt, as a tokenizer would have it
-ROTATION = 7919  # ids by which a repeat differs from the one before (a prime)
+BOS = 1  # begins every prompt, as with a tokenizer
+ROTATION = 7919  # offset of ids between repeats (a prime)
 DEFAULT_VOCAB = 32_000
 
 
@@ -40,7 +40,7 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in an order in which parents come before their children."""
+    """Requests, with parents before their children."""
 
     name: str
     description: str
@@ -51,7 +51,7 @@ class Workload:
     low: int = LOW
 
     def rotated(self, repeat: int) -> Workload:
-        """The same structure over other ids, so that nothing of another repeat is cached."""
+        """The same structure over other ids, so that no other repeat is cached."""
         span = self.vocab - self.low
         shift = repeat * ROTATION % span
 
@@ -112,13 +112,13 @@ class PromptBook:
 
 # --- the definitions -----------------------------------------------------------------------------
 
-Draw = Callable[[int], tuple[int, ...]]  # so many random ids
+Draw = Callable[[int], tuple[int, ...]]  # that many random ids
 Scale = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """How a workload is made; `number` is its place in the seeds."""
+    """How a workload is made; `number` is its index in the seeds."""
 
     name: str
     alias: str
@@ -173,7 +173,7 @@ def _unshared(num: int, length: int, max_tokens: int) -> Callable[..., Iterator[
 
 
 def _probe(num: int, length: int, max_tokens: int) -> Callable[..., Iterator[WorkItem]]:
-    """A step's time at a given batch: never scaled."""
+    """Measures a step's time at a given batch: never scaled."""
 
     def make(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
         return _unshared(num, length, max_tokens)(draw, lambda count: count)

@@ -19,11 +19,11 @@ from .timing import Call, Timing
 
 MAX_ERROR = {torch.float32: 2e-3, torch.float16: 5e-3, torch.bfloat16: 1.5e-2}
 """||out - reference|| / ||reference||: float32 products may run as tf32."""
-_CHECKED_QUERIES = 256  # of a long prompt, the last: the reference holds all their scores
+_CHECKED_QUERIES = 256  # of a long prompt, the last ones: the reference holds all their scores
 
 
 def decode(ctx: Context) -> Iterator[Row]:
-    """Long contexts, one token each, against reading their KV once at the copy's rate."""
+    """Long contexts, one token each, against reading their KV once at the copy rate."""
     yield from attempt("bf16, pages of 16 and 1", _decode, ctx)
 
 
@@ -69,7 +69,7 @@ def _bandwidth_row(
 
 
 def tree(ctx: Context) -> Iterator[Row]:
-    """Sequences with a prefix in common, planned as a tree and, the same rows, without segments."""
+    """Sequences with a common prefix, planned as a tree, and the same rows without segments."""
     for shared, target in zip(ctx.sizes.tree_shared, (at_least(4.0), at_least(8.0))):
         case = f"{ctx.sizes.tree_batch} share {shared} of {shared + ctx.sizes.tree_own}"
         yield from attempt(case, _tree, ctx, shared, case, target)
@@ -141,7 +141,7 @@ def _extend(ctx: Context) -> Iterator[Row]:
 
 
 def _mixed(ctx: Context) -> Iterator[Row]:
-    """Decode rows and a chunk behind a cached prefix, in one call."""
+    """Decode rows and a chunk after a cached prefix, in one call."""
     sizes = ctx.sizes
     chunk = sizes.extend_tokens // 4
     lengths = [(1, sizes.decode_tokens)] * sizes.decode_batch
@@ -176,7 +176,7 @@ def bound_call(ctx: Context, batch: PagedBatch) -> Callable[[], Tensor]:
 def error_row(
     case: str, found: object, expected: Tensor, dtype: torch.dtype, bound: float | None = None
 ) -> Row:
-    """How far a result is from the truth; NaN is a miss."""
+    """The error of a result; NaN is a miss."""
     assert isinstance(found, Tensor)
     error, most = relative_error(found, expected)
     limit = MAX_ERROR[dtype] if bound is None else bound

@@ -28,12 +28,12 @@ _QUERY = (
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Of this device in this run."""
+    """Limits of this device in this run."""
 
-    copy_bytes_s: float  # read and written ones counted
+    copy_bytes_s: float  # counts bytes read and bytes written
     read_bytes_s: float
     gemm_flop_s: float
-    sdpa_flop_s: float  # causal forward; half of the square counted
+    sdpa_flop_s: float  # causal forward; counts half of the square
 
 
 def measure(timer: Timer, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
@@ -44,7 +44,7 @@ def measure(timer: Timer, sizes: Sizes, device: torch.device, dtype: torch.dtype
 
 
 def _bandwidth(timer: Timer, sizes: Sizes, device: torch.device) -> Iterator[Row]:
-    """Of a copy both sides count; of reading, the better of two reductions."""
+    """For a copy both sides count; for reading, the better of two reductions."""
     count = sizes.copy_bytes // 4
     source = torch.randn(count, device=device)
     target = torch.empty_like(source)
@@ -84,7 +84,7 @@ def flash_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def causal_flop(length: int, heads: Heads) -> int:
-    """Of scores and values, the lower half of the square alone."""
+    """FLOP of scores and values, of the lower half of the square only."""
     return 2 * 2 * length * length // 2 * heads.query * heads.dim
 
 
@@ -110,7 +110,7 @@ def device_record(device: torch.device) -> dict[str, Any]:
 
 
 def clocks() -> dict[str, str]:
-    """What nvidia-smi says of the first device; nothing where it does not answer."""
+    """Clocks of the first device from nvidia-smi; empty where it fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader", "--id=0"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

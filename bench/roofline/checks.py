@@ -25,12 +25,12 @@ from .sizes import Heads
 from .small_ops import adjusted_rows, make_logits, rotary, sampling_rows, token_masks
 
 _HEADS = Heads(8, 2, 128)
-_NUM_PLAIN = 10  # cases that every dtype goes through; the others only the model's
+_NUM_PLAIN = 10  # cases run in every dtype; the others only in the model's
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """A batch of (queries, tokens with KV) a row, and what the attention is asked for."""
+    """A batch with (queries, tokens with KV) per row, and the attention's options."""
 
     name: str
     lengths: Lengths
@@ -42,7 +42,7 @@ class AttentionCase:
 
 
 def checks(ctx: Context) -> Iterator[Row]:
-    """Attention in all its forms, then every other op; of all these, this process's share."""
+    """This process's share of all checks: attention in all its forms, then every other op."""
     first, step = ctx.shard
     for name, check in list(_all_checks(ctx))[first::step]:
         yield from attempt(name, check)
@@ -121,7 +121,7 @@ def _tiny_cases() -> list[AttentionCase]:
 
 
 def _attention(ctx: Context, case: AttentionCase, name: str, dtype: torch.dtype) -> Iterator[Row]:
-    """Twice: the second time must give the same bits, else there is a race."""
+    """Run twice: the second time must give the same bits, else there is a race."""
     batch = make_batch(
         ctx, case.lengths, page_size=case.page_size, heads=case.heads, shared=case.shared,
         dtype=dtype,
@@ -167,7 +167,7 @@ def _compared(ctx: Context, name: str, dtype: torch.dtype, check: Compared) -> I
 
 
 def _numbers(ctx: Context, *shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """The same numbers in any dtype: what bfloat16 can hold."""
+    """The same numbers in any dtype: those that bfloat16 can hold."""
     return ctx.random(*shape, dtype=torch.bfloat16, seed=seed).to(dtype)
 
 
@@ -205,7 +205,7 @@ def _store(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
 
 
 def _store_quantized(ctx: Context) -> Iterator[Row]:
-    """What is stored in 8 bits, against the numbers themselves: both ways of storing."""
+    """Values stored in 8 bits, against the originals: both ways of storing."""
     heads = ctx.sizes.heads
     tokens = _numbers(ctx, 3, heads.query + 2 * heads.kv, heads.dim, dtype=ctx.dtype)
     k, v = tokens[:, heads.query : -heads.kv], tokens[:, -heads.kv :]
@@ -245,7 +245,7 @@ def _gated(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
 
 
 def _sample(ctx: Context) -> Iterator[Row]:
-    """The tokens themselves: draws are in float64, the same everywhere."""
+    """Compares sampled tokens: draws are in float64, the same everywhere."""
     num_rows = 9 if ctx.has_gpu else 1
     logits = make_logits(ctx, num_rows)
     logits[-1, : ctx.sizes.vocab // 2] = -torch.inf
@@ -308,7 +308,7 @@ def _pages(ctx: Context) -> Iterator[Row]:
 
 
 def _page_copy(ctx: Context) -> Iterator[Row]:
-    """Out of some pages and into others."""
+    """Copies out of some pages and into others."""
     layers = [ctx.random(4, 24, 16, seed=layer) for layer in range(2)]
     copy = ctx.kernels.make_page_copy(layers, 4)
     source, target = (torch.tensor(ids, device=ctx.tensors) for ids in ([4, 0, 3], [1, 5, 2]))
@@ -328,7 +328,7 @@ def _reference(ctx: Context) -> Kernels:
 
 
 def _mismatches(case: str, found: Tensor, expected: Tensor) -> Row:
-    """Elements that are not equal; there may be none."""
+    """The number of unequal elements, which must be 0."""
     count = float((found != expected).sum())
     return Row(
         case, count, "elements differ", count, "the reference", at_most(0.0), is_timed=False,

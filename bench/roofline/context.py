@@ -18,14 +18,14 @@ from .timing import Timer
 
 @dataclass(frozen=True)
 class Context:
-    """`device` is where kernels are chosen for and tensors of the engine lie; without a GPU the
-    interpreter's tensors lie on the CPU (`tensors`)."""
+    """`device` selects the kernels and places the engine's tensors; without a GPU the interpreter's
+    tensors are on the CPU (`tensors`)."""
 
     device: str  # "cuda" or "cpu"
     sizes: Sizes
     ceilings: Ceilings
     peer_python: str | None = None  # of the peer's environment; None: no peer
-    shard: tuple[int, int] = (0, 1)  # which of how many processes that share the section
+    shard: tuple[int, int] = (0, 1)  # index and number of processes sharing the section
 
     @property
     def has_gpu(self) -> bool:
@@ -34,31 +34,31 @@ class Context:
 
     @cached_property
     def tensors(self) -> torch.device:
-        """Where tensors lie."""
+        """The device of the tensors."""
         is_gpu = self.device == "cuda" and torch.cuda.is_available() and not is_interpreted()
         return torch.device("cuda" if is_gpu else "cpu")
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """bfloat16; float32 where there is no GPU: the interpreter computes bfloat16 wrongly."""
+        """bfloat16; float32 without a GPU: the interpreter computes bfloat16 wrongly."""
         return torch.bfloat16 if self.has_gpu else torch.float32
 
     @cached_property
     def kernels(self) -> Kernels:
-        """Of `dtype`."""
+        """The kernels for `dtype`."""
         return self.kernels_of(self.dtype)
 
     def kernels_of(self, dtype: torch.dtype) -> Kernels:
-        """The kernels that the engine takes on this device."""
+        """The kernels that the engine uses on this device."""
         return select_kernels(dtype, self.device)
 
     @cached_property
     def timer(self) -> Timer:
-        """Of `tensors`."""
+        """A timer for `tensors`."""
         return Timer(self.tensors, self.sizes.repeats)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None, seed: int = 0) -> torch.Tensor:
-        """Normal numbers."""
+        """Normally distributed numbers."""
         generator = torch.Generator(self.tensors).manual_seed(seed)
         dtype = dtype or self.dtype
         return torch.randn(shape, dtype=dtype, device=self.tensors, generator=generator)

@@ -43,7 +43,7 @@ def _layer(ctx: Context, sizes: ExpertSizes) -> Iterator[Row]:
 
 
 def _quantized(stack: Tensor, quantization: str) -> Weight:
-    """Of all experts, as loading a model with `--quantization` rounds them."""
+    """All experts' weights, rounded as `--quantization` does on loading a model."""
 
     def rounded(weight: Tensor) -> Weight:
         if quantization == "int4":
@@ -67,7 +67,7 @@ def _case(
     reference = select_kernels(torch.float32, ctx.device, "reference")
     gate_up, down = (w.float() if isinstance(w, Tensor) else w for w in stacks)
     expected = reference.make_experts(gate_up, down, "silu")
-    # Few tokens of many: the reference goes through one expert after the other.
+    # Few of many tokens: the reference computes one expert after another.
     seen = slice(0, 256)
     yield error_row(
         f"{case}, error", layer(x, chosen, weights)[seen],

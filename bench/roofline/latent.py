@@ -61,7 +61,7 @@ def latent_call(
     dtype: torch.dtype,
     shared: Sequence[int] = (),
 ) -> Callable[[], Tensor]:
-    """Planned and on the device; the same numbers in every dtype."""
+    """A call, planned and on the device; the same numbers in every dtype."""
     rows, num_slots = make_rows(lengths, ctx.sizes.page_size, shared)
     num_tokens, heads = int(rows.query_start[-1]), sizes.heads
     kv = ctx.random(num_slots, sizes.latent + sizes.rope, seed=1).to(dtype)

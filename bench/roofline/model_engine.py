@@ -25,8 +25,8 @@ from ...runtime.schedule.sampling_params import SamplingParams
 from ..harness.workloads import LOW
 from .context import Context
 
-# Cycles that the device sleeps before a step whose own time is measured: 30 ms at 1.98 GHz, so that
-# the host has queued all of it by then.
+# Cycles that the device sleeps before a timed step: 30 ms at 1.98 GHz, so that the host has
+# queued the whole step by then.
 _HELD_CYCLES = 60_000_000
 
 
@@ -41,8 +41,8 @@ class TimedExecutor:
         self._runner = runner
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """As the runner does. A held step is queued behind a sleep, so that its device time has
-        nothing of the host in it."""
+        """As the runner does. A held step is queued behind a sleep, so that its device time
+        contains nothing of the host."""
         return self._held(plan) if self.is_holding else self._runner.submit(plan)
 
     def _held(self, plan: StepPlan) -> PendingStep:
@@ -64,7 +64,7 @@ class TimedExecutor:
 
 
 class Clocked:
-    """A listener that notes when each token came."""
+    """A listener that records when each token came."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
@@ -79,9 +79,10 @@ class Clocked:
 
 
 class ModelEngine:
-    """Owns the runner and the engine; use as a context manager, so that their memory is free after.
+    """Owns the runner and the engine; use as a context manager, so that their memory is freed
+    after.
 
-    The pool's pages have `page_size` tokens, all requests are greedy and go on to their max_tokens.
+    The pool's pages have `page_size` tokens, all requests are greedy and run to their max_tokens.
     """
 
     def __init__(
@@ -146,8 +147,8 @@ class ModelEngine:
         return request
 
     def decoding(self, num: int, prompt_tokens: int, max_tokens: int) -> list[Request]:
-        """Requests with prompts of their own, which begin to decode at the same time: their prompts
-        are in the cache by then."""
+        """Requests with separate prompts, which begin to decode at the same time: their prompts are
+        cached by then."""
         prompts = [self.prompt(prompt_tokens) for _ in range(num)]
         for prompt in prompts:
             self.submit(prompt, 1, Clocked())
@@ -158,7 +159,7 @@ class ModelEngine:
         return requests
 
     def advance(self, request: Request, num_tokens: int) -> list[float]:
-        """Step until it has so many more tokens; the seconds from each token to the next."""
+        """Step until it has `num_tokens` more tokens; returns the seconds between tokens."""
         assert isinstance(request.listener, Clocked)
         times_s = request.listener.times_s
         first = len(times_s) - 1
@@ -168,7 +169,7 @@ class ModelEngine:
         return [later - earlier for earlier, later in pairwise(times_s[first:])]
 
     def end(self, requests: Sequence[Request]) -> None:
-        """Abort what is not finished, and forget what is cached."""
+        """Abort unfinished requests, and flush the cache."""
         for request in requests:
             if not request.is_finished:
                 self.engine.abort(request)
@@ -181,12 +182,12 @@ class ModelEngine:
             self.engine.step()
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Of so many tokens, over all layers."""
+        """KV bytes of that many tokens, over all layers."""
         return num_tokens * self.runner.kv_layout.bytes_per_token
 
     def weight_bytes(self) -> int:
-        """That a decode step reads: all but the embedding, of which a row a token is looked up; the
-        head counts, be it tied to the embedding or not."""
+        """Bytes that a decode step reads: all but the embedding, of which only a row per token is
+        looked up; the head counts, whether tied to the embedding or not."""
         config = self.config
         heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, output; keys, values
         layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)

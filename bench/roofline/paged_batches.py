@@ -24,7 +24,7 @@ _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """A step's attention: queries, KV and which belongs to which."""
+    """A step's attention: queries, KV and their page tables."""
 
     q: Tensor  # [T, heads.query, heads.dim]
     kv_layer: KVLayer
@@ -33,23 +33,23 @@ class PagedBatch:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV that its rows read, shared ones once a row."""
+        """Bytes of KV that its rows read, shared ones once per row."""
         return int(self.rows.seq_lens.sum()) * self.bytes_per_token
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of a token, with scales where there are any."""
+        """Bytes of a token's keys and values, with scales if any."""
         values = self.kv_layer if isinstance(self.kv_layer, Tensor) else self.kv_layer.values
         scales = 0 if isinstance(self.kv_layer, Tensor) else self.kv_layer.scales.itemsize
         return 2 * self.heads.kv * (self.heads.dim * values.itemsize + scales)
 
     def without_segments(self) -> PagedBatch:
-        """The same rows, each on its own."""
+        """The same rows, without sharing."""
         rows = replace(self.rows, segments=np.zeros((0, 4), dtype=np.int32))
         return replace(self, rows=rows)
 
     def quantized(self, dtype: torch.dtype) -> PagedBatch:
-        """The same KV in int8 or float8_e4m3fn; queries of 16 bits, as kernels want them there."""
+        """The same KV in int8 or float8_e4m3fn; queries in 16 bits, as the kernels require."""
         assert isinstance(self.kv_layer, Tensor)
         q = self.q if self.q.itemsize == 2 else self.q.half()
         return replace(self, q=q, kv_layer=quantize(self.kv_layer, dtype))
@@ -75,7 +75,7 @@ def make_batch(
     shared: Sequence[int] = (),
     dtype: torch.dtype | None = None,
 ) -> PagedBatch:
-    """Random numbers for the rows of `make_rows`."""
+    """A batch of random numbers for the rows of `make_rows`."""
     rows, num_slots = make_rows(lengths, page_size, shared)
     kv = ctx.random(2, heads.kv, num_slots, heads.dim, dtype=dtype, seed=1)
     return PagedBatch(
@@ -86,9 +86,9 @@ def make_batch(
 def make_rows(
     lengths: Lengths, page_size: int, shared: Sequence[int] = ()
 ) -> tuple[AttentionRows, int]:
-    """A row for each (queries, tokens with KV), and the slots that their pages lie in. `shared`:
-    nested segments' ends in tokens, whole pages; the first is common to all rows, each further one
-    to the first half of those before."""
+    """A row for each (queries, tokens with KV), and the slots of their pages. `shared`: nested
+    segments' ends in tokens, whole pages; the first is common to all rows, each further one to the
+    first half of those before."""
     order = np.random.default_rng(0)
     num_pages = [-(-tokens // page_size) for _, tokens in lengths]
     pages = order.permutation(sum(num_pages)).astype(np.int32)
@@ -126,7 +126,7 @@ def bind(plan: object, rows: AttentionRows, device: torch.device) -> object:
 
 
 def quantize(kv: Tensor, dtype: torch.dtype) -> QuantizedKV:
-    """A scale for each token and head."""
+    """Quantized with a scale for each token and head."""
     largest = _LARGEST[dtype]
     scales = kv.float().abs().amax(-1) / largest
     scaled = kv.float() / torch.where(scales > 0, scales, 1.0)[..., None]
@@ -134,7 +134,7 @@ def quantize(kv: Tensor, dtype: torch.dtype) -> QuantizedKV:
 
 
 def widened(kv: KVLayer) -> Tensor:
-    """In float32."""
+    """Converted to float32."""
     if isinstance(kv, Tensor):
         return kv.float()
     return kv.values.float() * kv.scales[..., None]

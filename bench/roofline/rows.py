@@ -16,7 +16,7 @@ Verdict = Literal["met", "missed", "error", "untimed", ""]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a ratio has to reach, or must not pass."""
+    """A lower or upper bound for a ratio."""
 
     bound: float
     is_least: bool
@@ -30,18 +30,18 @@ class Target:
 
 
 def at_least(bound: float) -> Target:
-    """The ratio reaches `bound`."""
+    """The ratio must reach `bound`."""
     return Target(bound, is_least=True)
 
 
 def at_most(bound: float) -> Target:
-    """The ratio does not pass `bound`."""
+    """The ratio must not exceed `bound`."""
     return Target(bound, is_least=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case of a section. `ratio` is to what `against` names; `details` go into the file only."""
+    """A case of a section. `ratio` compares with `against`; `details` go into the file only."""
 
     case: str
     value: float | None = None  # in `unit`
@@ -49,7 +49,7 @@ class Row:
     ratio: float | None = None
     against: str = ""
     target: Target | None = None
-    is_timed: bool = True  # False: a count or an error, which holds in the interpreter too
+    is_timed: bool = True  # False: a count or an error, also valid in the interpreter
     error: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -81,12 +81,12 @@ class Row:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN."""
+    """None for NaN and infinities: JSON has none."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def failed(case: str, error: BaseException) -> Row:
-    """The row of what went wrong, with where it did."""
+    """The row of an error, with its location."""
     text = f"{type(error).__name__}: {error}"
     trace = traceback.format_exception(error)
     return Row(case, error=text.splitlines()[0][:300], details={"trace": "".join(trace)[-4000:]})

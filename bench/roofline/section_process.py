@@ -27,7 +27,7 @@ def in_processes(
     names: Sequence[str], setting: Setting, rows: list[dict[str, Any]], time_limit_s: float
 ) -> Generator[tuple[str, Iterator[dict[str, Any]]]]:
     """Each section's name and messages, which the caller adds to `rows` before it asks for the
-    next. Processes of a section are started while the one before measures."""
+    next. A section's processes start while the one before measures."""
     end = time.monotonic() + time_limit_s
     started: list[list[SectionProcess]] = []
     try:
@@ -51,7 +51,7 @@ def _processes(name: str, setting: Setting) -> list[SectionProcess]:
 def _messages(
     processes: list[SectionProcess], rates: dict[str, float], limit_s: float
 ) -> Iterator[dict[str, Any]]:
-    """All at work at the same time, heard one after the other."""
+    """All processes work concurrently; their messages are read one process after another."""
     if limit_s < 1:
         yield {"error": "no time was left", "log": ""}
         return
@@ -90,14 +90,14 @@ class SectionProcess:
         self._tell({"section": name, "setting": asdict(setting), "shard": shard})
 
     def begin(self, rates: dict[str, float], limit_s: float) -> None:
-        """Have it measure; it is ended after `limit_s`."""
+        """Start measuring; it is killed after `limit_s`."""
         self._limit = threading.Timer(limit_s, self._kill)
         self._limit.start()
         self._begun_s = time.monotonic()
         self._tell(rates)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it has to say; where it is ended, or ends itself, the last is an error."""
+        """Its messages; where it is killed, or dies, the last one is an error."""
         assert self._process.stdout is not None
         is_whole, last = False, "the start"
         for line in self._process.stdout:
@@ -118,22 +118,22 @@ class SectionProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # what it was not told any more
+            with contextlib.suppress(BrokenPipeError):  # it has ended without reading the rest
                 pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _paths(self) -> str:
-        """This package first, then what this process was given."""
+        """This package first, then this process's own path."""
         given = os.environ.get("PYTHONPATH")
         return os.pathsep.join([str(self._folder), *([given] if given else [])])
 
     def _tell(self, value: object) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why in its log
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its log says why
             print(json.dumps(value), file=self._process.stdin, flush=True)
 
     def _kill(self) -> None:
-        """Of a process that was not waited for, so its number is still its own."""
+        """Kill a process that was not waited for, so that its pid is still its own."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

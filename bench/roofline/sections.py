@@ -33,14 +33,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all sections of a run are told."""
+    """Settings shared by all sections of a run."""
 
     device: str
     scale: str
     peer_python: str | None
 
     def num_shards(self, name: str) -> int:
-        """Processes that share a section."""
+        """Number of processes that share a section."""
         return SECTIONS[name].num_shards if self.scale == FULL.name else 1
 
 
@@ -62,7 +62,7 @@ SECTIONS: dict[str, Plan] = {
     "stall": Plan(steps.stall, 90),
     "serving": Plan(serving.serving, 420),
 }
-BASE = "ceilings"  # of the sections: always run
+BASE = "ceilings"  # the section that always runs
 
 
 def measured(
@@ -77,12 +77,12 @@ def measured(
 
 
 def unknown_ceilings() -> dict[str, float]:
-    """Before they are measured: ratios to them are no numbers."""
+    """Ceilings before their measurement: ratios to them are NaN."""
     return asdict(Ceilings(*[float("nan")] * 4))
 
 
 def ceilings_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """From the rows of the first section; unknown where one has failed."""
+    """Ceilings from the rows of the first section; unknown where one has failed."""
     found = [row["details"].get("rate") for row in rows if row["section"] == BASE]
     if len(found) != 4 or None in found:
         return unknown_ceilings()
@@ -90,9 +90,9 @@ def ceilings_of(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> int:
-    """A section's process: two lines of JSON in, what to measure and then the ceilings."""
+    """A section's process: reads two lines of JSON, what to measure and then the ceilings."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anything prints is no reply
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # library output must not mix with replies
     asked = json.loads(sys.stdin.readline())
     rates = sys.stdin.readline()
     if not rates:

@@ -28,7 +28,7 @@ from .model_engine import ModelEngine, write_config
 from .rows import Row, Target, at_least, attempt
 
 _REPEATS = 2
-_WARM_UP = 97  # the number of the repeat that is thrown away
+_WARM_UP = 97  # the index of the discarded repeat
 _LAST_CHARS = 1000
 PEER = "transformers"
 
@@ -50,7 +50,7 @@ def _ours(
     works: list[tuple[Workload, Target]],
     taken: dict[str, float],
 ) -> Iterator[Row]:
-    """Seconds by workload go to `taken`."""
+    """Seconds per workload are stored in `taken`."""
     sizes = ctx.sizes.serving
     with ModelEngine(
         ctx, config,
@@ -73,7 +73,7 @@ def _ours(
 
 
 class _Forest:
-    """Submits a workload's requests as soon as their parents are done, and listens to them."""
+    """Submits each request of a workload once its parent is done, and listens to it."""
 
     def __init__(self, model: ModelEngine, work: Workload) -> None:
         self.book = PromptBook()
@@ -117,7 +117,7 @@ def _theirs(
     works: list[tuple[Workload, Target]],
     taken: dict[str, float],
 ) -> Iterator[Row]:
-    """Those with prefixes in common first: the longest run is the last to meet the limit."""
+    """Workloads with common prefixes first: the longest run meets the time limit last."""
     with tempfile.TemporaryDirectory(prefix="stemma-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         write_config(folder, config)
@@ -128,7 +128,7 @@ def _theirs(
 
 
 class _Peer:
-    """Its process, which is started anew where one has been ended."""
+    """The peer's process, restarted after a timeout."""
 
     def __init__(self, ctx: Context, folder: Path, stack: ExitStack) -> None:
         self._ctx = ctx
@@ -140,8 +140,8 @@ class _Peer:
     def rows(
         self, work: Workload, case: str, target: Target, ours_s: float | None
     ) -> Iterator[Row]:
-        """One row. Where the cache that the library makes of all free memory leaves too little for
-        its steps, it is run again with as large a cache as ours."""
+        """One row. Where the library's default cache, sized by free memory, leaves too little for
+        its steps, it runs again with a cache as large as ours."""
         try:
             wall_s, details = self._wall_s(work)
         except EngineError as error:
@@ -160,7 +160,7 @@ class _Peer:
         )  # fmt: skip
 
     def _wall_s(self, work: Workload) -> tuple[float, dict[str, Any]]:
-        """Seconds, and what to say of them. Raises EngineError but for one that took too long."""
+        """Seconds, and details. Raises EngineError except for a timeout."""
         limit_s = self._ctx.sizes.peer_limit_s
         engine = self._running(work)
         details: dict[str, Any] = {**engine.welcome, "kv_tokens": self._kv_tokens}
@@ -180,7 +180,7 @@ class _Peer:
             limit.cancel()
 
     def _running(self, work: Workload) -> RunningEngine:
-        """With a few requests like those of `work` behind it."""
+        """The peer, warmed up with a few requests like those of `work`."""
         if self._engine is None:
             assert self._ctx.peer_python is not None
             flags = ("--model", str(self._folder))
@@ -213,8 +213,8 @@ def _warm_up_of(work: Workload) -> Workload:
 
 
 def _workloads(ctx: Context, vocab: int) -> Iterator[tuple[Workload, float]]:
-    """Each with what the peer's time through ours is to be at least. Shapes of bench/workloads'
-    W3, W1 and W4, larger."""
+    """Each with the least ratio of the peer's time to ours that is required. Shapes of
+    bench/workloads' W3, W1 and W4, larger."""
     sizes, numbers = ctx.sizes.serving, random.Random(7)
 
     def draw(count: int) -> tuple[int, ...]:

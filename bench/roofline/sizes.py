@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# Meta's published config.json files, without what a dummy model does not read.
+# Meta's published config.json files, without the fields that a dummy model does not read.
 _LLAMA_3 = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -65,7 +65,7 @@ TINY_LLAMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of an attention layer."""
+    """Head counts of an attention layer."""
 
     query: int
     kv: int
@@ -74,18 +74,18 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Of a mixture of experts."""
+    """Sizes of a mixture of experts."""
 
     name: str
     experts: int
-    chosen: int  # for each token
+    chosen: int  # per token
     hidden: int
     intermediate: int
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Of multi-head latent attention."""
+    """Sizes of multi-head latent attention."""
 
     name: str
     heads: int
@@ -95,7 +95,7 @@ class LatentSizes:
 
 @dataclass(frozen=True, slots=True)
 class ServingSizes:
-    """The workloads end to end, in tokens and requests, and the pool that holds them."""
+    """The end-to-end workloads, in tokens and requests, and the pool that holds them."""
 
     unshared: tuple[int, int, int]  # requests, tokens in, tokens out
     fanout: tuple[int, int, int, int]  # requests, common, own, out
@@ -106,7 +106,7 @@ class ServingSizes:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one run."""
+    """All sizes of one run."""
 
     name: str
     repeats: int
@@ -114,14 +114,14 @@ class Sizes:
     gemm_side: int
     heads: Heads
     decode_batch: int
-    decode_tokens: int  # of context a row
+    decode_tokens: int  # of context per row
     tree_batch: int
     tree_shared: tuple[int, ...]  # tokens
     tree_own: int
     extend_tokens: int
     mixed_prefix: int  # tokens cached before the chunk of the mixed step
     small_tokens: tuple[int, ...]  # rows of the small ops
-    small_bytes: int  # that their calls, each on its own data, should move in all
+    small_bytes: int  # that their calls, each on its own data, should move in total
     small_calls: int  # at most
     hidden: int
     intermediate: int

@@ -20,7 +20,7 @@ from .timing import Call
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """`make(seed)` gives a call on new data, which moves `num_bytes`, read and written."""
+    """`make(seed)` returns a call on new data, which moves `num_bytes`, read and written."""
 
     name: str
     num_bytes: int
@@ -154,14 +154,14 @@ def rotary(halves: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make_logits(ctx: Context, num_rows: int, seed: int = 0) -> Tensor:
-    """[num_rows, vocab] float32 with a spread as a language model's."""
+    """[num_rows, vocab] float32 with the spread of a language model's logits."""
     return ctx.random(num_rows, ctx.sizes.vocab, dtype=torch.float32, seed=seed) * 3.0
 
 
 def sampling_rows(
     ctx: Context, num_rows: int, *, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> SamplingRows:
-    """All rows alike, but for their seeds."""
+    """Rows that differ only in their seeds."""
 
     def floats(value: float) -> Tensor:
         return torch.full((num_rows,), value, dtype=torch.float64, device=ctx.tensors)
@@ -180,7 +180,7 @@ def sampling_rows(
 
 
 def adjusted_rows(ctx: Context, num_rows: int, num_entries: int) -> AdjustedRows:
-    """Every penalty, for so many tokens of each row."""
+    """Every penalty, for `num_entries` tokens of each row."""
     device = ctx.tensors
 
     def floats(count: int, value: float) -> Tensor:

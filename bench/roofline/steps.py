@@ -21,10 +21,10 @@ from .context import Context
 from .model_engine import Clocked, ModelEngine
 from .rows import Row, at_most, attempt
 
-_SETTLING = 8  # decode steps before any is timed: graphs are recorded, the host is ahead
+_SETTLING = 8  # decode steps before timing: graphs are recorded, the host runs ahead
 _HELD = 12  # steps whose device time is taken
 _RESUMING = 2  # after them, until the host is ahead again
-_SPARE = 8  # tokens that are asked for and never come: the requests are ended before
+_SPARE = 8  # requested tokens that are never generated: the requests end before
 _PROFILED = 4
 _GENTLE_SLOWDOWN = 1.4  # the default lets a step beside a prompt take 1.6 times as long
 _WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
@@ -32,8 +32,8 @@ _CALLS = (*_WAITS, "cudaMemcpyAsync", "cudaLaunchKernel", "cuLaunchKernel", "cud
 
 
 def steps(ctx: Context) -> Iterator[Row]:
-    """Every model at every batch; at last, as it slows down what follows, a profile of the first
-    model's largest batch."""
+    """Every model at every batch; finally, as profiling slows down what follows, a profile of the
+    first model's largest batch."""
     for name, config in reversed(ctx.sizes.models):
         yield from attempt(name, _model_steps, ctx, name, config)
 
@@ -58,12 +58,12 @@ def _model_steps(ctx: Context, name: str, config: dict[str, Any]) -> Iterator[Ro
 
 
 def _num_tokens(ctx: Context) -> int:
-    """Tokens that a request generates at most: all of them stay until the last is measured."""
+    """Most tokens that a request generates: all requests stay until the last measurement."""
     return _SETTLING + ctx.sizes.steps + _HELD + _RESUMING + _PROFILED + _SPARE
 
 
 def _batch(ctx: Context, model: ModelEngine, case: str, batch: int) -> Iterator[Row]:
-    """Wall time before and after the device time, so that both are of the same context."""
+    """Wall time before and after the device time, so that both have the same context lengths."""
     sizes = ctx.sizes
     requests = model.decoding(batch, sizes.step_prompt, _num_tokens(ctx))
     model.advance(requests[0], _SETTLING)
@@ -96,7 +96,7 @@ def _batch(ctx: Context, model: ModelEngine, case: str, batch: int) -> Iterator[
 
 
 def _device_s(model: ModelEngine) -> float:
-    """Of a step, with all of it queued before it begins."""
+    """Device time of a step that is fully queued before it begins."""
     executor = model.executor
     executor.device_s.clear()
     executor.is_holding = True
@@ -107,7 +107,7 @@ def _device_s(model: ModelEngine) -> float:
 
 
 def _calls(ctx: Context, model: ModelEngine, case: str, batch: int) -> Iterator[Row]:
-    """Calls of the driver a step: where the host waits, copies, launches."""
+    """Driver calls per step: where the host waits, copies, launches."""
     requests = model.decoding(batch, ctx.sizes.step_prompt, _num_tokens(ctx))
     model.advance(requests[0], _SETTLING)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ctx.has_gpu else [])]
@@ -129,7 +129,7 @@ def _calls(ctx: Context, model: ModelEngine, case: str, batch: int) -> Iterator[
 
 
 def stall(ctx: Context) -> Iterator[Row]:
-    """Tokens' distances of decodes while a prompt is computed in chunks, against those without."""
+    """Inter-token latency of decodes while a prompt is computed in chunks, against without."""
     sizes, batch = ctx.sizes, max(ctx.sizes.step_batches)
     name, config = sizes.models[0]
     num_tokens = 4 * sizes.steps + sizes.stall_prompt // 8
@@ -170,8 +170,8 @@ def _stall(
 def _apart(
     ctx: Context, model: ModelEngine, batch: int, num_tokens: int
 ) -> tuple[list[float], list[float], float]:
-    """Seconds between tokens without and beside a prompt, over all decodes; the prompt's seconds
-    to its first token."""
+    """Seconds between tokens without and beside a prompt, over all decodes; and the prompt's time
+    to first token."""
     sizes = ctx.sizes
     requests = model.decoding(batch, sizes.step_prompt, num_tokens)
     model.advance(requests[0], _SETTLING)
@@ -188,7 +188,7 @@ def _apart(
 
 
 def _between(requests: list[Request], first: float, last: float) -> list[float]:
-    """Of the tokens that came in this time, the distance from the one before."""
+    """Intervals between tokens that came in this time span."""
     found = []
     for request in requests:
         assert isinstance(request.listener, Clocked)

@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 FLUSH_BYTES = 256 * 2**20  # four times an H200's second-level cache
 _WARM_UPS = 2
-# Cycles that a stream sleeps before what is timed, so that the host has queued it by then: 0.2 ms
+# Cycles that a stream sleeps before timed work, so that the host has queued it by then: 0.2 ms
 # at 1.98 GHz for a graph, 2 ms for calls that could not be recorded.
 _GRAPH_CYCLES = 400_000
 _EAGER_CYCLES = 4_000_000
@@ -37,12 +37,12 @@ class Timing:
     how: str  # "graph", "host clock", or "eager: " and why the calls could not be recorded
 
     def details(self) -> dict[str, Any]:
-        """For a row."""
+        """Details for a row."""
         return asdict(self)
 
 
 class Timer:
-    """Times on one device."""
+    """Times calls on one device."""
 
     def __init__(self, device: torch.device, repeats: int) -> None:
         self._repeats = repeats
@@ -50,9 +50,9 @@ class Timer:
         self._flush = torch.zeros(FLUSH_BYTES // 4, device=device) if self._is_cuda else None
 
     def time(self, cases: Mapping[str, Sequence[Call]]) -> dict[str, Timing]:
-        """Each case's calls in turn, repeat after repeat; seconds of ONE of its calls.
+        """Run each case's calls in turn, repeat after repeat; returns seconds of ONE of its calls.
 
-        Several calls, on data of their own, are for what is too short to be timed alone.
+        Several calls, each on its own data, are for calls too short to be timed alone.
         """
         if not self._is_cuda:
             return {name: self._on_host(calls) for name, calls in cases.items()}
@@ -93,7 +93,7 @@ class Timer:
 
 
 def _recorded(calls: Sequence[Call]) -> tuple[Call, str]:
-    """The calls as one graph; as they are, where they cannot be recorded."""
+    """The calls as one graph; unrecorded, where recording fails."""
 
     def run() -> None:
         for call in calls:
@@ -110,7 +110,7 @@ def _recorded(calls: Sequence[Call]) -> tuple[Call, str]:
     try:
         with torch.cuda.graph(graph):
             run()
-    except Exception as error:  # whatever a call does that a graph cannot hold
+    except Exception as error:  # any operation that a graph cannot hold
         torch.cuda.synchronize()
         return run, f"eager: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
     graph.replay()  # uploads it

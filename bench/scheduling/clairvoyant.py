@@ -30,7 +30,7 @@ class Use:
 
 
 def num_hits(uses: Sequence[Use], num_tokens: int) -> int:
-    """Prompt tokens that need no computing, of all calls, with room for `num_tokens`.
+    """Prompt tokens of all calls that need no computing, with room for `num_tokens`.
 
     A prompt's last token is always computed: its logits are needed.
     """
@@ -66,7 +66,7 @@ class _Cache:
         self._num_calls = len(calls)
         self._num_prompt = [len(call.prompt) for call in calls]
         self._num_resident = 0
-        self._evictable: list[tuple[int, int, int, _Token]] = []  # and some that were used since
+        self._evictable: list[tuple[int, int, int, _Token]] = []  # may include tokens used since
         root = _Token(0)
         self._paths = [_path(root, (*call.prompt, *call.output)) for call in calls]
         for index in reversed(range(len(calls))):
@@ -74,7 +74,7 @@ class _Cache:
                 token.uses.append(index)
 
     def admit(self, index: int) -> int:
-        """Lock and compute a call's prompt; how many of its tokens were resident."""
+        """Lock and compute a call's prompt; returns how many of its tokens were resident."""
         prompt = self._paths[index][: self._num_prompt[index]]
         num_known = next((i for i, t in enumerate(prompt) if not t.is_resident), len(prompt))
         for token in prompt:
@@ -86,7 +86,7 @@ class _Cache:
         return min(num_known, len(prompt) - 1)
 
     def end(self, index: int) -> None:
-        """A call's output is there, and nothing of it is locked by it any more."""
+        """A call has ended: add its output and release its locks."""
         path, num_prompt = self._paths[index], self._num_prompt[index]
         self._put(path[num_prompt:])
         for token in path[:num_prompt]:
@@ -117,7 +117,7 @@ class _Cache:
 
 
 def _path(root: _Token, token_ids: Sequence[int]) -> list[_Token]:
-    """The tokens of a run, from the root down, made where they are missing."""
+    """The tokens of a run, from the root down; missing ones are added."""
     path, at = [], root
     for token_id in token_ids:
         child = at.children.get(token_id)

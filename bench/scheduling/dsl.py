@@ -33,7 +33,7 @@ TARGETS_US = {"a program of one gen": 30.0, "a text": 10.0, "a gen": 10.0}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How many, and against what."""
+    """Flags: counts, and the comparison."""
     parser.add_argument("--programs", type=int, default=1000, help="in a batch (%(default)s)")
     parser.add_argument("--ops", type=int, default=1000, help="on one branch (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each (%(default)s)")
@@ -62,7 +62,7 @@ def one_gen(s: ProgramState, question: str) -> None:
 
 @function
 def texts(s: ProgramState, num_ops: int) -> None:
-    """Nothing but texts."""
+    """Only texts."""
     for _ in range(num_ops):
         s += "some words "
 
@@ -86,14 +86,14 @@ def _rows(what: str, backend: Backend, args: argparse.Namespace) -> Iterator[dic
     yield _row(what, "a text", single(texts), args.ops, args.repeats)
     if isinstance(backend.channel, _AnsweringChannel):
         yield _row(what, "a gen", single(gens), args.ops, args.repeats)
-    else:  # each is a message of its own; the embedded model's context has no room for more
+    else:  # each is its own message; the embedded model's context has room for no more
         yield _row(what, "a gen behind a gen", single(gens), min(args.ops, 500), args.repeats)
 
 
 def _row(
     what: str, unit: str, run: Callable[[int], object], num: int, repeats: int
 ) -> dict[str, Any]:
-    run(min(num, 50))  # what is loaded or made only once
+    run(min(num, 50))  # loads or builds what is needed only once
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -111,7 +111,7 @@ def _row(
 
 
 class _AnsweringChannel:
-    """Answers every op as it is sent, on the sender's thread."""
+    """Completes every op as it is sent, on the sender's thread."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -143,7 +143,7 @@ class _AnsweringChannel:
 
 
 def _sglang_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """SGLang's interpreter, without the rest of its package, which needs a GPU's libraries."""
+    """SGLang's interpreter, without the rest of its package, which needs GPU libraries."""
     package = ModuleType("sglang")
     package.__path__ = [str(args.sglang / "sglang")]
     sys.modules["sglang"] = package

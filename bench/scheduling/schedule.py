@@ -31,7 +31,7 @@ POLICIES = (
     "program with leases",
 )
 NO_AGING = " without aging"
-WITH_LEASES = " with leases"  # and told which program a call belongs to
+WITH_LEASES = " with leases"  # and given each call's program
 UNLIMITED = 1 << 20
 CHUNK_BUDGETS = (UNLIMITED, 2048, 512, 128, 64, 32)
 NUM_DECODERS = 16

@@ -24,9 +24,9 @@ DECODE_SHARE_TARGET = 0.75  # of the read bandwidth, at batch 1
 def summary(
     work: str, spec: EngineSpec, measured: Iterable[Measurement], fewest_s: float | None
 ) -> dict[str, Any]:
-    """A row: one engine on one workload, of which `measured` has the repeats on all engines.
+    """A row: one engine on one workload; `measured` has the repeats on all engines.
 
-    `fewest_s` is what the machine's limits allow.
+    `fewest_s`: the shortest time within the machine's limits.
     """
     found = list(measured)
     own = {one.repeat: one for one in found if one.engine == spec.name}
@@ -94,7 +94,7 @@ def shown_documents(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _documents(quiet: list[Measurement], wall_s: float) -> dict[str, Any]:
-    """Of a workload under a schema; the run with the fewest valid documents counts."""
+    """Figures of a workload under a schema; the run with the fewest valid documents counts."""
     found = [one.documents for one in quiet if one.documents]
     names = (
         "documents", "valid_documents", "s_per_valid", "cpu_s_per_valid", "mean_tokens",
@@ -118,13 +118,13 @@ def _spread(row: dict[str, Any], *names: str) -> str:
 
 
 def _quiet(found: Iterable[Measurement]) -> list[Measurement]:
-    """Undisturbed repeats; all, where none is."""
+    """Undisturbed repeats; all, where there are none."""
     everything = list(found)
     return [one for one in everything if one.others_cores <= QUIET_CORES] or everything
 
 
 def _quiet_pairs(own: dict[int, Measurement], base: dict[int, Measurement]) -> list[int]:
-    """Repeats that both engines did undisturbed; all, where there is none."""
+    """Repeats that were undisturbed on both engines; all, where there are none."""
     both = {one.repeat for one in _quiet(own.values())} & {
         one.repeat for one in _quiet(base.values())
     }

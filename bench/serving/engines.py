@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...errors import EngineError, InvalidRequest
 from ..harness.process_meter import ProcessMeter, peak_rss_bytes
 
-if TYPE_CHECKING:  # they validate JSON, which runners without schemas go without
+if TYPE_CHECKING:  # they validate JSON, which runners without schemas do not need
     from ..constrained.documents import DocumentJudge, Documents
 
 PEER_FORMS = (
@@ -30,7 +30,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine to measure: the module of its runner, and what starts it."""
+    """An engine to measure: its runner's module and start arguments."""
 
     name: str
     module: str
@@ -57,7 +57,7 @@ class Measurement:
 
 
 def stemma_specs(model: Path, *, has_http: bool) -> list[EngineSpec]:
-    """Stemma offline and, if wanted, over HTTP."""
+    """Stemma offline and, if requested, over HTTP."""
     flags = ("--model", str(model))
     specs = [EngineSpec("stemma", "stemma_offline", flags=flags)]
     if has_http:
@@ -88,7 +88,7 @@ def _require_file(given: str, path: str) -> str:
 
 
 class RunningEngine:
-    """A runner's process; use as a context manager. Raises EngineError with its last words."""
+    """A runner's process; use as a context manager. Raises EngineError with its last output."""
 
     def __init__(self, spec: EngineSpec, *, threads: int | None, kv_tokens: int) -> None:
         self.spec = spec
@@ -124,15 +124,15 @@ class RunningEngine:
         return self._process.pid
 
     def load(self, path: Path, repeat: int) -> None:
-        """Have a workload read, with the ids of this repeat."""
+        """Make it read a workload, with the ids of this repeat."""
         self._ask({"op": "load", "path": str(path), "repeat": repeat})
 
     def run(self) -> dict[str, Any]:
-        """Carry out what was loaded; an `Outcome`'s fields."""
+        """Run the loaded workload; returns an `Outcome`'s fields."""
         return self._ask({"op": "run"})
 
     def measure(self, work: str, repeat: int, judge: DocumentJudge | None = None) -> Measurement:
-        """Carry out what was loaded and look at the processes meanwhile; `judge` the outputs."""
+        """Run the loaded workload and meter the processes meanwhile; `judge` checks the outputs."""
         with ProcessMeter(self.pid) as meter:
             outcome = self.run()
         outputs = outcome.pop("outputs")
@@ -148,7 +148,7 @@ class RunningEngine:
         )
 
     def close(self) -> None:
-        """End the runner, and so its engine; the less gently the longer it takes."""
+        """End the runner, and so its engine; escalates the longer it takes."""
         assert self._process.stdin is not None
         for end in (self._process.stdin.close, self._process.terminate, self._process.kill):
             with contextlib.suppress(BrokenPipeError):

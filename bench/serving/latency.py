@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(latency_s: float, repeats: int) -> list[dict[str, Any]]:
-    """A row a program: milliseconds near and far, and the round trips between them."""
+    """A row per program: milliseconds near and far, and the round trips between them."""
     from ...frontend.backend import Engine, Runtime
 
     port = free_port()

@@ -25,7 +25,7 @@ ROUTES = ("completions", "chat")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How many clients, and what they ask for."""
+    """Flags: how many clients, and their requests."""
     add = parser.add_argument
     add("--clients", type=int, default=1000, metavar="N", help="at a time (default: %(default)s)")
     add("--requests", type=int, default=2000, metavar="N", help="of all (default: %(default)s)")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(route: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One route on a server of its own, after a few requests that load what is loaded once."""
+    """One route on its own server, after a few requests that trigger one-time loading."""
     with MeasuredServer(args.serve_flags) as server:
         path = "/v1/completions" if route == "completions" else "/v1/chat/completions"
         bodies = [_body(route, number, args.tokens) for number in range(256)]
@@ -84,7 +84,7 @@ def _measured(route: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table: a row a figure, a column a route."""
+    """The table: a row per figure, a column per route."""
     return [
         {"figure": shown, **{row["route"]: row[name] for row in rows}}
         for name, shown in _FIGURES.items()
@@ -113,7 +113,7 @@ _FIGURES = {
 
 
 def _body(route: str, number: int, num_tokens: int) -> str:
-    """Prompts differ, so that prefill is real; nobody asks for the end before its time."""
+    """Prompts differ, so that prefill is real; outputs run to max_tokens."""
     text = f"Story {number}: Once upon a time there was a house by the sea."
     asked: dict[str, Any] = (
         {"prompt": text}
@@ -125,7 +125,7 @@ def _body(route: str, number: int, num_tokens: int) -> str:
 
 
 def _clients(plan: Plan) -> Findings:
-    """Raises EngineError where their process fails."""
+    """Raises EngineError where the clients' process fails."""
     command = [sys.executable, "-P", "-m", "stemma.bench.serving.http_load.stream_clients"]
     ran = subprocess.run(
         command, input=json.dumps(asdict(plan)), stdout=subprocess.PIPE, text=True, check=False

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _step_ms(runner: ModelRunner, step: NamedStep, args: argparse.Namespace) -> float:
-    """The median of some steps, after the first two of their kind."""
+    """The median of several steps, without the first two of their kind."""
     times = []
     for number in range(2 + args.repeats):
         plan = StepPlan(number, tuple(_rows(step)))
@@ -87,7 +87,7 @@ def _step_ms(runner: ModelRunner, step: NamedStep, args: argparse.Namespace) -> 
 
 
 def _rows(step: NamedStep) -> list[Row]:
-    """Each with pages of its own; what KV they hold makes no difference to the time."""
+    """Rows with separate pages; the KV contents do not affect the time."""
     rows, page = [], 0
     for index, (num_tokens, before) in enumerate(step.rows):
         pages = tuple(range(page, page + before + num_tokens))

@@ -116,7 +116,7 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
-    """Those asked for that this model and Stemma can do; says which it leaves out, and why."""
+    """Requested workloads that this model and Stemma support; prints the others and why."""
     config = json.loads((args.model / "config.json").read_text())
     names = names_of(args.work, [known.name for known in DEFINITIONS])
     works = []
@@ -167,7 +167,7 @@ def _measure(
 
 
 def _idle_cores(engine: RunningEngine) -> float:
-    """Cores that an engine uses with nothing to do: it would take them from its neighbours."""
+    """Cores that an idle engine uses: it would take them from its neighbours."""
     with ProcessMeter(engine.pid) as meter:
         time.sleep(1.0)
     return meter.cpu_s
@@ -177,7 +177,7 @@ def _idle_cores(engine: RunningEngine) -> float:
 
 
 def _measure_limits(args: argparse.Namespace) -> Limits:
-    """In a process of its own, so that no threads of this one stay behind."""
+    """Measure in a separate process, so that its threads do not stay behind."""
     if args.wait_idle:
         wait_until_idle(0, args.wait_idle)
     with tempfile.TemporaryDirectory(prefix="stemma-bench-") as folder:
@@ -191,7 +191,7 @@ def _measure_limits(args: argparse.Namespace) -> Limits:
 
 
 def _shares(limits: Limits, model: Path) -> dict[str, float]:
-    """The fewest seconds that the limits allow for D1 (weights read once a token) and P1."""
+    """The fewest seconds that the limits allow for D1 (weights read once per token) and P1."""
     costs = model_costs(model)
     decode, prefill = make_workload("D1"), make_workload("P1")
     num_steps, num_prompt = decode.requests[0].max_tokens, len(prefill.requests[0].tokens)
@@ -237,7 +237,7 @@ def _one_token(model: Path) -> Workload:
 
 
 def _startup_s(spec: EngineSpec, path: Path, args: argparse.Namespace) -> float:
-    """Process start to the first token."""
+    """Seconds from process start to the first token."""
     if args.wait_idle:
         wait_until_idle(0, args.wait_idle)
     started = time.perf_counter()

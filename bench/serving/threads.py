@@ -35,7 +35,7 @@ def _decode(s: ProgramState, number: int) -> None:
 
 
 def tokens_per_s(engine: Engine, batch: int, seed: int) -> float:
-    """Decoded tokens a second, over all rows of the batch."""
+    """Decoded tokens per second, over all rows of the batch."""
     rows = [{"number": seed * 1000 + i} for i in range(batch)]
     started = time.perf_counter()
     _decode.run_batch(rows, backend=engine)

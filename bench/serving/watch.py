@@ -29,12 +29,12 @@ from ..harness.report import write_report
 
 NUM_TOKENS = 48  # of a node, about
 NUM_FAMILIES = 40
-NUM_USED = 100  # paths, between two looks
+NUM_USED = 100  # paths, between two polls
 VOCAB_SIZE = 8000
 
 
 class _Device:
-    """Answers every row at once."""
+    """Returns a result for every row at once."""
 
     can_overlap = False
     segment_cost_tokens = 32
@@ -46,7 +46,7 @@ class _Device:
 
 
 class _Deaf:
-    """A listener that lets every request go on."""
+    """A listener that lets every request continue."""
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         return None
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def look_cost(num_nodes: int, repeats: int) -> dict[str, Any]:
-    """Of a tree with about so many nodes."""
+    """For a tree with about that many nodes."""
     rng = random.Random(num_nodes)
     engine = _engine(8192 + num_nodes * NUM_TOKENS)
     tree = engine.scheduler.kv_cache.tree
@@ -108,7 +108,7 @@ def look_cost(num_nodes: int, repeats: int) -> dict[str, Any]:
 
 
 def step_cost(num_rows: int, repeats: int) -> dict[str, Any]:
-    """Of steps in which so many requests decode."""
+    """For steps in which that many requests decode."""
     return {
         "rows": num_rows,
         "off_us": 1e6 * _flag_s(),
@@ -145,7 +145,7 @@ def _recording_s(num_rows: int, repeats: int) -> float:
 
 
 def _flag_s(number: int = 100_000) -> float:
-    """What a step pays to see that nobody watches: the flag, looked at as `Engine.step` does."""
+    """A step's cost to check that nobody watches: reads the flag as `Engine.step` does."""
     engine = _engine(64)
     began_s = time.perf_counter()
     for _ in range(number):

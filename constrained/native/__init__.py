@@ -1,1 +1,1 @@
-"""C++ for the work of a grammar that is too slow in Python, compiled at first use on any CPU."""
+"""C++ for grammar work that is too slow in Python, compiled at first use on any CPU."""

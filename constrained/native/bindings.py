@@ -10,7 +10,7 @@ from ...native_library import BuildError
 from .build import grammar_library
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
-# Result, then arguments, by the function's name.
+# Result, then arguments, by function name.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stemma_build_automaton": (_POINTER, _POINTER, *(_INT64,) * 3, ctypes.c_double, _POINTER),
     "stemma_automaton_sizes": (None, _POINTER, _POINTER),
@@ -33,13 +33,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def library() -> ctypes.CDLL | None:
-    """None where it cannot be built: `why_not_native` says why."""
+    """None where it cannot be built: `why_not_native` gives the reason."""
     loaded = _load()
     return None if isinstance(loaded, str) else loaded
 
 
 def why_not_native() -> str | None:
-    """None where the compiled code runs on this machine, else the reason."""
+    """None where the compiled code runs on this machine, else the reason why not."""
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
 

@@ -1,5 +1,5 @@
 """The C++ of `src/`, compiled for this CPU at first use, or ahead of time by `make`; any C++17
-compiler will do.
+compiler works.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ COMPILE_FLAGS = (
 
 
 def grammar_library() -> NativeLibrary:
-    """What is compiled."""
+    """The library and its sources."""
     return NativeLibrary("grammars", "grammar code", SOURCES, COMPILE_FLAGS)

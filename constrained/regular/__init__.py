@@ -1,1 +1,1 @@
-"""Regular languages: expressions and regex texts to minimal byte automata."""
+"""Compiles regular expressions and regex texts to minimal byte automata."""

@@ -1,8 +1,8 @@
-"""What a regex is parsed to: expressions, and assertions about the text around a position.
+"""A regex after parsing: expressions, and assertions about the text around a position.
 
-Where a lookaround asks for no more than its neighbour matches anyway, both become one expression:
-`(?!-)[a-z-]+` is an intersection of `[a-z-]+`. The others wait for the rest of the text, in
-`resolution.py`.
+Where a lookaround looks no further than its neighbour matches, both become one expression:
+`(?!-)[a-z-]+` is an intersection of `[a-z-]+`. `resolution.py` resolves the others, given the rest
+of the text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MAX_OPERANDS = 50  # of lookarounds merged into one neighbour
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`^`: here the text begins."""
+    """`^`: the text begins here."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`$`: here the text ends, or where Python says so, a last newline follows."""
+    """`$`: the text ends here, or, in Python's dialect, after one last newline."""
 
     may_precede_newline: bool = False
 
@@ -52,7 +52,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after the other; at least one part has assertions."""
+    """One part after another; at least one has assertions."""
 
     parts: tuple[Node, ...]
 
@@ -80,7 +80,7 @@ ASSERTIONS = (Start, End, Look, Behind, Sequence, Choice, Loop)
 
 
 def sequence(parts: Iterable[Node]) -> Node:
-    """An expression where no part has assertions."""
+    """A plain expression where no part has assertions."""
     joined: list[Node] = []
     for is_literal, run in itertools.groupby(parts, lambda part: isinstance(part, Literal)):
         nodes = list(run)
@@ -95,7 +95,7 @@ def sequence(parts: Iterable[Node]) -> Node:
 
 
 def choice(parts: list[Node]) -> Node:
-    """An expression where no part has assertions."""
+    """A plain expression where no part has assertions."""
     plain = [part for part in parts if not isinstance(part, ASSERTIONS)]
     if len(plain) == len(parts):
         return alt(*plain)
@@ -103,7 +103,7 @@ def choice(parts: list[Node]) -> Node:
 
 
 def _merged(parts: list[Node]) -> list[Node]:
-    """With every lookaround merged into its neighbour that asks for no more than that matches."""
+    """Merges each lookaround that looks no further than its neighbours match into these."""
     found: list[Node] = []
     for part in parts:
         if isinstance(part, Behind):
@@ -122,9 +122,9 @@ def _merged(parts: list[Node]) -> list[Node]:
 
 
 def _neighbours(look: Look | Behind, parts: Iterator[Node]) -> list[Expression]:
-    """The first parts, as few as are never shorter than what is looked for; [] if there are none.
+    """The fewest first parts that are never shorter than the lookaround; [] if there are none.
 
-    What was merged before only counts alone, so that merged expressions do not nest.
+    Earlier merged parts count only alone, so that merged expressions do not nest.
     """
     longest = _UNBOUNDED if isinstance(look.body, ASSERTIONS) else _lengths(look.body)[1]
     found: list[Expression] = []

@@ -15,12 +15,12 @@ __all__ = ["NotRegular", "TooManyStates", "build_dfa"]
 def build_dfa(
     grammar: Grammar, *, max_states: int = MAX_STATES, deadline_s: float | None = None
 ) -> Dfa:
-    """The grammar's automaton, the same whether compiled code or Python makes it.
+    """The grammar's automaton; compiled code and Python give the same one.
 
-    `max_states` bounds every automaton on the way, also before it is minimal. Raises NotRegular;
+    `max_states` bounds every intermediate automaton, also before it is minimal. Raises NotRegular;
     TooManyStates where a limit or the deadline is hit; InvalidGrammar for an unknown rule.
     """
-    native = library()  # may compile for seconds, once: no time of the grammar's
+    native = library()  # may compile for seconds, once: not charged to the grammar
     budget = Budget.of(max_states, deadline_s)
     if native is None:
         return reference_dfa(grammar, budget)

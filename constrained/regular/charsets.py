@@ -1,7 +1,7 @@
 """Sets of code points, and their UTF-8 encodings as sequences of byte ranges.
 
-A set is ascending, disjoint, inclusive ranges over the Unicode scalar values: surrogates are in no
-set, so that no automaton ever lets an invalid UTF-8 text through.
+A set is ascending, disjoint, inclusive ranges over the Unicode scalar values: no set contains
+surrogates, so no automaton ever accepts invalid UTF-8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def of_text(characters: str) -> Ranges:
 
 
 def union(*sets: Ranges) -> Ranges:
-    """What is in any of the sets."""
+    """The union of the sets."""
     return normalized(one for ranges in sets for one in ranges)
 
 
@@ -52,12 +52,12 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def intersection(a: Ranges, b: Ranges) -> Ranges:
-    """What is in both sets."""
+    """The intersection of both sets."""
     return complement(union(complement(a), complement(b)))
 
 
 def difference(a: Ranges, b: Ranges) -> Ranges:
-    """What is in `a` and not in `b`."""
+    """The code points in `a` and not in `b`."""
     return intersection(a, complement(b))
 
 
@@ -69,7 +69,7 @@ def contains(ranges: Ranges, code_point: int) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def ignoring_case(ranges: Ranges) -> Ranges:
-    """With every code point whose simple case folding equals that of one in the set."""
+    """The set with every code point whose simple case folding equals that of a member."""
     variants = _case_variants().items()
     found = (others for code, others in variants if contains(ranges, code))
     return union(ranges, normalized((other, other) for others in found for other in others))
@@ -119,7 +119,7 @@ def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int
 
 @functools.cache
 def _case_variants() -> dict[int, tuple[int, ...]]:
-    """Of each code point that has any: all others of equal simple case folding."""
+    """For each code point that has any: all others with equal simple case folding."""
     folded: dict[str, list[int]] = {}
     for low, high in ALL:
         for code in range(low, high + 1):

@@ -1,4 +1,4 @@
-"""Grammar to DFA by the compiled code of `native/`: the same automaton as `reference.py` makes."""
+"""Grammar to DFA by the compiled code of `native/`: the same automaton as `reference.py`."""
 
 from __future__ import annotations
 

@@ -13,21 +13,21 @@ DEAD = 0
 @dataclass(frozen=True, slots=True, eq=False)
 class Dfa:
     """A trimmed, minimal automaton over UTF-8 bytes. State 0 is dead; from every other state an
-    accepting one can be reached. Plain data: it may cross processes."""
+    accepting one is reachable. Plain data: it may cross processes."""
 
-    class_of: npt.NDArray[np.uint8]  # [256]: bytes of one class behave alike everywhere
+    class_of: npt.NDArray[np.uint8]  # [256]: bytes of one class behave alike in every state
     transitions: npt.NDArray[np.int32]  # [num_states, num_classes], C-contiguous
     accepting: npt.NDArray[np.bool_]  # [num_states]
     start: int  # 0 where the language is empty
 
     @property
     def num_states(self) -> int:
-        """With the dead one."""
+        """Including the dead one."""
         return len(self.accepting)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no text at all matches."""
+        """Whether the language is empty."""
         return self.start == DEAD
 
     def step(self, state: int, byte: int) -> int:

@@ -1,8 +1,8 @@
-"""Automaton to expression by the elimination of states.
+"""Automaton to expression by state elimination.
 
 Source: Hopcroft, Motwani, Ullman, "Introduction to Automata Theory, Languages, and Computation",
-section 3.2.2. The state whose paths are shortest goes first (Delgado and Morais, "Approximation to
-the Smallest Regular Expression for a Given Regular Language", 2004). Written out the expression
+section 3.2.2. The state with the shortest paths goes first (Delgado and Morais, "Approximation to
+the Smallest Regular Expression for a Given Regular Language", 2004). Written out, the expression
 may be exponential in the number of states; as rules that share their parts it is cubic.
 """
 
@@ -14,16 +14,16 @@ from ..grammar import EMPTY_WORD, NOTHING, Alt, Chars, Expression, Ref, concat, 
 from .charsets import normalized
 from .dfa import DEAD, Dfa
 
-MAX_STATES = 300  # a second's work
+MAX_STATES = 300  # about a second of work
 MAX_RULE_SIZE = 8  # a longer path is a rule of its own
 
 
 class TooLarge(Exception):
-    """There would be more rules than are allowed."""
+    """More rules than allowed would be needed."""
 
 
 class _Edge(NamedTuple):
-    """What leads from one state to another, and its number of leaves when written out."""
+    """The paths from one state to another, and their number of leaves when written out."""
 
     expression: Expression
     size: int
@@ -34,8 +34,8 @@ _EMPTY = _Edge(EMPTY_WORD, 0)
 
 
 def rules_of(dfa: Dfa, name: str, max_rules: int) -> dict[str, Expression]:
-    """Rules without recursion for the language of an automaton over ASCII: `name`, and what it
-    leads to under longer names. Raises TooLarge."""
+    """Rules without recursion for the language of an automaton over ASCII: `name`, and the rules it
+    refers to under longer names. Raises TooLarge."""
     if dfa.is_empty:
         return {name: NOTHING}
     if dfa.num_states > MAX_STATES:
@@ -48,7 +48,7 @@ def rules_of(dfa: Dfa, name: str, max_rules: int) -> dict[str, Expression]:
 
 
 class _Elimination:
-    """Paths between the states that are left, one first and one last state."""
+    """Paths between the remaining states, from one first to one last state."""
 
     def __init__(self, dfa: Dfa, name: str, max_rules: int) -> None:
         self.rules: dict[str, Expression] = {}
@@ -67,11 +67,11 @@ class _Elimination:
                 self._into.setdefault(target, set()).add(state)
 
     def whole(self) -> Expression:
-        """From first to last, once no state is left between them."""
+        """From first to last, once no other state remains."""
         return self._out[self._first][self._last].expression
 
     def weight(self, state: int) -> tuple[int, int]:
-        """What eliminating a state adds to the size; ties are broken by its number."""
+        """The size that eliminating a state adds; ties are broken by its number."""
         sources = [self._out[source][state].size for source in self._into[state] - {state}]
         targets = [edge.size for to, edge in self._out[state].items() if to != state]
         loop = self._out[state].get(state, _EMPTY).size
@@ -79,7 +79,7 @@ class _Elimination:
         return paths + loop * (len(sources) * len(targets) - 1), state
 
     def eliminate(self, state: int) -> None:
-        """Lead each path through the state past it."""
+        """Remove a state: replace each path through it by a direct one."""
         self.left.discard(state)
         edges = self._out.pop(state)
         loop = edges.pop(state, None)

@@ -32,10 +32,10 @@ class FlatGrammar:
 
 
 def flat_grammar(grammar: Grammar) -> FlatGrammar:
-    """Of what the start reaches; a rule that there is not has no node."""
+    """The flat form of what the start reaches; an undefined rule has no node."""
     writer = _Writer(grammar.rules)
     start = writer.number(Ref(grammar.start))
-    for node in writer.nodes:  # grows meanwhile
+    for node in writer.nodes:  # grows during the loop
         writer.write(node)
     header = [len(writer.nodes), len(writer.roots), start, len(writer.payload)]
     words = chain(header, writer.words, writer.roots, writer.payload)
@@ -44,10 +44,10 @@ def flat_grammar(grammar: Grammar) -> FlatGrammar:
 
 @dataclass(slots=True)
 class _Writer:
-    """Numbers nodes as they are met and writes them in that order; no recursion."""
+    """Numbers nodes in the order in which they are met and writes them so; no recursion."""
 
     expressions: Mapping[str, Expression]  # of the rules
-    nodes: list[Expression] = field(default_factory=list)  # kept: their ids are in use
+    nodes: list[Expression] = field(default_factory=list)  # kept alive: their ids are in use
     numbers: dict[int, int] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
     roots: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Questions about the languages of expressions without rules: empty, finite.
 
-Each is answered by a small automaton, and remembered. Where that takes too many states the answer
-is the one that claims nothing.
+Each is decided by a small automaton, and cached. Where that takes too many states the result is the
+one that claims nothing.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .dfa import DEAD, Dfa
 from .flat_grammar import flat_grammar
 
 MAX_REMEMBERED = 4096
-MAX_STATES = 4000  # of an answer
+MAX_STATES = 4000  # per question
 
 
 def is_known_empty(expression: Expression) -> bool:
-    """Whether it is found that no text matches."""
+    """Whether the language was found to be empty."""
     return _is_known_empty(_Question.of(expression))
 
 
 def finite_words(expression: Expression, limit: int) -> tuple[str, ...] | None:
-    """All texts, in the order of their UTF-8 bytes; None where they are more than `limit`, or
-    not found to be fewer."""
+    """All texts, in the order of their UTF-8 bytes; None where there are more than `limit`, or the
+    question was too costly."""
     return _finite_words(_Question.of(expression), limit)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """An expression known by its flat form: its parts may be deep, or shared many times over."""
+    """An expression identified by its flat form: its parts may be deep, or shared many times."""
 
     form: bytes
     expression: Expression = field(compare=False)
@@ -70,7 +70,7 @@ def _finite_words(question: _Question, limit: int) -> tuple[str, ...] | None:
 
 
 def _words(dfa: Dfa) -> Iterator[bytes | None]:
-    """Depth first; None where a state is met again on the way to it: then they are infinite."""
+    """Depth first; None where a state leads back to itself: then the words are infinite."""
     if dfa.is_empty:
         return
     path, states, next_bytes = bytearray(), [dfa.start], [0]

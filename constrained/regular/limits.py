@@ -1,4 +1,4 @@
-"""What the making of an automaton may cost, and what is raised where it cannot be made."""
+"""Limits on building an automaton, and the errors where it cannot be built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 MAX_STATES = 50_000
-NFA_STATES_PER_STATE = 20  # a multi-byte class needs many NFA states for the few of its DFA
+NFA_STATES_PER_STATE = 20  # a multi-byte class needs many NFA states for few DFA states
 MAX_OPERAND_DEPTH = 100  # And and Not within each other; also in native/src/thompson.cpp
 
 
@@ -15,7 +15,7 @@ class NotRegular(Exception):
 
 
 class TooManyStates(Exception):
-    """The automaton, or the work of making it, exceeds a limit; the message says which."""
+    """The automaton, or the work of building it, exceeds a limit; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Grammar to DFA in plain Python: the truth for the C++ version, and the path without a compiler.
+"""Grammar to DFA in plain Python: the reference for the C++, and the path without a compiler.
 
 Thompson's construction of a nondeterministic automaton over bytes (Hopcroft, Motwani and Ullman,
 "Introduction to Automata Theory", 3rd ed., sections 3.2.3, 2.3.5 and 4.4), then subsets, trimming
 and Hopcroft's minimisation. A rule is built once for each state that follows it, so that a
-reference at a rule's end is a jump. Operands of And and Not are made deterministic on their own.
+reference at a rule's end is a jump. Operands of And and Not are determinized separately.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def reference_dfa(grammar: Grammar, budget: Budget) -> Dfa:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The rules within which something is built, innermost first, and what follows each."""
+    """The enclosing rules of what is being built, innermost first, and what follows each."""
 
     name: str
-    exit: int | None  # None: within an operand, where no reference back is a jump
+    exit: int | None  # None: within an operand, where no back reference is a jump
     outer: _Rules | None
 
 
@@ -71,7 +71,7 @@ def _determinised(
 
 
 class _Construction:
-    """Adds expressions between two states of an NFA; a list of work instead of recursion."""
+    """Adds expressions between two states of an NFA; uses a work list instead of recursion."""
 
     def __init__(
         self, nfa: _Nfa, rules: Mapping[str, Expression], budget: Budget, depth: int
@@ -193,7 +193,7 @@ def _check_recursion(name: str, exit: int, within: _Rules | None) -> None:
 
 
 def _as_operands(within: _Rules | None) -> _Rules | None:
-    """The same rules, none of which an operand may refer to."""
+    """The same rules, marked so that an operand may refer to none of them."""
     names = []
     while within is not None:
         names.append(within.name)
@@ -217,7 +217,7 @@ def _class_runs(dfa: Dfa) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A complete automaton before it is minimal: one row a state, one entry a class of bytes."""
+    """A complete automaton before minimisation: a row per state, an entry per byte class."""
 
     class_of: list[int]  # [256]
     rows: list[list[int]]  # the start is state 0
@@ -248,7 +248,7 @@ def _subsets(nfa: _Nfa, start: int, accept: int, budget: Budget) -> _Table:
 
 
 def _byte_classes(edges: Iterable[tuple[int, int, int]]) -> tuple[list[int], list[int]]:
-    """Bytes that no edge tells apart: the class of each, ascending, and each class's first."""
+    """Bytes that all edges treat alike: the class of each, ascending, and each class's first."""
     cuts = {0}
     for low, high, _ in edges:
         cuts |= {low, high + 1}
@@ -270,7 +270,7 @@ def _closure(nfa: _Nfa, states: set[int]) -> frozenset[int]:
 
 
 def _product(a: Dfa, b: Dfa, accepts: Callable[[bool, bool], bool], budget: Budget) -> Dfa:
-    """The automaton of texts of which `accepts` holds."""
+    """The automaton of the texts for which `accepts` holds."""
     pair_of = list(zip(a.class_of.tolist(), b.class_of.tolist()))
     pairs = list(dict.fromkeys(pair_of))
     class_of = [pairs.index(pair) for pair in pair_of]
@@ -319,7 +319,7 @@ def _minimal(table: _Table) -> Dfa:
 
 
 def _breadth_first(rows: list[list[int]], start: int, dead: int | None) -> list[int]:
-    """Blocks as they are met, the dead one (-1 where there is none) first."""
+    """Blocks in the order of their discovery, the dead one (-1 where there is none) first."""
     order = dict.fromkeys([-1 if dead is None else dead, start])
     for block in (queue := [start]):
         for to in rows[block]:
@@ -330,7 +330,7 @@ def _breadth_first(rows: list[list[int]], start: int, dead: int | None) -> list[
 
 
 def _blocks(table: _Table) -> list[int]:
-    """The block of each state, where a block's states accept the same texts."""
+    """The block of each state; all states of a block accept the same texts."""
     sources: list[list[list[int]]] = [[[] for _ in table.rows] for _ in table.rows[0]]
     for state, row in enumerate(table.rows):
         for byte_class, to in enumerate(row):

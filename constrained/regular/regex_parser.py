@@ -1,9 +1,9 @@
-"""Regex texts to expressions, in two dialects.
+"""Parses regex texts to expressions, in two dialects.
 
-"ecma": ECMA-262 with the u flag, as JSON Schema recommends for `pattern`; where that flag forbids
-what is common and clear (`\\-`, a lone `{`, `[\\w-.]`), it is taken as without the flag.
+"ecma": ECMA-262 with the u flag, as JSON Schema recommends for `pattern`; common and clear syntax
+that this flag forbids (`\\-`, a lone `{`, `[\\w-.]`) is read as without the flag.
 "python": `re`. Groups capture nothing here, and lazy quantifiers match the same texts as greedy
-ones. What is not regular is refused by name, and so is what `resolution.py` cannot resolve.
+ones. Anything not regular is refused by name, and so is what `resolution.py` cannot resolve.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class _Flags:
 
 @dataclass(slots=True)
 class _Group:
-    """An open group: what was read of it, and what it becomes when it closes."""
+    """An open group: its content so far, and its kind."""
 
     position: int
-    flags: _Flags  # of what stands after it
+    flags: _Flags  # that apply after it
     kind: type[Look] | type[Behind] | None = None
     is_negative: bool = False
     choices: list[Node] = field(default_factory=list)
@@ -185,7 +185,7 @@ class _Parser:
         group.can_repeat = False
 
     def _counts(self, position: int) -> tuple[int, int | None] | None:
-        """Least and most; None where a brace is only a brace."""
+        """Least and most; None where a brace is a literal."""
         character = self.pattern[position]
         if character != "{":
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
@@ -219,7 +219,7 @@ class _Parser:
         self.groups.append(group)
 
     def _opens_nothing(self, position: int) -> bool:
-        """A comment, or flags for all that follows, at the pattern's start only."""
+        """A comment, or flags for the rest, at the pattern's start only."""
         if self.is_python and self._skip("#"):
             end = self.pattern.find(")", self.position)
             if end < 0:

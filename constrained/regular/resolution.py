@@ -1,9 +1,9 @@
 """Anchors and lookaheads of a regex, resolved into expressions over the whole text.
 
-A zero-width assertion says something about all that stands before or after it, so a regex with
-assertions is resolved from its end to its beginning, with the language of the rest of the text at
-hand: `$` makes the rest empty, a lookahead is an intersection with the rest, `^` keeps only what
-holds at the text's start. A rest is therefore two languages, one for each kind of position.
+A zero-width assertion constrains all the text before or after it, so a regex with assertions is
+resolved from its end to its beginning, given the language of the rest of the text: `$` makes the
+rest empty, a lookahead is an intersection with the rest, `^` keeps only what holds at the text's
+start. A rest is therefore two languages, one for each kind of position.
 
     resolve(a(?=b)., rest) = a . (b ANYTHING  and  . rest)
 """
@@ -33,12 +33,12 @@ from .assertions import ANYTHING, ASSERTIONS, Behind, Choice, End, Look, Loop, N
 from .charsets import ALL
 
 SOMETHING = Repeat(Chars(ALL), 1, None)
-MAX_ASSERTIONS = 50  # counted once for each turn of a repetition; nesting grows with them
-MAX_TREE_SIZE = 200_000  # nodes, counting shared ones as often as they are used
+MAX_ASSERTIONS = 50  # counted once per turn of a repetition; nesting grows with them
+MAX_TREE_SIZE = 200_000  # nodes, counting shared ones at each use
 
 
 class Unresolvable(Exception):
-    """A use of assertions that is not supported: what, and its position in the pattern."""
+    """An unsupported use of assertions: what, and its position in the pattern."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ def resolve(node: Node, *, anchored: bool) -> Expression:
 
 
 def _before(node: Node, rest: Rest) -> Rest:
-    """The rest of the text from where the node begins, given the rest from where it ends."""
+    """The rest of the text from the node's beginning, given the rest from its end."""
     match node:
         case Start():
             return Rest(rest.at_start, NOTHING)
@@ -117,8 +117,8 @@ def _before_loop(loop: Loop, rest: Rest) -> Rest:
 
 
 def _before_star(loop: Loop, rest: Rest) -> Rest:
-    """Within the loop no `^` and no `$` holds, but in the first turn and in the last two: one at
-    the end, one more over the newline that may follow Python's `$`."""
+    """Within the loop `^` and `$` hold only in the first turn and in the last two: one at the end,
+    one more over the newline that may follow Python's `$`."""
     if _has_look(loop.part):
         return _before_tempered(loop, rest)
     last = rest
@@ -193,7 +193,7 @@ def _ending(rest: Expression, may_precede_newline: bool) -> Expression:
 
 
 def _is_nullable(expression: Expression) -> bool:
-    """Whether the empty text is one of the expression's; of what a regex can hold."""
+    """Whether the expression, of a kind that a regex can hold, matches the empty text."""
     match expression:
         case Literal(text):
             return not text
@@ -222,7 +222,7 @@ def _has_look(node: Node) -> bool:
 
 
 def _without_anchors(node: Node) -> Expression:
-    """What a part without lookaheads matches where neither `^` nor `$` holds."""
+    """The texts of a part without lookaheads where neither `^` nor `$` holds."""
     match node:
         case Start() | End():
             return NOTHING
@@ -256,7 +256,7 @@ def _num_assertions(node: Node) -> int:
 
 
 def _tree_size(expression: Expression) -> int:
-    """Nodes, counting shared ones as often as they are used; each is visited once."""
+    """Number of nodes, counting shared ones at each use; each is visited once."""
     sizes: dict[int, int] = {}
 
     def size(node: Expression) -> int:

@@ -1,7 +1,7 @@
-"""Named sets of code points: what \\d, \\w, \\s and \\p{..} mean.
+"""Named sets of code points: the meaning of \\d, \\w, \\s and \\p{..}.
 
-General categories and derived properties come from `unicodedata`, computed when first asked for.
-Scripts are not in it: `scripts.py` has the common ones.
+General categories and derived properties come from `unicodedata`, computed on first use. It lacks
+scripts: `scripts.py` has the common ones.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _CASED = ("Lu", "Ll", "Lt")
 
 
 def python_digits() -> Ranges:
-    """What \\d means in Python's `re`."""
+    """The meaning of \\d in Python's `re`."""
     return _of_category("Nd")
 
 
 @functools.cache
 def python_word() -> Ranges:
-    """What \\w means in Python's `re`."""
+    """The meaning of \\w in Python's `re`."""
     return _matching(r"\w+")
 
 
 @functools.cache
 def python_space() -> Ranges:
-    """What \\s means in Python's `re`."""
+    """The meaning of \\s in Python's `re`."""
     return _matching(r"\s+")
 
 
 @functools.cache
 def property_set(text: str) -> Ranges | None:
-    """The set of a \\p{text}, as ECMA-262 names properties; None where it is not known."""
+    """The set of a \\p{text}, as ECMA-262 names properties; None where it is unknown."""
     name, _, value = text.partition("=")
     if value:
         if name in ("Script", "sc"):

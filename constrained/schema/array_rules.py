@@ -1,4 +1,4 @@
-"""Arrays as rules: the first items one by one, then a repetition; with counters as an automaton."""
+"""Arrays as rules: the first items one by one, then a repetition; counters form an automaton."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .arrays import ArrayCase, Count
 from .document import TRUE, Signed
 from .rule_writer import RuleWriter
 
-MAX_UNIQUE = 8  # values of an item under `uniqueItems`; there are 2^n sets of them
+MAX_UNIQUE = 8  # values per item under `uniqueItems`; there are 2^n sets of them
 
 _Counters: TypeAlias = tuple[int, ...]
 
@@ -78,7 +78,7 @@ def _plain(writer: RuleWriter, case: ArrayCase) -> Expression:
 
 
 class _CountedItems:
-    """A rule for each (index, counters); both stop counting where more makes no difference."""
+    """A rule for each (index, counters); both saturate where counting further is irrelevant."""
 
     def __init__(self, writer: RuleWriter, case: ArrayCase) -> None:
         self.writer = writer
@@ -120,8 +120,8 @@ class _CountedItems:
                 yield concat(*comma, value, after)
 
     def _choices(self, count: Count, index: int, counted: int) -> list[tuple[Signed, int]]:
-        """What the item is asked, and the counter after it. Under a maximum it must be known
-        whether an item counts; towards a minimum it is enough that some do."""
+        """The item's constraint, and the counter after it. Under a maximum it must be known whether
+        an item counts; for a minimum it is enough that some do."""
         if index < count.start or (count.stop is not None and index >= count.stop):
             return [(TRUE, counted)]
         if count.most is None:
@@ -135,7 +135,7 @@ class _CountedItems:
 
 
 class _UniqueItems:
-    """Items that differ, from few values: a rule for each set of values already written."""
+    """Unique items from few values: a rule for each set of values already written."""
 
     def __init__(self, writer: RuleWriter, case: ArrayCase) -> None:
         self.writer = writer

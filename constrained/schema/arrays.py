@@ -1,4 +1,4 @@
-"""What is asked of an array: how many items, what each is, how many of a kind."""
+"""Constraints on an array: how many items, what each is, how many match a schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .document import Signed, State
 @dataclass(frozen=True, slots=True)
 class Count:
     """Among the items from `start` up to `stop` (None: the end), between `least` and `most` are
-    valid so."""
+    valid under `item`."""
 
     start: int
     stop: int | None
@@ -21,7 +21,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The items that keywords in place have looked at, for `unevaluatedItems`: the first `upto`
+    """The items that in-place keywords have evaluated, for `unevaluatedItems`: the first `upto`
     (None: all), and those that are valid under one of `matching`."""
 
     upto: int | None = 0
@@ -37,8 +37,9 @@ NOTHING_EVALUATED = Evaluated()
 
 @dataclass(frozen=True, slots=True)
 class ArrayCase:
-    """A conjunction of what is asked of an array. `items`: (start, stop, signed), every item from
-    `start` up to `stop` (None: the end) is valid so. `is_unique` None: does not matter."""
+    """A conjunction of constraints on an array. `items`: (start, stop, signed), every item from
+    `start` up to `stop` (None: the end) is valid under `signed`. `is_unique` None: does not
+    matter."""
 
     items: frozenset[tuple[int, int | None, Signed]] = frozenset()
     counts: frozenset[Count] = frozenset()
@@ -67,7 +68,7 @@ class ArrayCase:
         )
 
     def item_state(self, index: int) -> State:
-        """What is asked of the item at an index."""
+        """The constraints on the item at an index."""
         return frozenset(
             signed
             for start, stop, signed in self.items
@@ -76,13 +77,13 @@ class ArrayCase:
 
     @property
     def boundary(self) -> int:
-        """From here on all items are asked the same."""
+        """From this index on all items have the same constraints."""
         spans = [*((start, stop) for start, stop, _ in self.items)]
         spans += [(count.start, count.stop) for count in self.counts]
         return max((end for span in spans for end in span if end is not None), default=0)
 
     def forgetting(self) -> ArrayCase:
-        """Without the record of what was evaluated."""
+        """The case without its record of evaluated items."""
         return (
             self
             if self.evaluated == NOTHING_EVALUATED

@@ -1,7 +1,7 @@
-"""The keywords of one JSON type as cases: what each asks, and what breaks it.
+"""The keywords of one JSON type as cases: what each requires, and what violates it.
 
-Each function yields one disjunction a keyword: for a positive place all have to hold, for a
-negative one any of them, being what breaks the keyword.
+Each function yields one disjunction per keyword: at a positive place all have to hold, at a
+negative one any of them, each being what violates the keyword.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BASE64 = Language(BASE64)
 
 
 def literal_place(document: Document, place: Place, value: Any) -> Signed:
-    """A schema of one array or object, by the schemas of its parts."""
+    """A place for one array or object value, by the places of its parts."""
     if isinstance(value, list):
         schema: dict[str, Any] = {
             "type": "array",
@@ -179,7 +179,7 @@ def _contains(
 
 
 def _counting(counts: list[Count]) -> Cases:
-    """A case for each count, as the simplest constraint that says the same; none if void."""
+    """A case per count, as the simplest equivalent constraint; none if void."""
     cases: Cases = []
     for count in counts:
         if count.most is not None and count.least > count.most:
@@ -204,7 +204,7 @@ def _counting(counts: list[Count]) -> Cases:
 def unevaluated_items(
     expansion: Expander, place: Place, case: ArrayCase, rest: Signed, is_positive: bool
 ) -> ArrayCase | None:
-    """A case in which all, or negated: not all, items that nothing has looked at are `rest`."""
+    """A case in which all (negated: not all) items not yet evaluated are `rest`."""
     upto, matching = case.evaluated.upto, case.evaluated.matching
     done = replace(case, evaluated=arrays.Evaluated(upto=None))
     if upto is None or rest == TRUE:
@@ -244,7 +244,7 @@ def _objects(
 
 
 def _key_places(expansion: Expander, place: Place) -> list[tuple[Keys, Signed]]:
-    """Which place holds for the values of which keys."""
+    """Which place applies to the values of which keys."""
     schema, document = place.schema, expansion.document
     entries: list[tuple[Keys, Signed]] = [
         (name, document.child(place, "properties", name)) for name in schema.get("properties", ())
@@ -280,14 +280,14 @@ def _key_case(
 
 
 def _broken(keys: Keys, sub: Signed) -> ObjectCase:
-    """Some of these keys is there, with a value that is not valid so."""
+    """One of these keys is present, with a value that is not valid under `sub`."""
     if isinstance(keys, str):
         return ObjectCase(values=((keys, -sub),), required=frozenset({keys}))
     return ObjectCase(owed=frozenset({frozenset({(keys, -sub)})}))
 
 
 def _property_names(expansion: Expander, place: Place, is_positive: bool) -> Iterator[Cases]:
-    """Keys outside the language of the names: forbidden, or there is one."""
+    """Keys outside the language of the names are forbidden; negated: there is one."""
 
     cases = expansion.cases(expansion.document.child(place, "propertyNames"), Kind.STRING)
     if strings.ANY in cases:
@@ -310,7 +310,7 @@ def _property_names(expansion: Expander, place: Place, is_positive: bool) -> Ite
 def unevaluated_properties(
     expansion: Expander, place: Place, case: ObjectCase, rest: Signed, is_positive: bool
 ) -> ObjectCase | None:
-    """A case in which all, or negated: not all, keys that nothing has looked at are `rest`."""
+    """A case in which all (negated: not all) keys not yet evaluated are `rest`."""
     seen = case.evaluated
     done = replace(case, evaluated=objects.Evaluated(is_all=True))
     if seen.is_all or rest == TRUE:

@@ -1,4 +1,4 @@
-"""What can be asked of a value of each JSON type, as far as all keywords share it."""
+"""Constraints on values of each JSON type, as far as all keywords share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .keywords import is_number
 
 
 class Kind(IntEnum):
-    """What a JSON value can be; true and false apart, since each is one value."""
+    """The kinds of JSON value; true and false are separate, since each is one value."""
 
     NULL = 0
     FALSE = 1
@@ -48,20 +48,20 @@ ANY_OF: tuple[Case, ...] = (
 
 
 class Expander(Protocol):
-    """What the keywords of one type need of the expansion that they are part of."""
+    """What one type's keywords need from the expansion that they are part of."""
 
     document: Document
     asserts_format: bool
 
     def cases(self, signed: Signed, kind: Kind, is_tracked: bool = False) -> Cases:
-        """The cases of one signed place. Tracked: they know what was evaluated in place."""
+        """The cases of one signed place. Tracked: they record what was evaluated in place."""
 
     def unsupported(self, place: Place, keyword: str, reason: str) -> None:
         """Strict: raises UnsupportedSchema. Lenient: notes it; the caller drops the keyword."""
 
 
 def kind_of(value: object) -> Kind:
-    """Of a value of the schema's. Raises InvalidGrammar for what is not JSON."""
+    """The kind of a value in the schema. Raises InvalidGrammar for what is not JSON."""
     if value is None:
         return Kind.NULL
     if isinstance(value, bool):

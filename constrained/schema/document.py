@@ -1,9 +1,9 @@
-"""A schema document as numbered places, references resolved.
+"""A schema document as numbered places, with references resolved.
 
-A place is a subschema; its number with a sign is what the rest works on: `+n` says that the
-instance is valid under place n, `-n` that it is not. Conjunctions of such numbers are finitely
-many, which is why recursion ends. References are resolved by the `referencing` library where they
-are more than a pointer into the same resource; nothing is ever fetched.
+A place is a subschema; other modules work on its number with a sign: `+n` means that the instance
+is valid under place n, `-n` that it is not. There are finitely many conjunctions of such numbers,
+which is why recursion ends. The `referencing` library resolves references that are more than a
+pointer into the same resource; nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DYNAMIC_ANCHORS = {"$dynamicRef": "$dynamicAnchor", "$recursiveRef": "$recursiv
 
 
 class Resource:
-    """A schema with a base URI of its own: the document, and each subschema with an `$id`."""
+    """A schema with its own base URI: the document, and each subschema with an `$id`."""
 
     def __init__(self, contents: Any, dialect: Dialect, resolver: Any = None) -> None:
         self.contents = contents
@@ -50,7 +50,7 @@ class Resource:
 
     @property
     def resolver(self) -> Any:
-        """Of `referencing`; made when first needed, since most documents never do."""
+        """The resolver of `referencing`; made on first use, since most documents need none."""
         if self._resolver is None:
             specification: Any = _SPECIFICATIONS[self.dialect]
             resource = specification.create_resource(self.contents)
@@ -65,7 +65,7 @@ class Resource:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One subschema. `alternatives`, where not None, stands in for the schema: any of these."""
+    """One subschema. `alternatives`, where not None, replaces the schema: any of these."""
 
     number: int
     schema: dict[str, Any]
@@ -95,7 +95,7 @@ class Document:
         nothing = Resource({}, default)
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
         self._numbers: dict[int, int] = {}
-        self._kept: list[object] = []  # alive, so that no id() is used twice
+        self._kept: list[object] = []  # kept alive, so that no id() is reused
         self._contents = schema
         self.root = self._locate(schema, "", root)
 
@@ -116,7 +116,7 @@ class Document:
         )
 
     def made(self, place: Place, key: object, schema: dict[str, Any], resource: Resource) -> Signed:
-        """A subschema that stands in for something of the place's, once per key."""
+        """A synthetic subschema for something of the place's, made once per key."""
         if key not in place.children:
             place.children[key] = self._add(schema, place.pointer, resource)
         return place.children[key]
@@ -189,7 +189,7 @@ class Document:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """Whether objects and arrays are nested deeper."""
+    """Whether objects and arrays are nested deeper than `depth`."""
     level = [value]
     for _ in range(depth + 1):
         containers = [one for one in level if isinstance(one, (dict, list))]
@@ -206,7 +206,7 @@ def _is_deeper(value: object, depth: int) -> bool:
 def _check(schema: dict[str, Any], pointer: str, dialect: Dialect) -> None:
     if dialect <= Dialect.DRAFT7 and "$ref" in schema:
         KEYWORDS["$ref"].check(schema["$ref"], pointer)
-        return  # its siblings are ignored, malformed ones too
+        return  # its siblings are ignored, even malformed ones
     for name, value in schema.items():
         keyword = KEYWORDS.get(name)
         if keyword is not None and keyword.since <= dialect <= keyword.until:
@@ -249,7 +249,7 @@ def _inner(schema: dict[str, Any], identifier: str, pointer: str, outer: Resourc
 
 
 def _pointer_within(contents: Any, fragment: str) -> Any:
-    """The subschema at a JSON pointer, None where it is not there or lies in another resource."""
+    """The subschema at a JSON pointer, None where it is absent or in another resource."""
     for token in fragment.split("/")[1:]:
         token = unquote(token).replace("~1", "/").replace("~0", "~")
         if isinstance(contents, list) and token.isdigit() and int(token) < len(contents):

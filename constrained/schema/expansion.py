@@ -1,13 +1,13 @@
-"""From signed places to disjunctions of what is asked of each JSON type.
+"""Expands signed places to disjunctions of constraints on each JSON type.
 
 A schema is an alternating tree automaton: a conjunction and negation of places at each value. This
-is the step that makes it nondeterministic: for one type of value the boolean applicators of a place
-(`$ref`, `allOf`, `anyOf`, `oneOf`, `not`, `if`, `enum`, dependencies) are multiplied out to cases,
-each a conjunction of typed constraints; a keyword for another type says nothing, so its negation
-holds for no value of this type. What is asked of items and properties stays signed places.
+step makes it nondeterministic: for one type of value the boolean applicators of a place (`$ref`,
+`allOf`, `anyOf`, `oneOf`, `not`, `if`, `enum`, dependencies) are multiplied out to cases, each a
+conjunction of typed constraints; a keyword for another type has no effect, so its negation holds
+for no value of this type. Constraints on items and properties stay signed places.
 
-Exponential in the worst case; cases that contradict themselves are dropped as they arise, branches
-of `oneOf` that exclude each other are not negated, and beyond MAX_CASES the keyword is refused.
+Exponential in the worst case; contradictory cases are dropped as they arise, branches of `oneOf`
+that exclude each other are not negated, and beyond MAX_CASES the keyword is refused.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TYPES_OF_KIND = ("null", "boolean", "boolean", "number", "string", "array", "ob
 
 
 class SelfReference(InvalidGrammar):
-    """A place whose meaning is its own, at the same value."""
+    """A place defined by itself, at the same value."""
 
 
 class Expansion:
-    """The cases of places and of states, each found once."""
+    """The cases of places and of states, each computed once."""
 
     def __init__(
         self, document: Document, *, asserts_format: bool = True, is_lenient: bool = False
@@ -67,7 +67,7 @@ class Expansion:
         self.warnings[f"{place.pointer or '/'}: {keyword} is not enforced: {reason}"] = None
 
     def state_cases(self, state: State, kind: Kind) -> Cases:
-        """What a value of this kind in the state may be: any of these; [] is nothing."""
+        """The cases of a value of this kind in the state: any of these; [] is nothing."""
         if len(state) == 1:
             return self.cases(next(iter(state)), kind)
         if any(-signed in state for signed in state):
@@ -98,10 +98,10 @@ class Expansion:
         return found
 
     def is_void(self, state: State) -> bool:
-        """Whether it is plain that no value is in the state."""
+        """Whether the state plainly allows no value."""
         known = self._void.get(state)
         if known is None:
-            self._void[state] = False  # met again within itself: not plain
+            self._void[state] = False  # reached again within itself: not plain
             try:
                 known = not any(self.state_cases(state, kind) for kind in self.kinds(state))
             except SelfReference:  # of a value within: no error, but not plain either
@@ -111,7 +111,7 @@ class Expansion:
         return known
 
     def cases(self, signed: Signed, kind: Kind, is_tracked: bool = False) -> Cases:
-        """The cases of one signed place. Tracked: they know what was evaluated in place."""
+        """The cases of one signed place. Tracked: they record what was evaluated in place."""
         if abs(signed) == TRUE:
             return [ANY_OF[kind]] if signed == TRUE else []
         key = (signed, kind, is_tracked)
@@ -135,7 +135,7 @@ class Expansion:
     def product(
         self, place: Place, keyword: str, kind: Kind, factors: Iterable[Cases | None]
     ) -> Cases:
-        """All factors at once; None says nothing."""
+        """The conjunction of all factors; None has no effect."""
         result: Cases = [ANY_OF[kind]]
         for factor in factors:
             if factor is None:
@@ -151,18 +151,18 @@ class Expansion:
         return result
 
     def _dropped(self, error: UnsupportedSchema, kind: Kind) -> Cases:
-        """Strict: raises the error. Lenient: a warning in its place, and any value."""
+        """Strict: raises the error. Lenient: a warning instead, and any value."""
         if not self.is_lenient:
             raise error
         self.warnings[f"{error} (not enforced)"] = None
         return [ANY_OF[kind]]
 
     def _times(self, one: Cases, other: Cases) -> Cases | None:
-        """Every case of one with every case of the other; None where that is too much."""
+        """Every case of one with every case of the other; None where there are too many."""
         product = self._multiplied(one, other)
         if len(product) > NUM_WORTH_UNITING and isinstance(product[0], objects.ObjectCase):
             united = self._multiplied(objects.united(one), objects.united(other))
-            if 4 * len(united) <= len(product):  # else what contradicts itself is worth more
+            if 4 * len(united) <= len(product):  # else dropping contradictions gains more
                 product = united
             product = objects.absorbed(product[: MAX_CASES + 1])
         is_over = self._num_merges > MAX_MERGES or len(product) > MAX_CASES
@@ -186,7 +186,7 @@ class Expansion:
     def _is_contradiction(
         self, one: objects.ObjectCase, other: objects.ObjectCase, merged: objects.ObjectCase
     ) -> bool:
-        """Whether a required key is left without a value."""
+        """Whether no value is left for a required key."""
         for name in merged.required:
             state = merged.value_state(name)
             if len(state) < 2 and FALSE not in state:
@@ -229,7 +229,7 @@ class Expansion:
     def _factors(
         self, place: Place, kind: Kind, is_positive: bool, is_tracked: bool
     ) -> Iterator[Cases | None]:
-        """What each keyword asks, or what it takes to break it; None: nothing either way."""
+        """Each keyword's constraint, or its violation; None: no effect either way."""
         schema = place.schema
         if "$ref" in schema and place.dialect <= Dialect.DRAFT7:
             try:
@@ -238,7 +238,7 @@ class Expansion:
                 yield self._dropped(error, kind)
             return
         typed = assertions.BY_KIND[kind]
-        if typed is not None:  # first: what is required makes branches contradictions
+        if typed is not None:  # first: required keys turn branches into contradictions
             yield from typed(self, place, is_positive, is_tracked)
         for keyword in schema:
             handler = _APPLICATORS.get(keyword)
@@ -343,7 +343,7 @@ class Expansion:
         return _union(parts)
 
     def _overlap(self, one: Signed, other: Signed, kind: Kind) -> bool:
-        """Whether some value may be valid under both; the same branch twice always is."""
+        """Whether some value may be valid under both; always for the same branch twice."""
         ours, theirs = self.cases(one, kind), self.cases(other, kind)
         return any(self._merged(a, b) is not None for a in ours for b in theirs)
 
@@ -375,7 +375,7 @@ class Expansion:
     def _dependent(
         self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
     ) -> Cases | None:
-        """`dependentRequired`, `dependentSchemas` and, their ancestor, `dependencies`."""
+        """`dependentRequired`, `dependentSchemas` and their predecessor, `dependencies`."""
         if kind != Kind.OBJECT or (keyword != "dependencies" and place.dialect < Dialect.D2019):
             return None
         parts = []

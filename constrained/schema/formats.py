@@ -1,4 +1,4 @@
-"""Formats of strings as regular languages: what `format` asserts.
+"""String formats as regular languages: what `format` asserts.
 
 Sources: RFC 3339 (dates and times, appendix A: durations), RFC 5321 (e-mail), RFC 1123 (host
 names), RFC 3986 and 3987 (URIs, IRIs, IP addresses), RFC 4122 (UUIDs), RFC 6901 (JSON pointers),
@@ -27,7 +27,7 @@ _IPV6 = "|".join(
     ]
 )
 
-# years from 0001 on: 0000 is a year of RFC 3339's, but of few readers (Python's has none)
+# years from 0001 on: RFC 3339 has a year 0000, but few readers do (Python's does not)
 _YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = (
     r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])"
@@ -72,7 +72,7 @@ _DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+
 
 
 def _label(most: int) -> str:
-    """A label of a host name; none with `--` after two characters (reserved, as for punycode)."""
+    """A label of a host name, without `--` after two characters (reserved, as for punycode)."""
     c, x = "[A-Za-z0-9]", "[A-Za-z0-9-]"
     return rf"(?:{c}(?:{x}{{0,2}}{c})?|{c}{x}(?:{c}{x}|-{c}){x}{{0,{most - 5}}}{c})"
 
@@ -149,7 +149,7 @@ _REGEXES = {
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
 
-# What a negated format excludes, where what is generated for it is a part of the format only.
+# What a negated format excludes, where only a part of the format is generated.
 _WHOLE = {
     "date": _ANY_DATE,
     "time": _ANY_TIME,
@@ -163,11 +163,11 @@ BASE64 = parse_regex(
     anchored=True,
 )
 FORMATS = tuple(_REGEXES)
-NOT_ENFORCED = ("idn-hostname", "regex")  # tables of Unicode's; not a regular language
+NOT_ENFORCED = ("idn-hostname", "regex")  # needs Unicode tables; not a regular language
 
 
 def format_expression(name: str, is_negated: bool = False) -> Expression | None:
-    """The strings of a format of the standard's; None for names that it does not know.
+    """The strings of a standard format; None for unknown names.
 
     `date`, `time`, `date-time` and `hostname` leave out rare ones (see the comments above); with
     `is_negated` none are missing.

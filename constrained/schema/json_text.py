@@ -1,8 +1,8 @@
 """JSON texts as expressions: encoded strings, literals, whitespace between tokens.
 
-One spelling a string: raw UTF-8 except `\\"`, `\\\\`, `\\b \\f \\n \\r \\t` and, for the other
-control characters, `\\u00xx` in lower case. This code is prefix-free, so encoding goes through
-`And` and `Not` unchanged. Only strings of which nothing is asked have JSON's other spellings too.
+One spelling per string: raw UTF-8 except `\\"`, `\\\\`, `\\b \\f \\n \\r \\t` and, for the other
+control characters, `\\u00xx` in lower case. This code is prefix-free, so encoding commutes with
+`And` and `Not`. Only unconstrained strings may use JSON's other spellings too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEX = Chars(((48, 57), (65, 70), (97, 102)))
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """JSON's structural tokens with the whitespace that may stand around them."""
+    """JSON's structural tokens with the whitespace allowed around them."""
 
     open_array: Expression
     close_array: Expression
@@ -71,7 +71,7 @@ def spacing(whitespace: str) -> Spacing:
 
 
 def encoded(text: str) -> str:
-    """The canonical JSON text of a string. Raises InvalidGrammar for what is no Unicode text."""
+    """The canonical JSON text of a string. Raises InvalidGrammar for invalid Unicode."""
     if not text.isascii():
         try:
             text.encode()
@@ -119,7 +119,7 @@ def _characters(chars: Chars) -> Expression:
 
 
 def _escapes(codes: list[int]) -> list[Expression]:
-    """The escapes of these characters, by all but the last character of each."""
+    """The escapes of these characters, grouped by all but their last character."""
     lasts: dict[str, list[str]] = {}
     for code in codes:
         escape = encoded(chr(code))[1:-1]

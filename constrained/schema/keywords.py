@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema that are understood: since when, what values they take, how enforced.
+"""The supported keywords of JSON Schema: since when, which values they take, how enforced.
 
 One table for the code (any other keyword is an annotation) and for the documentation.
 """
@@ -12,7 +12,7 @@ from math import isfinite
 
 from ...errors import InvalidGrammar
 
-MAX_COUNT = 2**31 - 1  # what the automata's and the parser's repetitions can hold
+MAX_COUNT = 2**31 - 1  # the largest repetition count of the automata and the parser
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
@@ -46,7 +46,7 @@ class Keyword:
 
     name: str
     is_value: Callable[[object], bool]
-    allowed: str  # what a value may be, in words
+    allowed: str  # the allowed values, in words
     enforced: str  # how, and within which limits
     since: Dialect = Dialect.DRAFT4
     until: Dialect = Dialect.D2020
@@ -85,7 +85,7 @@ def _is_count(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a JSON number; true, false, NaN and infinities are none."""
+    """Whether it is a JSON number; true, false, NaN and infinities are not."""
     if isinstance(value, float):
         return isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
-"""Whether a text is in a regular language, read off the expression itself.
+"""Tests whether a text is in a regular language, directly on the expression.
 
 For single short words (names against patterns, values against lengths), where building an
-automaton would cost more. Cost: places of the text times nodes of the expression.
+automaton would cost more. Cost: positions in the text times nodes of the expression.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from ..grammar import Alt, And, Chars, Concat, Expression, Literal, Not, Ref, Re
 
 
 def matches(expression: Expression, text: str) -> bool:
-    """Whether the whole text is in the language; no rules."""
+    """Whether the whole text is in the language; the expression has no rules."""
     return len(text) in _Ends(text).of(expression, 0)
 
 
 class _Ends:
-    """Where a part can end, by where it begins, in one text."""
+    """In one text, where a part can end, by where it begins."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -51,7 +51,7 @@ class _Ends:
                 raise AssertionError(f"rule {name} in a regular expression")
 
     def _repeated(self, inner: Expression, least: int, most: int | None, start: int) -> set[int]:
-        """Rounds until the set of ends comes again: after that nothing new can be reached."""
+        """Repeat until the set of ends recurs: after that nothing new can be reached."""
         ends = {start}
         reached = set(ends) if least == 0 else set()
         seen: set[frozenset[int]] = set()

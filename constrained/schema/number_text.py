@@ -1,8 +1,8 @@
 """Digit-wise regular languages of decimal numbers: ranges and multiples, exact at any size.
 
 Universe: `-?(0|[1-9][0-9]*)(\\.[0-9]+)?` without a negative zero; the value of a text is its
-mathematical one. A text without fraction is an integer's only spelling where integers are asked
-for. Multiples are right-linear rules, one a remainder, so that no automaton has to be intersected.
+mathematical one. Where integers are required, a text without fraction is an integer's only
+spelling. Multiples are right-linear rules, one per remainder, so that no automata are intersected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NON_ZERO_FRACTION = concat(Literal("."), repeat(Literal("0"), 0), NON_ZERO, _DI
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Values between two ends, None: without end; `has_low` and `has_high`: the ends belong."""
+    """Values between two ends, None: unbounded; `has_low` and `has_high`: the end is included."""
 
     low: Fraction | None = None
     high: Fraction | None = None
@@ -51,7 +51,7 @@ class Interval:
         return Interval(low, high, has_low, has_high)
 
     def without(self, values: list[Fraction]) -> list[Interval]:
-        """The parts that are left between the values, in order."""
+        """The parts that remain between the values, in order."""
         parts, rest = [], self
         for value in sorted(values):
             if rest.meets(value):
@@ -60,7 +60,7 @@ class Interval:
         return [part for part in (*parts, rest) if not part.is_empty]
 
     def least_multiple(self, step: Fraction) -> int | None:
-        """The least n with n * step in it."""
+        """The least n for which n * step lies in it."""
         if self.low is None:
             return None
         quotient = self.low / step
@@ -68,7 +68,7 @@ class Interval:
         return n + 1 if n == quotient and not self.has_low else n
 
     def greatest_multiple(self, step: Fraction) -> int | None:
-        """The greatest n with n * step in it."""
+        """The greatest n for which n * step lies in it."""
         if self.high is None:
             return None
         quotient = self.high / step
@@ -131,12 +131,12 @@ def reals(interval: Interval) -> Expression:
 
 @lru_cache(maxsize=1024)
 def non_integers(interval: Interval) -> Expression:
-    """Texts of the decimals in an interval that are no integers."""
+    """Texts of the decimals in an interval that are not integers."""
     return signed(interval, lambda part: _decimals(part, True))
 
 
 def signed(interval: Interval, texts: Callable[[Interval], Expression]) -> Expression:
-    """Both signs from the language of the numbers from 0 on; zero has no sign."""
+    """Both signs, from the language of the numbers from 0 on; zero has no sign."""
     upper = interval.intersection(NOT_NEGATIVE)
     lower = interval.mirrored().intersection(POSITIVE)
     return alt(
@@ -156,7 +156,7 @@ def natural_blocks(interval: Interval) -> list[tuple[str, int, bool]]:
 
 
 def _natural_numbers(interval: Interval) -> Expression:
-    """Integers from 0 on; blocks that differ in their prefix's last digit only are one part."""
+    """Integers from 0 on; blocks that differ only in their prefix's last digit become one part."""
     groups: dict[tuple[str, int, bool], list[int]] = {}
     for prefix, free, is_open in natural_blocks(interval):
         groups.setdefault((prefix[:-1], free, is_open), []).append(ord(prefix[-1]))
@@ -226,7 +226,7 @@ def _within(whole: int, part: Interval, is_non_integer: bool) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class _Digits:
-    """The digits of an end that are still to come, without zeros at their end."""
+    """The remaining digits of an end, without trailing zeros."""
 
     text: str
     belongs: bool
@@ -261,7 +261,7 @@ def _fractions(low: _Digits | None, high: _Digits | None, may_end: bool) -> Expr
 
 
 def _zeros(low: _Digits | None, high: _Digits, may_end: bool) -> Expression:
-    """What may follow once all of `high` has been written: zeros only."""
+    """The rest after all of `high` has been written: zeros only."""
     if low is not None or not high.belongs:
         return NOTHING
     return repeat(Literal("0"), 0 if may_end else 1)

@@ -1,7 +1,7 @@
-"""What is asked of a number, and its canonical texts.
+"""Constraints on a number, and its canonical texts.
 
 Numbers compare by value: 1 and 1.0 are equal. Texts: integers without fraction; other numbers with
-one; an exponent only where nothing is asked of a number.
+one; an exponent only in unconstrained numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANY_NUMBER = concat(
 
 @dataclass(frozen=True, slots=True)
 class NumberCase:
-    """A conjunction of what is asked of a number; an integer is a multiple of 1."""
+    """A conjunction of constraints on a number; an integer is a multiple of 1."""
 
     interval: Interval = _ALL
     step: Fraction | None = None
@@ -57,7 +57,7 @@ class NumberCase:
     excluded: frozenset[Fraction] = frozenset()
 
     def admits(self, value: Fraction) -> bool:
-        """Whether a number is among them."""
+        """Whether the case allows a number."""
         return (
             self.interval.meets(value)
             and (self.step is None or (value / self.step).denominator == 1)
@@ -67,7 +67,7 @@ class NumberCase:
         )
 
     def merged(self, other: NumberCase) -> NumberCase | None:
-        """Both conjunctions; None where no number is left."""
+        """Both conjunctions; None where no number remains."""
         case = NumberCase(
             self.interval.intersection(other.interval),
             _common_multiple(self.step, other.step),
@@ -95,7 +95,7 @@ NOT_INTEGER = NumberCase(not_steps=frozenset({Fraction(1)}))
 
 
 def exact(number: int | float) -> Fraction:
-    """The decimal that a number of the schema was written as."""
+    """The decimal as which the schema's number was written."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
@@ -110,7 +110,7 @@ def not_of_values(values: list[int | float]) -> NumberCase:
 
 
 def asked(schema: dict[str, Any], dialect: Dialect) -> list[NumberCase]:
-    """What each keyword for numbers asks, one case a keyword."""
+    """The constraint of each keyword for numbers, one case per keyword."""
     cases = [NumberCase(interval) for interval in _bounds(schema, dialect)]
     if "multipleOf" in schema:
         cases.append(NumberCase(step=exact(schema["multipleOf"])))
@@ -118,7 +118,7 @@ def asked(schema: dict[str, Any], dialect: Dialect) -> list[NumberCase]:
 
 
 def negation(case: NumberCase) -> NumberCase | None:
-    """The numbers that do not meet what one keyword asks; None where all do."""
+    """The numbers that violate one keyword's constraint; None where none do."""
     if case.step is not None:
         return NumberCase(not_steps=frozenset({case.step}))
     interval = case.interval
@@ -156,8 +156,8 @@ class TooManyRemainders(Exception):
 
 
 def expression(case: NumberCase, add_rule: Callable[[str, Expression], None]) -> Expression:
-    """Canonical texts of a case's numbers. Remainders become rules, and so do then the numbers as
-    a whole, so that a parser's tokens can be told. Raises TooManyRemainders."""
+    """Canonical texts of a case's numbers. Remainders become rules, and then so do the numbers as a
+    whole, so that a parser's tokens can be told apart. Raises TooManyRemainders."""
     if case == ANY:
         return ANY_NUMBER
     if case.values is not None:
@@ -202,7 +202,7 @@ def _enumerated(part: Interval, case: NumberCase) -> Expression | None:
 class _Multiples:
     """Numbers by their remainder: one rule for each remainder of the digits read so far.
 
-    With k places after the point at most, a number N / 10^k is judged by N modulo `modulus`.
+    With at most k places after the point, a number N / 10^k is judged by N modulo `modulus`.
     """
 
     def __init__(self, case: NumberCase, add_rule: Callable[[str, Expression], None]) -> None:
@@ -215,7 +215,7 @@ class _Multiples:
         for step in steps:
             common = _common_multiple(common, step)
         assert common is not None, "no multiple is asked for"
-        self.is_open = case.step is None  # more places than k are no multiples: allowed
+        self.is_open = case.step is None  # more places than k are not multiples: allowed
         if case.step is not None and case.step.denominator == 1:
             self.places, common = 0, _common_multiple(common, case.step)
         scaled = (common or Fraction(1)) * 10**self.places
@@ -284,7 +284,7 @@ class _Multiples:
         return self._rule(f"{remainder}_{free}{'_on' if is_open else ''}", write)
 
     def _fraction(self, remainder: int, read: int) -> Expression:
-        """Nothing or the point and digits, after `read` of the latter."""
+        """Nothing, or the point and digits, after `read` digits of the fraction."""
         left = self.places - read
         is_accepted = self._is_accepted(remainder * 10**left)
         end = [EMPTY_WORD] if is_accepted else []

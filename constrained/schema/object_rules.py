@@ -5,8 +5,8 @@ Without counts the rules are a chain, linear in the number of keys:
     first_i = key_i more_i+1 | first_i+1        nothing is written yet
     more_i  = ("," key_i)? more_i+1             something is
 
-With counts and debts (see `ObjectCase`) a rule is a place in the chain, the number of keys written
-and the debts that are still open; in any order it is the set of keys that are left.
+With counts and debts (see `ObjectCase`) a rule is a position in the chain, the number of keys
+written and the open debts; in any order it is the set of remaining keys.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .rule_writer import RuleWriter
 from .strings import Language
 
 MAX_PATTERNS = 6
-MAX_LISTED_WORDS = 20  # a class of no more keys is listed, so that none can come twice
+MAX_LISTED_WORDS = 20  # a class with at most this many keys is listed, so that none can repeat
 MAX_ANY_ORDER = 6
 MAX_PLACED_DEBTS = 4  # with more, keys that only other cases name are free: rules are places * 2^n
-MAX_PLACED_KEYS = 300  # so are they with more in all cases of a state together: 0.2 s
+MAX_PLACED_KEYS = 300  # also with more keys in all cases of a state together: 0.2 s
 MAX_COUNTING_RULES = 8000  # of all objects together; a second or so
 # keywords whose branches become debts, and those that count
 _MULTIPLYING = ("oneOf", "not", "if", "anyOf", "allOf", "minProperties", "maxProperties", "$ref")
@@ -62,7 +62,7 @@ class Entry:
     outside: frozenset[Language] = frozenset()
 
     def payments(self, debt: Debt) -> list[Signed]:
-        """What its value may be asked so that the debt is paid."""
+        """The constraints on its value that would pay the debt."""
         return [signed for keys, signed in debt if signed != FALSE and self._is_in(keys)]
 
     def _is_in(self, keys: Keys) -> bool:
@@ -76,7 +76,7 @@ class Entry:
 def object_expression(
     writer: RuleWriter, case: ObjectCase, order: dict[str, None], num_cases: int
 ) -> Expression:
-    """The texts of the objects of one of a state's cases; `order` ranks the keys of them all."""
+    """The texts of the objects of one of a state's cases; `order` ranks the keys of all cases."""
     is_placed = (
         writer.property_order != "any"
         and len(case.owed) <= MAX_PLACED_DEBTS
@@ -91,8 +91,8 @@ def object_expression(
 
 
 class _ObjectRules:
-    """The rules of one case. `is_placed`: the keys that only other cases name have their place in
-    the order too, so that no key's place depends on the case."""
+    """The rules of one case. `is_placed`: keys that only other cases name are also placed in the
+    order, so that no key's position depends on the case."""
 
     def __init__(
         self, writer: RuleWriter, case: ObjectCase, order: dict[str, None], is_placed: bool
@@ -162,7 +162,7 @@ class _ObjectRules:
                 self.listed.append(Entry(Literal(encoded(word)), state, word))
 
     def chain(self) -> Expression:
-        """Without counts."""
+        """The rules without counts."""
         spacing = self.writer.spacing
         members = [self._member(entry) for entry in self.listed]
         free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
@@ -182,7 +182,7 @@ class _ObjectRules:
         return concat(spacing.open_object, firsts[0] if len(firsts) == 1 else Alt(tuple(firsts)))
 
     def _shared(self, reversed_parts: list[Expression]) -> Expression:
-        """The end of a chain as a rule of its own, since it is used more than once."""
+        """The end of a chain as its own rule, since it is used more than once."""
         expression = concat(*reversed(reversed_parts))
         if isinstance(expression, (Literal, Ref)):
             return expression
@@ -197,7 +197,7 @@ class _ObjectRules:
         return self._written_from(0)
 
     def any_order(self) -> Expression:
-        """A rule for each set of listed keys that are left."""
+        """A rule for each set of remaining listed keys."""
         if len(self.listed) > MAX_ANY_ORDER:
             reason = f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be"
             self.writer.refuse("properties", reason)
@@ -259,7 +259,7 @@ class _ObjectRules:
         count: int,
         missing: frozenset[Debt],
     ) -> Iterator[Expression]:
-        """One more member, that does or does not pay debts."""
+        """One more member, which may or may not pay debts."""
         comma = [self.writer.spacing.comma] if count else []
         payable = {debt: entry.payments(debt) for debt in missing}
         for paid in _subsets([debt for debt, payments in payable.items() if payments]):
@@ -290,7 +290,7 @@ class _ObjectRules:
 
 
 def _unpaid(owed: frozenset[Debt], missing: Container[str | None]) -> frozenset[Debt]:
-    """The debts that are not paid by keys that do not come any more."""
+    """The debts that the remaining keys cannot pay."""
     return frozenset(debt for debt in owed if not any(k in missing and s == FALSE for k, s in debt))
 
 

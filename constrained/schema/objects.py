@@ -1,4 +1,4 @@
-"""What is asked of an object: which keys, how many, and what their values are."""
+"""Constraints on an object: which keys, how many, and their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KeySet:
     names: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
-        """By every reading of the patterns."""
+        """Membership by every reading of the patterns."""
         return (
             name not in self.names
             and all(part.has(name) for part in self.inside)
@@ -27,7 +27,7 @@ class KeySet:
         )
 
     def may_have(self, name: str) -> bool:
-        """By some reading of them: what is asked of the set's keys is asked of this one."""
+        """Membership by some reading: the set's constraints then also apply to this key."""
         return (
             name not in self.names
             and all(part.may_have(name) for part in self.inside)
@@ -40,7 +40,7 @@ Keys: TypeAlias = str | KeySet
 
 
 def is_key_in(name: str, keys: Keys) -> bool:
-    """Whether a key is the named one, or one of the set."""
+    """Whether a key is the named one, or in the set."""
     return keys == name if isinstance(keys, str) else keys.has(name)
 
 
@@ -51,7 +51,7 @@ missing."""
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The keys that keywords in place have looked at, for `unevaluatedProperties`."""
+    """The keys that in-place keywords have evaluated, for `unevaluatedProperties`."""
 
     is_all: bool = False
     names: frozenset[str] = frozenset()
@@ -68,10 +68,10 @@ NOTHING_EVALUATED = Evaluated()
 
 @dataclass(frozen=True, slots=True)
 class ObjectCase:
-    """A conjunction of what is asked of an object.
+    """A conjunction of constraints on an object.
 
-    `values`: every key of the set has a value that is valid so; a forbidden key is one whose value
-    is FALSE. `owed`: of each of these sets, one comes true.
+    `values`: every key of the set has a value that is valid under the place; a forbidden key is one
+    whose value is FALSE. `owed`: at least one alternative of each of these sets must hold.
     """
 
     values: tuple[tuple[Keys, Signed], ...] = ()
@@ -82,7 +82,7 @@ class ObjectCase:
     evaluated: Evaluated = field(default=NOTHING_EVALUATED)
 
     def value_state(self, name: str) -> State:
-        """What is asked of the value of a key."""
+        """The constraints on a key's value."""
         return self.value_states([name])[name]
 
     def value_states(self, names: Iterable[str]) -> dict[str, State]:
@@ -125,13 +125,13 @@ class ObjectCase:
         )
 
     def named(self) -> list[str]:
-        """The keys that the case speaks of by name, each once."""
+        """The keys that the case names, without duplicates."""
         names = dict.fromkeys(keys for keys, _ in self.values if isinstance(keys, str))
         names.update(dict.fromkeys(sorted(self.required)))
         return list(names)
 
     def forgetting(self) -> ObjectCase:
-        """Without the record of what was evaluated."""
+        """The case without its record of evaluated keys."""
         return (
             self
             if self.evaluated == NOTHING_EVALUATED
@@ -143,8 +143,8 @@ ANY = ObjectCase()
 
 
 def united(cases: list[ObjectCase]) -> list[ObjectCase]:
-    """The same with one debt in place of all cases that say one thing of one key: a conjunction of
-    many such disjunctions need not be multiplied out then."""
+    """The same with one debt in place of all cases that constrain only one key: a conjunction of
+    many such disjunctions then need not be multiplied out."""
     said = [_said(case) for case in cases]
     debt = frozenset(entry for entry in said if entry is not None)
     if len(debt) < 2:
@@ -154,7 +154,7 @@ def united(cases: list[ObjectCase]) -> list[ObjectCase]:
 
 
 def _said(case: ObjectCase) -> tuple[Keys, Signed] | None:
-    """What is all that the case says, as an entry of a debt."""
+    """The case's only constraint, as an entry of a debt."""
     if case.least or case.most is not None or case.evaluated != NOTHING_EVALUATED:
         return None
     if len(case.owed) == 1 and not case.values and not case.required:
@@ -173,7 +173,7 @@ def _said(case: ObjectCase) -> tuple[Keys, Signed] | None:
 
 
 def absorbed(cases: list[ObjectCase]) -> list[ObjectCase]:
-    """The cases without those that ask for all that another one does, and more."""
+    """The cases without those that require all that another one does, and more."""
     kept: list[tuple[ObjectCase, frozenset[tuple[Keys, Signed]]]] = []
     for case in sorted(cases, key=lambda case: len(case.values)):
         values = frozenset(case.values)

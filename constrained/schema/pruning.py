@@ -1,4 +1,4 @@
-"""Rules without the parts that match nothing, and without rules that nothing leads to."""
+"""Removes parts of rules that match nothing, and unreachable rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pruned(root: Expression, rules: Mapping[str, Expression]) -> Grammar | None:
     """The grammar of `root`; None where it matches nothing.
 
     A rule is productive if it derives a text: the least fixpoint over all rules. `And` and `Not`
-    are taken for productive: whoever makes them sees to it.
+    are assumed productive: their creators ensure it.
     """
     productive = _productive(rules)
     if not _is_productive(root, productive):
@@ -68,7 +68,7 @@ def _is_productive(part: Expression, productive: set[str]) -> bool:
 
 
 def _without(part: Expression, productive: set[str]) -> Expression:
-    """The part with NOTHING for every rule that is not productive."""
+    """The part with NOTHING in place of every rule that is not productive."""
     match part:
         case Ref(name):
             return part if name in productive else NOTHING

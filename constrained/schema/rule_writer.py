@@ -1,4 +1,4 @@
-"""What the rules of arrays and objects are written with."""
+"""The interface with which the rules of arrays and objects are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .json_text import Spacing
 
 
 class RuleWriter(Protocol):
-    """Gives names to rules, and the texts of the values within."""
+    """Names rules, and gives the texts of nested values."""
 
     spacing: Spacing
     property_order: str
@@ -24,13 +24,13 @@ class RuleWriter(Protocol):
         """The texts of a state's values."""
 
     def new_name(self) -> str:
-        """For a rule that is written at once."""
+        """A name for a rule that is written at once."""
 
     def new_rule(self, expression: Expression) -> Ref:
-        """A rule of its own."""
+        """A new rule for the expression."""
 
     def refuse(self, keyword: str, reason: str) -> None:
         """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
 
     def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
-        """The same, of the first of these keywords that the state at hand has."""
+        """The same for the first of these keywords that the current state has."""

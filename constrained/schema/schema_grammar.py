@@ -1,4 +1,4 @@
-"""JSON Schema to grammar: a rule for each conjunction of places that holds at some value."""
+"""JSON Schema to grammar: a rule for each conjunction of places that applies to some value."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SchemaGrammar:
     """The grammar of a schema's valid documents.
 
     `needs_unique_keys`: some object has keys that the schema does not list, so that the grammar
-    alone does not exclude a key that comes twice. `has_patterned_keys`: such keys have to match
-    patterns or names' schemas, so that after some text only a key that has come may be left.
+    alone does not exclude a repeated key. `has_patterned_keys`: such keys must match patterns or
+    `propertyNames`, so that after some text only a repeated key may remain possible.
     """
 
     grammar: Grammar
@@ -49,9 +49,10 @@ def schema_grammar(
 ) -> SchemaGrammar:
     """Exactly the valid documents, in canonical spelling; lenient: at least those.
 
-    `dialect` (a URI or a name such as "draft7") is that of schemas without `$schema`; without
-    either it is 2020-12, its predecessors' keywords understood. Raises UnsupportedSchema for what
-    cannot be enforced, InvalidGrammar for a malformed schema and for one that no document meets.
+    `dialect` (a URI or a name such as "draft7") applies to schemas without `$schema`; without
+    either it is 2020-12, plus its predecessors' keywords. Raises UnsupportedSchema for what
+    cannot be enforced, InvalidGrammar for a malformed schema and for one that no document
+    satisfies.
     """
     try:
         builder = GrammarBuilder(
@@ -87,7 +88,7 @@ class GrammarBuilder:
         self._state: State = frozenset()  # whose rule is being written
 
     def grammar(self) -> SchemaGrammar:
-        """All rules, without those that nothing matches."""
+        """All rules, without those that match nothing."""
         root = self.value(frozenset({self.document.root}) - {TRUE})
         while self._queue:
             name, self._state = self._queue.pop()
@@ -110,7 +111,7 @@ class GrammarBuilder:
         return found
 
     def new_name(self) -> str:
-        """For a rule that is written at once."""
+        """A name for a rule that is written at once."""
         self.num_rules += 1
         if self.num_rules > MAX_RULES:
             place = self._place()
@@ -121,7 +122,7 @@ class GrammarBuilder:
         return f"r{self.num_rules}"
 
     def new_rule(self, expression: Expression) -> Ref:
-        """A rule of its own."""
+        """A new rule for the expression."""
         name = self.new_name()
         self.rules[name] = expression
         return Ref(name)
@@ -131,12 +132,12 @@ class GrammarBuilder:
         self.expansion.unsupported(self._place(keyword), keyword, reason)
 
     def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
-        """The same, of the first of these keywords that the state at hand has."""
+        """The same for the first of these keywords that the current state has."""
         found = next((k for k in keywords if k in self._place(k).schema), "properties")
         self.refuse(found, reason)
 
     def _place(self, keyword: str | None = None) -> Place:
-        """The place at fault in the state at hand, as far as it can be told."""
+        """The place at fault in the current state, as far as known."""
         places = [self.document[signed] for signed in sorted(self._state)]
         for place in places:
             if keyword in place.schema:
@@ -189,7 +190,7 @@ class GrammarBuilder:
             return numbers.expression(numbers.NumberCase(case.interval), self.rules.__setitem__)
 
     def _order(self) -> dict[str, None]:
-        """The keys of the state at hand in the order in which its places first name them."""
+        """The keys of the current state in the order in which its places first name them."""
         names: dict[str, None] = {}
         late: dict[str, None] = {}
         seen: set[Signed] = set()
@@ -205,7 +206,7 @@ def _mention(
     late: dict[str, None],
     seen: set[Signed],
 ) -> None:
-    """Keys by first mention, through applicators in place; `late`: those only required."""
+    """Keys by first mention, through in-place applicators; `late`: those only required."""
     number = abs(number)
     if number in seen:
         return
@@ -254,6 +255,6 @@ def _mention_target(
 ) -> None:
     try:
         target = document.target(place, keyword)
-    except UnsupportedSchema:  # lenient, and already warned of
+    except UnsupportedSchema:  # lenient, and already warned about
         return
     _mention(document, target, names, late, seen)

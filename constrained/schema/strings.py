@@ -1,4 +1,4 @@
-"""What is asked of a string, and its language over characters."""
+"""Constraints on a string, and its language over characters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .formats import format_expression
 from .json_text import ANY_CHAR, ANY_JSON_STRING, ANY_TEXT, encoded, json_string
 from .membership import matches
 
-# what ECMA-262 and Python's re read differently, and where Python's reading is not just the wider
+# read differently by ECMA-262 and Python's re, and Python's reading is not simply the wider one
 _DIFFERS = re.compile(r"[.$]|\\[dDwWsS]")
 _IS_NOT_WIDER = re.compile(r"\\[DWsS]|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]")
 
@@ -22,9 +22,9 @@ _IS_NOT_WIDER = re.compile(r"\\[DWsS]|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]")
 @dataclass(frozen=True, slots=True, eq=False)
 class Language:
     """Strings as an expression over characters; compared by identity, since expressions are large.
-    Whoever makes one for a pattern or a format makes it once.
+    Make only one per pattern or format.
 
-    `widest` is for what must be no part of it: strings that only one reading of it has."""
+    `widest` is used for exclusion: it includes strings that only one reading of the pattern has."""
 
     expression: Expression
     wider: Expression | None = None
@@ -44,14 +44,14 @@ class Language:
 
 @lru_cache(maxsize=1024)
 def pattern_language(pattern: str) -> Language:
-    """The strings in which a regex is found, as ECMA-262 says and as validators in Python, which
-    use `re`, say. Raises InvalidGrammar."""
+    """The strings in which a regex is found, by ECMA-262 and also by Python validators, which use
+    `re`. Raises InvalidGrammar."""
     ecma = parse_regex(pattern, anchored=False)
     if not _DIFFERS.search(pattern):
         return Language(ecma)
     try:
         python = parse_regex(pattern, dialect="python", anchored=False)
-    except InvalidGrammar:  # no regex of Python's: there is one reading
+    except InvalidGrammar:  # invalid in Python: there is one reading
         return Language(ecma)
     if _IS_NOT_WIDER.search(pattern):
         return Language(And((ecma, python)), Alt((ecma, python)))
@@ -67,7 +67,7 @@ def format_language(name: str, is_negated: bool) -> Language | None:
 
 @dataclass(frozen=True, slots=True)
 class StringCase:
-    """A conjunction of what is asked of a string. Lengths in code points."""
+    """A conjunction of constraints on a string. Lengths in code points."""
 
     least: int = 0
     most: int | None = None
@@ -76,7 +76,7 @@ class StringCase:
     values: frozenset[str] | None = None
 
     def admits(self, text: str) -> bool:
-        """Whether a text is among them."""
+        """Whether the case allows a text."""
         return (
             self.least <= len(text)
             and (self.most is None or len(text) <= self.most)
@@ -86,7 +86,7 @@ class StringCase:
         )
 
     def merged(self, other: StringCase) -> StringCase | None:
-        """Both conjunctions; None where it is plain that no string is left."""
+        """Both conjunctions; None where plainly no string remains."""
         if self.values is not None or other.values is not None:
             candidates = other.values if self.values is None else self.values
             values = frozenset(t for t in candidates or () if self.admits(t) and other.admits(t))
@@ -108,7 +108,7 @@ ANY = StringCase()
 
 
 def of_lengths(least: int, most: int | None) -> list[StringCase]:
-    """Strings of a length."""
+    """Strings with a length in [least, most]."""
     return [StringCase(least, most)] if most is None or least <= most else []
 
 
@@ -119,14 +119,14 @@ def negation_of_lengths(least: int, most: int | None) -> list[StringCase]:
 
 
 def not_of_values(values: list[str]) -> StringCase:
-    """None of these strings. Raises InvalidGrammar for one that is no Unicode text."""
+    """None of these strings. Raises InvalidGrammar for invalid Unicode."""
     for value in values:
         encoded(value)
     return StringCase(excludes=frozenset({Language(alt(*map(Literal, values)))}))
 
 
 def characters(case: StringCase, *, by_any_reading: bool = False) -> Expression:
-    """The strings of a case, as they are before they are written as JSON; () is empty."""
+    """The strings of a case before JSON encoding; () is empty."""
     if case.values is not None:
         return alt(*map(Literal, sorted(case.values)))
     parts = [part.widest if by_any_reading else part.expression for part in case.includes]
@@ -143,7 +143,7 @@ def characters(case: StringCase, *, by_any_reading: bool = False) -> Expression:
 
 @lru_cache(maxsize=2048)
 def json_texts(case: StringCase) -> Expression:
-    """Their JSON texts: canonical ones, all of them where nothing is asked."""
+    """Their JSON texts: canonical ones; every spelling where nothing is constrained."""
     if case == ANY:
         return ANY_JSON_STRING
     if case.values is not None:

@@ -1,1 +1,1 @@
-"""Grammars compiled in processes beside the engine, and followed by requests."""
+"""Compiles grammars in processes beside the engine; requests follow them token by token."""

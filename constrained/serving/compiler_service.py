@@ -1,12 +1,12 @@
-"""Compiling grammars off the engine's loop: two lanes of a worker process each, and a cache.
+"""Compiles grammars off the engine's loop: two lanes with a worker process each, and a cache.
 
     ask -> cache -> quick lane (0.5 s) -- too slow --> patient lane (2 s) -> collect, between steps
 
-What compiles quickly never waits behind what does not: a grammar that exceeds the quick lane's
-limit is begun again in the patient lane, unless it has waited too long for that. A worker that
-exceeds a limit, or dies of a grammar, is replaced; the grammar is refused, and what is refused is
-remembered too. A lane is a thread that waits for its process; everything else here is called by the
-engine's own thread.
+A fast compilation never waits behind a slow one: a grammar that exceeds the quick lane's limit is
+restarted in the patient lane, unless it has waited too long for that. A worker that exceeds a
+limit, or dies of a grammar, is replaced; the grammar is refused, and refusals are cached too. A
+lane is a thread that waits for its process; everything else here is called by the engine's own
+thread.
 """
 
 from __future__ import annotations
@@ -49,37 +49,37 @@ DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
-QUICK_LIMIT_S = 0.5  # 30 times what nineteen of twenty schemas take
-GRACE_S = 2.0  # for an answer, past the time when the worker's own alarm should have ended it
-START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, that must compile C++ first
-MAX_WAITING = 256  # grammars on their way
-# In both lanes' queues: what the patient lane would begin later than that is asked to come again.
+QUICK_LIMIT_S = 0.5  # 30 times what 95% of schemas take
+GRACE_S = 2.0  # for a reply, past the time when the worker's own alarm should have ended it
+START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, which must compile C++ first
+MAX_WAITING = 256  # pending grammars
+# In both lanes' queues: what the patient lane would begin later than that has to be retried.
 MAX_WAIT_S = 5.0
 MAX_CACHED_BYTES = 256 * 2**20
 ENTRY_BYTES = 2048  # of a cached grammar besides its tables (guess)
 
-_Key = tuple[Hashable, GrammarSpec]  # the namespace, and what is asked for within it
+_Key = tuple[Hashable, GrammarSpec]  # the namespace, and its grammar
 
 
 @dataclass(slots=True)
 class CompilerStats:
     """Counters since the start."""
 
-    num_hits: int = 0  # asked for again, compiled or on its way
+    num_hits: int = 0  # requested again, compiled or pending
     num_compiled: int = 0
     num_refused: int = 0
-    compile_s: float = 0.0  # from asking to collecting, summed
+    compile_s: float = 0.0  # from request to collection, summed
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A grammar in the cache, or on its way into it."""
+    """A grammar that is cached or pending."""
 
     key: _Key
     pending: PendingGrammar = field(default_factory=PendingGrammar)
     asked_s: float = field(default_factory=time.perf_counter)
     queued_s: float = 0.0  # since when it waits
-    waited_s: float = 0.0  # in all
+    waited_s: float = 0.0  # in total
     num_bytes: int = 0
 
     @property
@@ -89,12 +89,12 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a lane made of a grammar."""
+    """A lane's result for a grammar."""
 
     entry: _Entry
     result: BoundGrammar | GrammarFailure
     num_bytes: int = 0
-    is_final: bool = True  # the same would come of it another time
+    is_final: bool = True  # a retry would give the same
     schema: str | None = None  # see PendingGrammar
 
 
@@ -109,10 +109,10 @@ class _Validation:
 
 
 class GrammarCompiler:
-    """Owns the compiled grammars of an engine and the processes that make them.
+    """Owns the compiled grammars of an engine and the processes that compile them.
 
-    Invariant: equal specs are compiled once; the cache holds at most `max_cached_bytes` of grammars
-    that are done. Lifetime: until `close`; processes are started by the first grammar, or `start`.
+    Invariant: equal specs are compiled once; the cache holds at most `max_cached_bytes` of finished
+    grammars. Lifetime: until `close`; the first grammar, or `start`, starts the processes.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class GrammarCompiler:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `collect` would do something."""
+        """Whether `collect` has work."""
         return bool(self._outcomes)
 
     def fileno(self) -> int:
@@ -151,8 +151,8 @@ class GrammarCompiler:
         self._lanes[0].start()
 
     def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
-        """The grammar of this spec, perhaps still on its way. Each namespace has its own: how soon
-        a grammar is there tells who has asked for it before."""
+        """The grammar of this spec, perhaps still pending. Each namespace has its own: the latency
+        of a shared one would reveal who has requested it before."""
         key = (namespace, spec)
         entry = self._entries.get(key)
         if entry is not None:
@@ -168,7 +168,7 @@ class GrammarCompiler:
         return entry.pending
 
     def collect(self) -> None:
-        """Hand over what the lanes have finished."""
+        """Deliver what the lanes have finished."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         while self._outcomes:
@@ -188,7 +188,7 @@ class GrammarCompiler:
         return {**counts, "num_cached": len(self._entries), "cached_bytes": self._num_bytes}
 
     def close(self) -> None:
-        """End the processes; grammars that are still on their way never come."""
+        """End the processes; pending grammars never complete."""
         for lane in self._lanes:
             lane.stop()
         for lane in self._lanes:
@@ -212,7 +212,7 @@ class GrammarCompiler:
         self._evict()
 
     def _evict(self) -> None:
-        """Forget the least recently used; those who have them keep them."""
+        """Drop the least recently used; their holders keep them."""
         for key, entry in list(self._entries.items()):
             if self._num_bytes <= self._max_cached_bytes:
                 return
@@ -223,12 +223,12 @@ class GrammarCompiler:
     def _deliver(self, outcome: _Outcome | _Validation) -> None:
         """Called by the lanes."""
         self._outcomes.append(outcome)
-        with contextlib.suppress(BlockingIOError):  # full of what has woken it already
+        with contextlib.suppress(BlockingIOError):  # full of earlier wake-ups
             os.write(self._wake_w, b"\0")
 
 
 class _Binder:
-    """Binds grammars to the vocabulary, which it makes when first needed."""
+    """Binds grammars to the vocabulary, which it builds on first use."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._make = make_vocabulary
@@ -239,7 +239,7 @@ class _Binder:
         return compiled.bind(self.prepared())
 
     def prepared(self) -> Vocabulary:
-        """With all that the first grammar would else wait for."""
+        """The vocabulary, with all that would delay the first grammar."""
         with self._lock:
             if self._vocabulary is None:
                 vocabulary = self._make()
@@ -249,10 +249,10 @@ class _Binder:
 
 
 class _WorkerLost(Exception):
-    """The process has ended, and not at its limit; the message says of what.
+    """The process has ended, and not at its limit; the message gives the cause.
 
-    `is_of_grammar`: the grammar did it, by running out of stack or memory where nobody can catch
-    that.
+    `is_of_grammar`: the grammar caused it, by running out of stack or memory where that cannot be
+    caught.
     """
 
     def __init__(self, message: str, *, is_of_grammar: bool = False) -> None:
@@ -272,7 +272,7 @@ class _Lane:
         *,
         niceness: int,
     ) -> None:
-        """`patient`: who takes over what exceeds the limit here."""
+        """`patient`: the lane that takes over what exceeds the limit here."""
         self._limit_s = limit_s
         self._bind = bind
         self._deliver = deliver
@@ -295,7 +295,7 @@ class _Lane:
         self._queue.put(item)
 
     def stop(self) -> None:
-        """What is in the queue stays there."""
+        """Stop the lane; queued grammars stay queued."""
         self._is_closed = True
         self._queue.put(None)
         if self._worker is not None:
@@ -309,14 +309,14 @@ class _Lane:
         if self._patient is not None:
             self._prepare()
         while not self._is_closed:
-            with contextlib.suppress(_WorkerLost):  # tried again, and told, when a grammar comes
+            with contextlib.suppress(_WorkerLost):  # retried, and reported, when a grammar comes
                 self._ready_worker()
             item = self._queue.get()
             if item is None or self._is_closed:
                 break
             try:
                 outcome = self._compile(item) if isinstance(item, _Entry) else self._check(item)
-            except Exception as error:  # a fault of ours must not leave requests waiting forever
+            except Exception as error:  # a bug of ours must not leave requests waiting forever
                 log.exception("a grammar could not be compiled")
                 outcome = _failed(item, f"{type(error).__name__}: {error}")
             if outcome is not None and not self._is_closed:
@@ -325,7 +325,7 @@ class _Lane:
             self._worker.end()
 
     def _prepare(self) -> None:
-        """Before the first grammar comes; what fails here fails again, and is told, with it."""
+        """Before the first grammar comes; a failure here is repeated, and reported, with it."""
         try:
             self._bind.prepared()
         except Exception as error:
@@ -355,7 +355,7 @@ class _Lane:
         return self._bound(entry, compiled, len(reply))
 
     def _has_waited_too_long(self, entry: _Entry) -> bool:
-        """Only for others: the start of a lane's first process does not count."""
+        """Counts only waiting for others, not the start of a lane's first process."""
         now = time.perf_counter()
         since = entry.queued_s if self._up_since_s is None else self._up_since_s
         entry.waited_s += now - max(since, entry.queued_s)
@@ -372,7 +372,7 @@ class _Lane:
         return item
 
     def _ask(self, job: Job | Check) -> bytes | None:
-        """See `_Worker.ask`; one that somebody has killed is replaced once."""
+        """See `_Worker.ask`; a worker killed from outside is replaced once."""
         try:
             return self._ready_worker().ask(job)
         except _WorkerLost as lost:
@@ -406,14 +406,14 @@ class _Worker:
 
     def __init__(self, niceness: int) -> None:
         command = [sys.executable, "-P", "-m", "stemma.constrained.serving.worker"]
-        # What is reserved counts as memory: an arena a thread is 64 MB of it.
+        # Reserved address space counts as memory: an arena per thread is 64 MB of it.
         single = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command,
             env={**os.environ, **single},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is its parent's matter
+            start_new_session=True,  # its parent handles Ctrl-C
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
@@ -465,7 +465,7 @@ class _Worker:
         return status
 
     def _is_ending(self) -> bool:
-        """Whether its output has ended, so that it is about to."""
+        """Whether its output has ended, so that it is about to exit."""
         try:
             self._process.wait(0.2)
         except subprocess.TimeoutExpired:

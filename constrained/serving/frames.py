@@ -1,5 +1,5 @@
-"""What an engine and its grammar workers say to each other, as frames on pipes, and the stacks that
-both have for grammars: llguidance's parser of grammars recurses natively, as deep as they nest.
+"""The messages between an engine and its grammar workers, as frames on pipes, and the stack sizes
+of both: llguidance's parser of grammars recurses natively, as deep as they nest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import IO
 
 from ..spec import GrammarSpec
 
-# A worker has tried what an engine binds, and on the smaller stack: what does not fit ends the
+# A worker tries what an engine binds, on a smaller stack: what does not fit ends only the
 # worker. 200 levels of a schema need 3 MB (measured: 300 fit into 4 MB, 150 into 2 MB).
 WORKER_STACK_BYTES = 4 * 2**20
 ENGINE_STACK_BYTES = 4 * WORKER_STACK_BYTES
@@ -47,13 +47,13 @@ class Refusal:
 
 
 def named(kind: str, error: Exception) -> str:
-    """An error's message, led by what it is about."""
+    """An error's message, preceded by its subject."""
     message = str(error)
     return message if message.startswith(kind) else f"{kind}: {message}"
 
 
 def write_frame(stream: IO[bytes], payload: bytes) -> None:
-    """A length, then so many bytes."""
+    """A length, then that many bytes."""
     stream.write(_LENGTH.pack(len(payload)) + payload)
     stream.flush()
 
@@ -69,9 +69,9 @@ def read_frame(stream: IO[bytes]) -> bytes | None:
 
 
 def start_thread(run: Callable[[], None], stack_bytes: int) -> threading.Thread:
-    """A daemon whose stack is as large whatever `ulimit -s` says."""
+    """A daemon with this stack size whatever `ulimit -s` says."""
     thread = threading.Thread(target=run, name="stemma-grammar", daemon=True)
-    with _stack_size_lock:  # the size holds for all threads that start
+    with _stack_size_lock:  # the setting applies to all threads that start
         before = threading.stack_size(stack_bytes)
         try:
             thread.start()

@@ -1,10 +1,9 @@
-"""A request's grammar as the scheduler sees it: on its way, then followed token by token.
+"""A request's grammar as the scheduler sees it: pending, then followed token by token.
 
-A grammar is compiled in another process (`compiler_service.py`), once for all requests that ask
-for the same. Each output follows it with a matcher of its own. Tokens that must follow whatever
-the model says are appended at once (jump-forward; SGLang's compressed finite state machine,
-arXiv:2312.07104, section 3.3), or, switched off, sampled one by one with nothing else allowed: the
-output is the same.
+Another process compiles a grammar (`compiler_service.py`), once for all requests with the same one.
+Each output follows it with its own matcher. Tokens that must follow whatever the model says are
+appended at once (jump-forward; SGLang's compressed finite state machine, arXiv:2312.07104, section
+3.3), or, switched off, sampled one by one with nothing else allowed: the output is the same.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ class GrammarFailure:
 
 @dataclass(slots=True, eq=False)
 class PendingGrammar:
-    """A grammar that is asked for: neither field is set while it is compiled, then one of them."""
+    """A requested grammar: neither field is set while it is compiled, then one of them."""
 
     bound: BoundGrammar | None = None
     failure: GrammarFailure | None = None
-    schema: str | None = None  # of a lenient one: outputs are to be validated against it
+    schema: str | None = None  # of a lenient one: outputs must be validated against it
 
     @property
     def is_done(self) -> bool:
-        """Whether it is there, or never will be."""
+        """Whether compilation has succeeded or failed."""
         return self.bound is not None or self.failure is not None
 
     def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> GrammarState:
-        """For one output, at its start."""
+        """The state of one output, at its start."""
         assert self.bound is not None, "the grammar is not there"
         return GrammarState(self.bound.matcher(), jump_forward, stop_ids)
 
 
 class GrammarState:
-    """One output's way through its grammar. A forced run, once begun, is followed to its end.
+    """One output's progress through its grammar. A forced run, once begun, is followed to its end.
 
-    Nothing here raises: a fault of the matcher is an error of this output alone.
+    Nothing here raises: a failure of the matcher is an error of this output alone.
     """
 
     def __init__(self, matcher: Matcher, jump_forward: bool, stop_ids: frozenset[int]) -> None:
@@ -72,11 +71,11 @@ class GrammarState:
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot be followed any further, if so."""
+        """Why the grammar cannot be followed any further, or None."""
         return self._fault or self._guarded(self._matcher.error, None) or self._fault
 
     def consume(self, token_id: int) -> bool:
-        """Take the output's next token; False where the grammar has no such."""
+        """Take the output's next token; False where the grammar does not allow it."""
         if not self._guarded(partial(self._matcher.consume, token_id), False):
             return False
         if self._forced:
@@ -116,7 +115,7 @@ class GrammarState:
 
 
 def _allow(mask: Mask, token_ids: Iterable[int]) -> None:
-    """Ids beyond the vocabulary cannot be sampled anyhow."""
+    """Ids beyond the vocabulary are ignored: they cannot be sampled."""
     for token_id in token_ids:
         if token_id < 32 * len(mask):
             mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))

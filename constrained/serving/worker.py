@@ -1,9 +1,9 @@
 """`python -m stemma.constrained.serving.worker`: compiles grammars, validates texts, within limits.
 
-Started and read by `compiler_service.py`; speaks frames over standard input and output. A grammar
-may run into the worst that its compiler can do, so time, memory and stack are bounded by the
-kernel: an alarm that nobody handles ends the process, as does a stack that is full; an address
-space that is full ends the compilation. Its parent's end is the end of its input, and its own.
+Started and read by `compiler_service.py`; exchanges frames over standard input and output. A
+grammar may trigger its compiler's worst case, so the kernel bounds time, memory and stack: an
+unhandled alarm ends the process, as does a full stack; a full address space ends the compilation.
+When its parent ends, its input ends, and so does it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...errors import InvalidGrammar, UnsupportedSchema
 from ..compiler import CompiledGrammar, Limits, compile_grammar
 from ..native.bindings import why_not_native
 
-# Imported before the limits are set: the compiler itself puts it off until a schema comes.
+# Imported before the limits are set: the compiler itself imports it only for a schema.
 from ..schema import schema_grammar  # noqa: F401
 from .frames import (
     WORKER_STACK_BYTES,
@@ -33,8 +33,8 @@ from .frames import (
 )
 
 MAX_EXTRA_BYTES = 500 * 2**20  # beyond what importing the compiler maps
-# Past this growth a worker is replaced, so that what one grammar left behind is not the next one's
-# lack of room.
+# Past this growth a worker is replaced, so that one grammar's leftovers do not take the next one's
+# memory.
 MAX_GROWTH_BYTES = 150 * 2**20
 AUTOMATON_SHARE = 0.5  # of the time; the rest is for the parser that takes over
 
@@ -46,14 +46,14 @@ def main() -> int:
 
 
 def _serve() -> None:
-    with contextlib.suppress(BrokenPipeError):  # the engine has died, and nobody wants a reply
+    with contextlib.suppress(BrokenPipeError):  # the engine has died, and nobody reads replies
         _reply_to_jobs()
 
 
 def _reply_to_jobs() -> None:
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library may print must not come between frames
-    why_not_native()  # on a fresh machine it compiles C++, which is no grammar's fault
+    os.dup2(2, 1)  # library output must not come between frames
+    why_not_native()  # on a fresh machine it compiles C++, not charged to a grammar
     num_bytes = _mapped_bytes()
     if num_bytes is not None:
         limit = num_bytes + MAX_EXTRA_BYTES
@@ -78,7 +78,7 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
         return compile_grammar(job.spec, Limits(max_seconds=job.limit_s * AUTOMATON_SHARE))
     except UnsupportedSchema as error:
         return Refusal(named(kind, error), UnsupportedSchema.__name__)
-    except InvalidGrammar as error:  # or a kind of it that is nobody else's matter
+    except InvalidGrammar as error:  # including its subclasses
         return Refusal(named(kind, error), InvalidGrammar.__name__)
     except RecursionError:
         return Refusal(f"{kind}: nested too deeply", InvalidGrammar.__name__)
@@ -90,7 +90,7 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
 
 
 def _errors(check: Check) -> tuple[str, ...]:
-    from ..validation import validation_errors  # 0.1 s that few workers need
+    from ..validation import validation_errors  # import takes 0.1 s, and few workers need it
 
     try:
         return validation_errors(check.schema, check.text)
@@ -106,7 +106,7 @@ def _too_much_memory(job: Job | Check) -> Refusal | tuple[str, ...]:
 
 
 def _mapped_bytes() -> int | None:
-    """None where the system does not tell (macOS): there time alone is bounded."""
+    """None where the system does not report it (macOS): only time is bounded there."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[0]) * resource.getpagesize()

@@ -1,1 +1,1 @@
-"""The client's side of ZeroMQ: connection, programs under way, the engine's process."""
+"""The client's side of ZeroMQ: connection, running programs, the engine's process."""

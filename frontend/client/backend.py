@@ -1,4 +1,4 @@
-"""What programs can run on."""
+"""The base class of everything that can run programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .client import Connection
 
 
 class Backend:
-    """What programs can run on; owns the channel that carries them out."""
+    """Runs programs; owns the channel that carries them out."""
 
     def __init__(self, channel: OwnedChannel) -> None:
         self.channel = channel
@@ -39,14 +39,14 @@ class Backend:
         return int(self.connection.call("flush_cache"))
 
     def load_lora_adapter(self, name: str, path: str | Path) -> None:
-        """Serve the adapter in a folder of the runtime's under this name; waits until it is read,
-        behind others that are. Raises InvalidRequest, and ModelLoadError for what is no adapter of
-        its model."""
+        """Serve the adapter in a folder on the runtime's host under this name; returns once it is
+        loaded, after others being loaded. Raises InvalidRequest, and ModelLoadError where the
+        folder is not an adapter of its model."""
         args = {"lora_name": name, "lora_path": str(path)}
         self.connection.call("load_lora_adapter", None, **args)
 
     def unload_lora_adapter(self, name: str) -> None:
-        """Serve it no more; what uses it ends well. Raises ModelNotFound."""
+        """Stop serving it; requests that use it complete. Raises ModelNotFound."""
         self.connection.call("unload_lora_adapter", lora_name=name)
 
     def shutdown(self) -> None:

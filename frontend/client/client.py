@@ -1,12 +1,12 @@
 """A client's connection to a runtime: one session, one I/O thread, many programs.
 
-Ops are collected per program and leave together: when the program first has to wait, when it ends,
+Ops are collected per program and sent together: when the program first has to wait, when it ends,
 or `FLUSH_AFTER_S` after the first of them, whichever comes first. So everything up to a program's
-first wait normally travels as one message (its capture). Events come back on the I/O thread, which
-hands each to its program; programs wait on conditions of their own. Nothing here knows of models.
+first wait normally travels as one message (its capture). Events arrive on the I/O thread, which
+passes each to its program; programs wait on conditions of their own. This file knows no models.
 
-The I/O thread is woken for what somebody waits for. While it is busy it looks again by itself after
-a millisecond, because each wake costs the author's thread the interpreter lock for a while.
+The I/O thread is woken only when somebody waits for a result. While busy it polls every
+millisecond, because each wake-up takes the interpreter lock from the author's thread for a while.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from .outbox import Outbox
 from .transport import Transport
 
 FLUSH_AFTER_S = 0.002
-BUSY_S = 0.010  # after a message the I/O thread expects more for so long (guess)
-NAP_S = 0.001  # meanwhile it looks this often; what ends without being waited for shares a message
+BUSY_S = 0.010  # after a message the I/O thread expects more for this long (guess)
+NAP_S = 0.001  # meanwhile it polls this often; ends that nobody waits for share a message
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
 HEARTBEAT_POLL_S = wire.HEARTBEAT_S / 4
 
-# How deep the I/O thread sleeps, that is, who has to wake it.
+# How deeply the I/O thread sleeps, that is, who has to wake it.
 _AWAKE = 0
-_NAPPING = 1  # it looks again within NAP_S: only who waits for an answer wakes it
-_DOZING = 2  # it looks again within FLUSH_AFTER_S: the end of a program wakes it too
+_NAPPING = 1  # it polls again within NAP_S: only a waiter for a result wakes it
+_DOZING = 2  # it polls again within FLUSH_AFTER_S: the end of a program wakes it too
 _ASLEEP = 3  # anything does
 
 
 class Connection:
     """A connection to the runtime at `endpoint`; thread-safe; lives until `close`.
 
-    Raises EngineError if nothing answers within `timeout_s`, the runtime speaks another version or
-    does not accept the keys.
+    Raises EngineError if there is no response within `timeout_s`, or the runtime speaks another
+    version or rejects the keys.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Connection:
         tenant: str | None = None,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
-        """`is_alive` returns why the runtime's process is dead, or None (asked while waiting);
-        `tenant`: on whose account this client works, None: its own; `silence_s`: after which a
-        runtime that is connected is given up."""
+        """`is_alive` returns why the runtime's process is dead, or None (called while waiting);
+        `tenant`: the tenant that this client's work counts for, None: its own; `silence_s`: after
+        which a connected runtime is given up."""
         self.endpoint = endpoint
         self._tenant = tenant
         self._silence_s = silence_s
         self._is_alive = is_alive or (lambda: None)
         self._keys = keys
-        self._lock = threading.RLock()  # a finalizer that sends may run within
+        self._lock = threading.RLock()  # a finalizer that sends may run while it is held
         self._has_credit = threading.Condition(self._lock)
         self._credit_bytes = wire.CLIENT_CREDIT_BYTES
         self._programs: dict[int, EventSink] = {}
@@ -105,7 +105,7 @@ class Connection:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the runtime said of itself when it welcomed this client."""
+        """The runtime's description of itself, from its welcome message."""
         assert self._welcome is not None
         return self._welcome
 
@@ -128,10 +128,10 @@ class Connection:
         return program
 
     def send_op(self, program: int, op: Op) -> None:
-        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S. Waits while
-        the runtime has not taken CLIENT_CREDIT_BYTES of what was sent.
+        """Queue an op; it leaves at the next flush, at the latest after FLUSH_AFTER_S. Blocks while
+        the runtime has not acknowledged CLIENT_CREDIT_BYTES of what was sent.
 
-        Raises InvalidProgram, and has then queued nothing, if it cannot be sent.
+        Raises InvalidProgram, without queueing the op, if it cannot be sent.
         """
         with self._lock:
             self._require_open()
@@ -139,12 +139,12 @@ class Connection:
                 self._await_credit()
             if not self._outbox.add(program, self._encoded(op)):
                 raise EngineError("the program was cancelled or has ended")
-        if self._sleep == _ASLEEP:  # it looks again when the op is due
+        if self._sleep == _ASLEEP:  # it wakes again when the op is due
             self._wake()
 
     def flush(self, program: int, *, end: bool = False, is_awaited: bool = False) -> None:
-        """Send what is queued; `end` says that no op of this program follows. Somebody waits for
-        what comes of it where it is not the end, or `is_awaited`: it leaves at once."""
+        """Send what is queued; `end` means that no op of this program follows. Without `end`, or
+        with `is_awaited`, somebody waits for the result: it leaves at once."""
         with self._lock:
             if self._error and not self._closing:
                 return
@@ -156,7 +156,7 @@ class Connection:
             self._wake()
 
     def close_program(self, program: int) -> None:
-        """Forget a program; if it has not ended, the runtime cancels what is left of it."""
+        """Remove a program; if it has not ended, the runtime cancels the rest of it."""
         with self._lock:
             known = self._programs.pop(program, None) is not None
             self._outbox.forget(program)
@@ -164,27 +164,27 @@ class Connection:
                 self._queue("cancel", program=program)
 
     def end_gens(self, program: int) -> None:
-        """Have a program's gens end now with what they have, finish reason "abort", and those that
-        would follow with nothing; the values still come."""
+        """End a program's gens now with their output so far, finish reason "abort", and later ones
+        with no output; their values still arrive."""
         with self._lock:
             if program in self._programs and not self._error:
                 self._queue("cancel", program=program, keep=True)
 
     @property
     def has_credit(self) -> bool:
-        """Whether half of it is free: ops of so many bytes would be taken without waiting for the
-        runtime."""
+        """Whether half of the credit is free: ops of that many bytes would be accepted without
+        waiting for the runtime."""
         return self._outbox.held_bytes <= self._credit_bytes // 2
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Have the I/O thread run `work`; takes no lock."""
+        """Run `work` on the I/O thread; takes no lock."""
         self._posted.append(work)
         if self._sleep:
             self._wake()
 
     def call(self, method: str, timeout_s: float | None = CALL_TIMEOUT_S, **args: object) -> Any:
-        """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its answer; without a
-        limit where `timeout_s` is None, but not for a runtime that is given up."""
+        """Ask the runtime (`info`, `tree`, `flush_cache`, ...) and wait for its reply; without a
+        time limit where `timeout_s` is None, unless the runtime is given up."""
         pending = self._begin_call(method, args)
         try:
             return pending.result(timeout_s)
@@ -210,7 +210,7 @@ class Connection:
             self._require_open()
             pending = _Call(next(self._ids), method)
             header: dict[str, Any] = {"id": pending.id, "method": method, "args": args}
-            wire.encode("call", n=0, ack=0, **header)  # raises here what could not be sent
+            wire.encode("call", n=0, ack=0, **header)  # raises here if it cannot be sent
             self._calls[pending.id] = pending
             self._queue("call", **header)
         return pending
@@ -227,12 +227,12 @@ class Connection:
         self._fail(EngineError("the connection was closed"))
 
     def abandon(self, error: EngineError) -> None:
-        """Give the runtime up: all that waits for it is told `error`, and so is who asks later."""
+        """Give the runtime up: `error` ends all pending and later calls."""
         self._fail(error)
         self._wake()
 
     def wait_ended(self) -> EngineError:
-        """Until the runtime is given up or the connection closed; why."""
+        """Wait until the runtime is given up or the connection closed; returns why."""
         self._thread.join()
         return self._error or EngineError("the connection was closed")
 
@@ -245,7 +245,7 @@ class Connection:
             self._wake()
 
     def _encoded(self, op: Op) -> bytes:
-        """An op as it travels: a long text that was sent before as the number of its slot."""
+        """An encoded op: a long text that was sent before is replaced by its slot number."""
         item = op.to_wire()
         if type(op) is Text:
             if len(op.text) >= MIN_CHARS and (slot := self._slot(op.text, item)) is not None:
@@ -258,14 +258,14 @@ class Connection:
         return wire.encode_op(item)
 
     def _slot(self, text: str, item: list[object]) -> int | None:
-        """The slot of a text, a new one where it comes a second time. Raises InvalidProgram if
-        `item`, which has the text, cannot be sent."""
+        """The slot of a text, a new one where the text comes a second time. Raises InvalidProgram
+        if `item`, which has the text, cannot be sent."""
         slot = self._texts.slot_of(text)
         if slot is not None or not self._texts.is_repeated(text):
             return slot
         num_bytes = len(wire.encode_op(item))
         if not self._texts.has_room(text):
-            self._outbox.flush_all()  # it may name slots that are filled anew now
+            self._outbox.flush_all()  # queued ops may name slots that are about to be reused
         slot, emptied = self._texts.add(text)
         header = {"emptied": emptied, "texts": [[slot, text]]}
         self._outbox.queue("intern", header, num_bytes)
@@ -273,7 +273,7 @@ class Connection:
 
     def _await_credit(self) -> None:
         if threading.current_thread() is self._thread:
-            return  # it is the one who brings credit
+            return  # this thread itself receives the credit
         while self._outbox.held_bytes > self._credit_bytes:
             self._outbox.flush_all()
             self._is_urgent = True
@@ -289,7 +289,7 @@ class Connection:
             self._keep_session()
         except EngineError as error:
             self._fail(error)
-        except Exception as error:  # the thread must never die without telling its programs
+        except Exception as error:  # the thread must never die without notifying its programs
             self._fail(EngineError(f"connection to {self.endpoint} failed: {error}"))
         finally:
             self._wake_r.close()
@@ -313,7 +313,7 @@ class Connection:
     def _loop(self, transport: Transport) -> None:
         flush_at: float | None = None
         while not self._closing and self._error is None:
-            self._sleep = _ASLEEP  # before looking at what there is to do: no wake is missed
+            self._sleep = _ASLEEP  # before checking for work: no wake-up is missed
             messages = transport.poll(self._timeout_s(flush_at))
             self._sleep = _AWAKE
             if self._is_woken:
@@ -328,7 +328,7 @@ class Connection:
         self._send(transport)
 
     def _timeout_s(self, flush_at: float | None) -> float:
-        """How long to poll, as things are now; also settles how deep the sleep is."""
+        """How long to poll in the current state; also sets the depth of sleep."""
         is_busy = time.monotonic() - self._last_sent_s < BUSY_S
         if self._posted or (self._outbox.has_queued and (self._is_urgent or not is_busy)):
             return 0.0
@@ -341,7 +341,7 @@ class Connection:
         return HEARTBEAT_POLL_S
 
     def _flush_overdue(self, flush_at: float | None) -> float | None:
-        """Flush all outboxes once the oldest op has waited long enough; when to look again."""
+        """Flush all outboxes once the oldest op is due; returns the next deadline."""
         with self._lock:
             if not self._outbox.dirty:
                 return None
@@ -377,7 +377,7 @@ class Connection:
                 if kind == wire.DONE:
                     self._programs.pop(program, None)
         elif message.op == "reply":
-            with self._lock:  # else `_fail` may have it too
+            with self._lock:  # else `_fail` may complete it too
                 call = self._calls.pop(header["id"], None)
             if call is not None:
                 call.take(header)
@@ -416,7 +416,7 @@ class Connection:
             raise EngineError(str(self._error))
 
     def _wake(self) -> None:
-        self._sleep = _AWAKE  # one wake is enough
+        self._sleep = _AWAKE  # one wake-up is enough
         self._is_woken = True
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_w.send(b"x")
@@ -435,7 +435,7 @@ _REFUSALS: dict[str, type[StemmaError]] = {
 
 
 class _Call(Future[Any]):
-    """One `call` waiting for its reply; nobody cancels it, for the runtime would not know."""
+    """One `call` waiting for its reply; never cancelled, as the runtime would not learn of it."""
 
     def __init__(self, call_id: int, method: str) -> None:
         super().__init__()
@@ -444,11 +444,11 @@ class _Call(Future[Any]):
         self.set_running_or_notify_cancel()
 
     def overdue(self, timeout_s: float | None) -> EngineError:
-        """That it has not come in time."""
+        """The error for a reply that did not come in time."""
         return EngineError(f"{self.method}: no reply within {timeout_s:g} s")
 
     def take(self, reply: dict[str, Any]) -> None:
-        """Its reply has come."""
+        """Complete it with its reply."""
         if reply.get("ok"):
             self.set_result(reply.get("result"))
             return

@@ -1,8 +1,8 @@
-"""The engine's process: its birth, its orders, its end.
+"""The engine's process: start, orders, end.
 
-It is a subprocess, not multiprocessing: a script needs no main guard. Its standard input is its
-owner's line to it: an order is a line, and when it closes the engine ends, so that it never
-outlives its owner, however that dies.
+A subprocess rather than multiprocessing, so a script needs no main guard. Its standard input
+connects it to its owner: each line is an order, and when the input closes the engine ends, so that
+it never outlives its owner, however that dies.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from ...errors import InvalidRequest
 
 START_TIMEOUT_S = 1800.0  # a large checkpoint takes a while to load, and longer to quantize
-FETCH_TIMEOUT_S = 86_400.0  # a model that has to be downloaded first
+FETCH_TIMEOUT_S = 86_400.0  # for a model that has to be downloaded first
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _STDERR = 2
-_REFUSED = 1  # the exit code of an engine that cannot do what it was asked to, behind one line
+_REFUSED = 1  # the exit code of an engine that refuses its configuration, with a line that says why
 _REFUSAL = "error: "
 
 
@@ -42,9 +42,9 @@ class EngineProcess:
         options: dict[str, object],
         has_log: bool = True,
     ) -> None:
-        """As `Engine`; `has_log`: what it prints is kept for its last words, else it goes to this
-        process's standard error."""
-        flags = _flags({"model": model, **options})  # which may raise
+        """As `Engine`; `has_log`: its output is captured to be quoted when it dies, else it goes to
+        this process's standard error."""
+        flags = _flags({"model": model, **options})  # may raise
         self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
         self.endpoint = f"ipc://{self._folder}/engine.ipc"
         command = [sys.executable, "-P", "-m", "stemma.runtime"]
@@ -57,7 +57,7 @@ class EngineProcess:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
             )
-        # How the process ended, with its last words; None while it runs. Holds nothing of this
+        # Why the process ended, with its last output; None while it runs. Must not refer to this
         # object, whose end is the process's.
         self.death: Callable[[], str | None] = partial(_death, self._process, log)
         self._finalizer = weakref.finalize(self, _stop, self._process, self._folder, os.getpid())
@@ -68,18 +68,18 @@ class EngineProcess:
         return self._process.pid
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self._process.wait()
 
     def order(self, order: bytes) -> None:
-        """Tell it what to do, which it will between two steps; nothing where it has ended."""
+        """Send it an order, carried out between two steps; no effect where it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(order)
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """End it at once, with the processes that it started."""
+        """End it at once, with its child processes."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ class EngineProcess:
 
 
 def start_timeout_s(model: str | Path | None) -> float:
-    """How long an engine may take to start; one that ends is noticed at once."""
+    """How long an engine may take to start; an engine that dies is noticed at once."""
     is_here = model is None or Path(model).expanduser().exists()
     return START_TIMEOUT_S if is_here else FETCH_TIMEOUT_S
 
@@ -111,7 +111,7 @@ def _flags(options: dict[str, object]) -> list[str]:
 
 def _words(option: str, item: object) -> str:
     """One of an option's values; a pair as "name=value". Raises InvalidRequest for a name that
-    would end before its end."""
+    contains an "="."""
     if not isinstance(item, tuple):
         return str(item)
     name, value = item
@@ -125,7 +125,7 @@ def _death(process: subprocess.Popen[bytes], log: Path | None) -> str | None:
         return None
     code, words = process.returncode, _last_words(log)
     for index, line in enumerate(words):
-        if code == _REFUSED and line.startswith(_REFUSAL):  # it says why, and had no accident
+        if code == _REFUSED and line.startswith(_REFUSAL):  # a refusal with its reason, not a crash
             return "\n".join([line.removeprefix(_REFUSAL), *words[index + 1 :]])
     name = f", {signal.Signals(-code).name}" if code < 0 else ""
     return "\n  ".join(
@@ -143,9 +143,9 @@ def _last_words(log: Path | None) -> list[str]:
 
 def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
-        return  # a fork of the owner ends: the engine is not its own
+        return  # a fork of the owner ends: the engine is not its child
     if process.stdin is not None:
-        with contextlib.suppress(OSError):  # an order that it did not live to read
+        with contextlib.suppress(OSError):  # it has ended before reading the order
             process.stdin.close()
     process.terminate()  # it may not read its orders yet
     try:

@@ -1,8 +1,8 @@
-"""What a ZeroMQ peer says of itself before any handshake (ZMTP 3.0, RFC 23, "Greeting").
+"""Reads a ZeroMQ peer's greeting, sent before any handshake (ZMTP 3.0, RFC 23, "Greeting").
 
-A peer whose security mechanism is another one hangs up as soon as it has read all of our greeting,
-often before its own is on the way, and ZeroMQ then knows of no reason. Who sends only the start of
-a greeting is answered by all of the other one.
+A peer with another security mechanism disconnects as soon as it has read our whole greeting, often
+before it has sent its own, and ZeroMQ then knows no reason. A client that sends only the start of a
+greeting receives all of the peer's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _TIMEOUT_S = 1.0
 
 
 def mechanism_of(endpoint: str) -> str | None:
-    """NULL, PLAIN, CURVE or another name; None where it cannot be seen: not over tcp, nobody there,
-    hung up, no ZeroMQ."""
+    """NULL, PLAIN, CURVE or another name; None where it is unknown: not over tcp, no listener,
+    disconnected, no ZeroMQ."""
     told = b""
     try:
         address = urlsplit(endpoint)
@@ -35,7 +35,7 @@ def mechanism_of(endpoint: str) -> str | None:
                 if not data:
                     return None
                 told += data
-    except (OSError, ValueError):  # nobody there, too slow; an address that only ZeroMQ knows
+    except (OSError, ValueError):  # no listener, too slow; an address that only ZeroMQ understands
         return None
     if told[0] != _START[0]:
         return None

@@ -1,8 +1,8 @@
-"""What a client has queued and not yet handed to its connection: ops by program, then messages.
+"""A client's queue before its connection: ops by program, then messages.
 
-Ops wait in their program's outbox until it is flushed; then they are one item of the queue, which
-the I/O thread empties into as few messages as it can. The order of the queue is the order on the
-wire. Guarded by the connection's lock; a finalizer may come in between any two lines.
+Ops wait in their program's outbox until it is flushed; then they become one item of the queue,
+which the I/O thread drains into as few messages as it can. The order of the queue is the order on
+the wire. Guarded by the connection's lock; a finalizer may run between any two lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ..protocol import wire
 from ..protocol.link import Link
 
-MESSAGE_BYTES = 1024 * 1024  # guess: enough for one message to be worth it
+MESSAGE_BYTES = 1024 * 1024  # guess: enough to be worth a message
 
 
 class ProgramOutbox:
@@ -31,7 +31,7 @@ class ProgramOutbox:
 
 @dataclass(slots=True)
 class _Programs:
-    """Items of one `ops` message to be."""
+    """Items of one future `ops` message."""
 
     items: list[bytes]
     num_bytes: int
@@ -39,7 +39,7 @@ class _Programs:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """Any other message to be; `num_bytes` of it count against the credit."""
+    """Any other future message; `num_bytes` of it count against the credit."""
 
     op: str
     header: dict[str, Any]
@@ -47,9 +47,9 @@ class _Other:
 
 
 class Outbox:
-    """All that is queued on one connection.
+    """Everything queued on one connection.
 
-    `held_bytes` counts what was queued and has not been acknowledged: the credit that is used.
+    `held_bytes` counts what was queued and not acknowledged: the used credit.
     """
 
     def __init__(self) -> None:
@@ -61,15 +61,15 @@ class Outbox:
 
     @property
     def has_queued(self) -> bool:
-        """Whether something waits to be handed over."""
+        """Whether something waits to be sent."""
         return bool(self._queue)
 
     def open(self, program: int, create: bytes) -> None:
-        """A new program."""
+        """Add a new program."""
         self._programs[program] = ProgramOutbox(create)
 
     def add(self, program: int, encoded: bytes) -> bool:
-        """An op of a program; False where the program is not open any more."""
+        """Add an op of a program; False where the program is no longer open."""
         outbox = self._programs.get(program)
         if outbox is None:
             return False
@@ -83,9 +83,9 @@ class Outbox:
         return True
 
     def flush(self, program: int, *, end: bool = False) -> bool:
-        """Queue a program's ops; whether there was anything to queue."""
+        """Queue a program's ops; returns whether there were any."""
         outbox = self._programs.get(program)
-        self.dirty.pop(program, None)  # first: what a finalizer adds from here on marks it again
+        self.dirty.pop(program, None)  # first: what a finalizer adds later marks it dirty again
         if outbox is None:
             return False
         if end:
@@ -112,7 +112,7 @@ class Outbox:
             self.held_bytes -= outbox.num_bytes
 
     def queue(self, op: str, header: dict[str, Any], num_bytes: int = 0) -> None:
-        """Queue a message of another kind behind what is queued."""
+        """Queue a message of another kind after what is queued."""
         self.held_bytes += num_bytes
         self._queue.append(_Other(op, header, num_bytes))
 
@@ -123,7 +123,7 @@ class Outbox:
         self._queue.clear()
 
     def _queue_item(self, item: bytes, num_bytes: int) -> None:
-        """Join the item to the last message of the queue while that has room."""
+        """Add the item to the last message of the queue while that has room."""
         last = self._queue[-1] if self._queue else None
         if isinstance(last, _Programs) and last.num_bytes + num_bytes <= MESSAGE_BYTES:
             last.items.append(item)
@@ -134,7 +134,7 @@ class Outbox:
     # --- on the I/O thread ------------------------------------------------------------------------
 
     def hand_over(self, link: Link) -> None:
-        """Number the queued messages and leave them to the link."""
+        """Number the queued messages and pass them to the link."""
         for message in self._take_queue():
             if isinstance(message, _Programs):
                 link.put_list("ops", "programs", message.items)
@@ -148,7 +148,7 @@ class Outbox:
             yield self._queue.popleft()
 
     def release(self, num_acked: int) -> bool:
-        """The runtime has taken so many messages; whether that freed some credit."""
+        """The runtime has acknowledged this many messages; returns whether that freed credit."""
         before = self.held_bytes
         while self._on_the_way and self._on_the_way[0][0] <= num_acked:
             self.held_bytes -= self._on_the_way.popleft()[1]

@@ -1,7 +1,7 @@
 """A running program as its client sees it: the results of its ops, as they come back.
 
-The author's thread sends ops, the channel's thread fills in results and wakes who waits for them.
-What is filled in is marked as done last, so that reading needs no lock.
+The author's thread sends ops, the channel's thread fills in results and wakes those who wait.
+A result is marked done last, so that reading needs no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .waiting import Condition, Waiters
 
 
 class Pending:
-    """The result of one op: not there, streaming, or done."""
+    """The result of one op: absent, streaming, or done."""
 
     __slots__ = ("chunks", "done_s", "is_done", "meta", "op", "replace", "text", "value")
 
@@ -51,14 +51,14 @@ class Pending:
 
 
 class Defaults:
-    """What the gens of a run do that do not say themselves; shared by all programs of a batch."""
+    """Default parameters of a run's gens, for what they leave open; shared by a whole batch."""
 
     def __init__(self, params: ir.GenParams) -> None:
         self.params = params
         self._merged: dict[int, tuple[ir.GenParams, ir.GenParams]] = {}  # by id of the first
 
     def applied_to(self, params: ir.GenParams) -> ir.GenParams:
-        """`params` with what they leave open filled in; the same object for the same one."""
+        """`params` with open fields filled in; the same object for the same input."""
         found = self._merged.get(id(params))
         if found is None:
             if len(self._merged) >= 256:
@@ -68,14 +68,14 @@ class Defaults:
 
 
 class Relay(Protocol):
-    """Who runs other programs on this thread's account while it waits."""
+    """Runs other programs on this thread while it waits."""
 
     def released(self) -> AbstractContextManager[None]:
-        """For the time of a wait."""
+        """For the duration of a wait."""
 
 
 class Program:
-    """One running program: its branches, and the results that come back for them."""
+    """One running program: its branches and their results."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Program:
         num_api_spec_tokens: int | None = None,
         lora_path: str | None = None,
     ) -> None:
-        """`name` is for reports. `num_api_spec_tokens` is only of use to a channel that asks a
-        server call by call; the result is the same without. `lora_path` names the adapter of all
-        calls that name none."""
+        """`name` is for reports. `num_api_spec_tokens` only matters to a channel that asks a server
+        call by call; the result is the same without. `lora_path` names the default adapter of its
+        calls."""
         self._channel = channel
         self.defaults = defaults
         self.name = name
@@ -112,7 +112,7 @@ class Program:
         self._branches = itertools.count()
         self._is_done = False
         self._is_cancelled = False
-        self.runner: object = None  # of a streaming run's function: its thread's ident or task
+        self.runner: object = None  # of a streaming run's function: its thread's ident or its task
         self.loop_thread: int | None = None  # where an async function runs: it must not wait there
         self.relay: Relay | None = None
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
@@ -134,7 +134,7 @@ class Program:
         return next(self._branches)
 
     def send(self, op: ir.Op) -> Pending:
-        """Send an op; the returned Pending is filled when the runtime answers."""
+        """Send an op; the returned Pending is filled when the result arrives."""
         if self._dropped:
             self._send_dropped()
         self._require_open()
@@ -148,7 +148,7 @@ class Program:
         return pending
 
     def send_silent(self, op: ir.Op) -> None:
-        """Send an op that is never answered: a text, a pause, an end."""
+        """Send an op without a result: a text, a pause, an end."""
         if self._dropped:
             self._send_dropped()
         self._require_open()
@@ -160,14 +160,14 @@ class Program:
             raise InvalidProgram("the program has ended; nothing can be appended to it")
 
     def note_dropped(self, branch: int, seq: int) -> None:
-        """Nobody can read `branch` any more; its log ended before `seq`.
+        """`branch` can no longer be read; its log ended before `seq`.
 
-        Safe in a finalizer, on any thread: it takes no lock. The runtime is told with the next op
-        or wait, or at once while the function waits; what goes with the end of the function is not
-        dropped, so no error in it is lost.
+        Safe in a finalizer, on any thread: it takes no lock. The runtime is notified with the next
+        op or wait, or at once while the function waits; branches that go with the end of the
+        function are not dropped, so none of their errors is lost.
         """
         self._dropped.append((branch, seq))
-        if self._num_waits:  # looked at after the append: a wait that begins now sees that
+        if self._num_waits:  # checked after the append: a wait that begins now sees it
             self._channel.call_soon(partial(self._send_dropped_one, (branch, seq)))
 
     def _send_dropped(self) -> None:
@@ -179,7 +179,7 @@ class Program:
             self._send_drop(branch, seq)
 
     def _send_dropped_one(self, dropped: tuple[int, int]) -> None:
-        """Only that: the function may have gone on, and what it leaves at its end is not meant."""
+        """Send only this one: the function may have gone on, and branches left at its end stay."""
         try:
             self._dropped.remove(dropped)
         except ValueError:  # sent meanwhile
@@ -193,12 +193,12 @@ class Program:
         op = ir.Drop(branch, seq, None)
         try:
             self._channel.send_op(self.id, op)
-        except EngineError:  # who appends or waits next is told
+        except EngineError:  # the next append or wait raises it
             return
         self.log.append((time.perf_counter(), op))
 
     def flush(self) -> None:
-        """Have all that was appended carried out now."""
+        """Run now all that was appended."""
         if self._dropped:
             self._send_dropped()
         self._channel.flush(self.id)
@@ -206,7 +206,7 @@ class Program:
     # --- waiting ---------------------------------------------------------------------------------
 
     def begin_wait(self, pending: Pending | None) -> None:
-        """Somebody waits for `pending`, or for the end."""
+        """A wait for `pending` begins, or for the end."""
         self.flush()
 
     def wait(self, pending: Pending) -> Pending:
@@ -240,7 +240,7 @@ class Program:
         return self._fresh_chunks(pending, num_seen)
 
     def wait_done(self) -> None:
-        """Wait until all branches have run; raise the first error that nobody has seen."""
+        """Wait until all branches have run; raise the first error that was not seen yet."""
         if not self.is_done:
             self.wait_until(lambda: self.is_done)
         self._raise_unseen()
@@ -266,9 +266,9 @@ class Program:
     @contextmanager
     def released(self) -> Iterator[None]:
         """For the time in which this program's function only waits: others run meanwhile, and forks
-        that nobody can read any more are dropped at once."""
+        that can no longer be read are dropped at once."""
         with nullcontext() if self.relay is None else self.relay.released():
-            if self.is_run_elsewhere():  # it is a reader who waits
+            if self.is_run_elsewhere():  # a reader waits, not the function
                 yield
                 return
             with self.waiters.lock:
@@ -282,7 +282,7 @@ class Program:
                     self._num_waits -= 1
 
     def is_run_elsewhere(self) -> bool:
-        """Whether values may still come that the caller does not make itself."""
+        """Whether values may still come from a function on another thread or task."""
         runner = self.runner
         if isinstance(runner, asyncio.Task):
             return runner is not _current_task()
@@ -295,7 +295,7 @@ class Program:
         return len(pending.chunks or ()) > num_seen or self._is_settled(pending)
 
     def _fresh_chunks(self, pending: Pending, num_seen: int) -> list[str]:
-        is_done = pending.is_done  # before the chunks are read: what comes then is not lost
+        is_done = pending.is_done  # read before the chunks, so that none is lost
         fresh = (pending.chunks or [])[num_seen:]
         if not fresh and not is_done:
             self._checked(pending)
@@ -326,7 +326,7 @@ class Program:
         raise _copied(error)
 
     def _note_seen(self, branch: int) -> None:
-        """With a failed join its branches' own errors are seen, too."""
+        """A failed join also marks its branches' errors as seen."""
         self._seen_errors.add(branch)
         seq, _ = self._errors.get(branch, (-1, None))
         failed = self._pending.get((branch, seq))
@@ -334,7 +334,7 @@ class Program:
             self._seen_errors.update(failed.op.children)
 
     def ignore_errors_of(self, branches: tuple[int, ...]) -> None:
-        """Some of these branches may fail: it is not for `wait_done` to raise that."""
+        """Some of these branches may fail without `wait_done` raising it."""
         self._seen_errors.update(branches)
 
     def failure_of_branch(self, branch: int) -> Exception | None:
@@ -383,11 +383,11 @@ class Program:
             self.call_soon(self.cancel)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Have a thread of the channel's run `work`; takes no lock."""
+        """Run `work` on one of the channel's threads; takes no lock."""
         self._channel.call_soon(work)
 
     def fail(self, error: Exception) -> None:
-        """Cancel because the author's own code raised `error`; every wait raises it."""
+        """Cancel because the author's code raised `error`; every wait raises it."""
         if not self._is_done:
             self._disconnect = error
         self.cancel()
@@ -456,7 +456,7 @@ def _error_from(payload: dict[str, Any]) -> ProgramError:
 
 def _copied(error: Exception) -> Exception:
     """A fresh exception for each raise, so that tracebacks do not pile up on one object; an
-    author's own is raised as it is."""
+    exception of the author's code is raised as it is."""
     if type(error) is ProgramError:
         return ProgramError(error.message, op=error.op, source=error.source, kind=error.kind)
     return EngineError(str(error)) if isinstance(error, EngineError) else error

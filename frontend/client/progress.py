@@ -1,5 +1,4 @@
-"""How far work is, on a terminal: items of a batch, bytes that are read or fetched, captured
-graphs."""
+"""Progress on a terminal: items of a batch, bytes read or downloaded, captured graphs."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 @contextmanager
 def byte_progress(out: TextIO, title: str) -> Iterator[ByteProgress | None]:
-    """Who is to be told of the bytes done; a bar shows them from the first on, and is gone at the
-    end. None where `out` is no terminal: nothing is shown there."""
+    """Yields a callback for the bytes done; a bar appears with the first call and is removed at the
+    end. Yields None where `out` is not a terminal: nothing is shown there."""
     if not out.isatty():
         yield None
         return
@@ -50,8 +49,8 @@ def byte_progress(out: TextIO, title: str) -> Iterator[ByteProgress | None]:
 
 
 def graph_progress(out: TextIO) -> Callable[[int, int], None]:
-    """(graphs captured so far, graphs in all) -> a line that is overwritten on a terminal; on
-    anything else one line at the end."""
+    """(graphs captured so far, graphs in all) -> a line that is overwritten on a terminal;
+    elsewhere one line at the end."""
 
     def show(done: int, total: int) -> None:
         is_last = done == total

@@ -1,9 +1,9 @@
 """A client's session with a runtime, over connections that come and go.
 
-Each connection is a DEALER socket of its own, so that nothing of an old one arrives late; its
-monitor says when it is lost (ZeroMQ's heartbeats notice that within seconds, also of a peer that
-just vanished). Then a new socket says hello with the session's token, and both sides send again
-what the other has not taken. One thread owns a transport; nothing here knows of programs.
+Each connection is its own DEALER socket, so that nothing of an old one arrives late; its monitor
+reports its loss (ZeroMQ's heartbeats notice within seconds, also when a peer just vanished). Then a
+new socket says hello with the session's token, and both sides resend what the other has not taken.
+One thread owns a transport; this file knows no programs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .greeting import mechanism_of
 
 LINGER_MS = 500
 RECONNECT_AFTER_S = 0.1
-NUM_HANG_UPS = 3  # on the handshake, before the first welcome, until it is asked why
+NUM_HANG_UPS = 3  # failed handshakes before the first welcome, until the cause is looked for
 
 _WATCHED = (
     zmq.EVENT_DISCONNECTED
@@ -35,9 +35,9 @@ _WATCHED = (
 
 
 class Transport:
-    """Sends and takes messages of one session; used by one thread.
+    """Sends and receives messages of one session; used by one thread.
 
-    Lifetime: from the first hello to `close`. What cannot be mended raises EngineError from `poll`.
+    Lifetime: from the first hello to `close`. `poll` raises EngineError for fatal errors.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Transport:
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
         """`wake_fd`: becomes readable to end a `poll`; `is_alive`: why the runtime's process is
-        dead, or None; `tenant`: on whose account this client works; `silence_s`: after which a
-        runtime that is connected is given up."""
+        dead, or None; `tenant`: the tenant that this client's work counts for; `silence_s`: after
+        which a connected runtime is given up."""
         self.link = Link()
         self.welcome: dict[str, Any] | None = None  # the first one
         self.silence_s = silence_s
-        self._refusal: ProtocolError | None = None  # the runtime's last word
+        self._refusal: ProtocolError | None = None  # the runtime's last message
         self._context = context
         self._endpoint = endpoint
         self._keys = keys
@@ -76,10 +76,10 @@ class Transport:
     # --- connections ----------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """A new socket, and hello on it."""
+        """Open a new socket and say hello on it."""
         self._dealer = dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, LINGER_MS)
-        dealer.setsockopt(zmq.SNDHWM, 0)  # credits bound what is under way
+        dealer.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight
         dealer.setsockopt(zmq.RCVHWM, 0)
         dealer.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
@@ -106,13 +106,13 @@ class Transport:
         self._dealer.close(linger_ms)
 
     def close(self) -> None:
-        """Say goodbye, send what is left, close."""
+        """Say goodbye, send what remains, close."""
         if self._is_up:
             self._send(wire.encode("bye"))
         self._shut(LINGER_MS)
 
     def _lose(self, now: float) -> None:
-        """The connection is gone: say hello on a new one soon."""
+        """The connection is lost: say hello on a new one soon."""
         self._shut(0)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_fd, zmq.POLLIN)
@@ -124,9 +124,10 @@ class Transport:
     # --- in -------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[wire.Message]:
-        """Wait for messages, `wake_fd` or the time; what is to be carried out, in order.
+        """Wait for messages, `wake_fd` or the timeout; returns the messages to handle, in order.
 
-        Raises EngineError where the session cannot go on, ProtocolError where the runtime says so.
+        Raises EngineError where the session cannot continue, ProtocolError where the runtime says
+        so.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -136,7 +137,7 @@ class Transport:
         now = time.monotonic()
         messages: list[wire.Message] = []
         if self._monitor in ready and self._has_broken():
-            messages = self._receive()  # what came before: a farewell may be among it
+            messages = self._receive()  # received before the loss: may include a farewell
             self._lose(now)
         elif self._dealer in ready and self._reopen_at is None:
             self._last_heard_s = now
@@ -156,7 +157,7 @@ class Transport:
             message = wire.decode(parts, wire.RUNTIME_OPS)
             if message.op == "error":
                 self._refusal = ProtocolError(str(message.header.get("message")))
-                if not messages:  # else the next poll's to say: these came before it
+                if not messages:  # else the next poll raises it: these came before it
                     raise self._refusal
                 return messages
             if message.op == "welcome":
@@ -178,7 +179,7 @@ class Transport:
             self.welcome = header
 
     def _has_broken(self) -> bool:
-        """What the socket's monitor has seen. Raises EngineError for a handshake that failed."""
+        """Whether the monitor has seen a loss. Raises EngineError for a failed handshake."""
         is_lost = False
         while self._monitor is not None and self._monitor.poll(0):
             event = int(parse_monitor_message(self._monitor.recv_multipart())["event"])
@@ -196,7 +197,7 @@ class Transport:
         return is_lost
 
     def _explain_hang_ups(self) -> None:
-        """Raises EngineError, unless it may be that nobody is behind the address yet."""
+        """Raises EngineError, unless the runtime may not be listening yet."""
         mechanism = mechanism_of(self._endpoint)
         if mechanism is None:
             return
@@ -229,8 +230,8 @@ class Transport:
     # --- out ------------------------------------------------------------------------------------
 
     def send(self) -> bool:
-        """Send what was put into the link, acknowledge, keep the runtime awake; whether anything
-        of the link's went out."""
+        """Send the link's messages, acknowledge, and ping the runtime; returns whether any of the
+        link's messages were sent."""
         if not self._is_up:
             return False
         has_sent = False
@@ -246,8 +247,8 @@ class Transport:
         return has_sent
 
     def _send(self, parts: list[bytes]) -> bool:
-        """False where the socket has no connection to send on: one that was refused, as its monitor
-        will say."""
+        """False where the socket has no connection to send on: its monitor will report that it was
+        refused."""
         try:
             self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
         except zmq.Again:

@@ -1,7 +1,7 @@
-"""What a name of a branch stands for, and what has to be there before it can be read.
+"""The value that a branch binds to a name, and what must be done before it can be read.
 
-`pendings_of` says what to wait for, one after the other; then `value_of` and `meta_of` read without
-waiting. So waiting itself is written once for threads and once for coroutines, and nowhere else.
+`pendings_of` lists what to wait for, one after the other; then `value_of` and `meta_of` read
+without waiting. So waiting is written only once for threads and once for coroutines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Gathered:
     items: tuple[Value | None, ...]
 
     def counted(self) -> list[Value]:
-        """Those of the branches that the join counted."""
+        """The values of the branches that the join counted."""
         indices = range(len(self.items)) if self.join.value is None else self.join.value
         return [item for item in map(self.items.__getitem__, indices) if item is not None]
 
@@ -48,7 +48,7 @@ Value: TypeAlias = Pending | Known | Span | Gathered
 
 
 def pendings_of(found: Value) -> Iterator[Pending]:
-    """What must be done before `found` can be read; go on only when the last one is."""
+    """What must be done before `found` can be read; advance only when the last one is done."""
     if isinstance(found, Pending):
         yield found
     elif isinstance(found, Span):
@@ -72,8 +72,8 @@ def value_of(found: Value) -> Any:
 
 
 def meta_of(name: str, found: Value) -> Any:
-    """How a value came about: a dict, or a list of them. Raises InvalidProgram for one that no call
-    made."""
+    """Meta info of a value: a dict, or a list of them. Raises InvalidProgram for a value that no
+    call made."""
     if isinstance(found, Gathered):
         return [meta_of(name, item) for item in found.counted()]
     if not isinstance(found, Pending):
@@ -83,7 +83,7 @@ def meta_of(name: str, found: Value) -> Any:
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
-    """The text of a branch from all its pieces so far; they are done."""
+    """The text of a branch from all its pieces so far, which are done."""
     text = ""
     for piece in pieces:
         if isinstance(piece, str):

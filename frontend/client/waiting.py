@@ -1,7 +1,7 @@
 """How threads and event loops wait for a program: each leaves a callback, an event calls them all.
 
-A waiting thread costs one lock, a waiting coroutine one future; a program that nobody waits for
-costs nothing. Callbacks run on the connection's thread and never block.
+A waiting thread costs one lock, a waiting coroutine one future; a program without waiters costs
+nothing. Callbacks run on the connection's thread and never block.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Condition = Callable[[], bool]
 
 
 class Waiters:
-    """Who waits for something. Who changes it does so first and calls `wake` then; who waits leaves
-    its callback first and looks then: so one of the two always sees the other."""
+    """The waiters for one condition. The changer first changes it, then calls `wake`; a waiter
+    first leaves its callback, then checks: so one of the two always sees the other."""
 
     __slots__ = ("_wakers", "lock")
 
@@ -27,7 +27,7 @@ class Waiters:
         self._wakers: list[Callable[[], None]] = []
 
     def wake(self) -> None:
-        """Have everybody look again, after what they wait for has changed."""
+        """Make all waiters check again, after the condition has changed."""
         if not self._wakers:
             return
         with self.lock:
@@ -36,7 +36,7 @@ class Waiters:
             waker()
 
     def wait(self, condition: Condition) -> None:
-        """Until `condition`."""
+        """Block until `condition`."""
         while not condition():
             baton = threading.Lock()
             baton.acquire()
@@ -64,7 +64,7 @@ class Waiters:
 
 
 class _Mailbox:
-    """Futures to be resolved on their loop, however many with one call into it."""
+    """Resolves futures on their loop, many with one call into it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -72,7 +72,7 @@ class _Mailbox:
         self._is_scheduled = False
 
     def put(self, future: asyncio.Future[None]) -> None:
-        """On any thread. Nothing happens once the loop is closed."""
+        """On any thread. No effect once the loop is closed."""
         self._ready.append(future)
         loop = self._loop()
         if self._is_scheduled or loop is None or loop.is_closed():
@@ -80,11 +80,11 @@ class _Mailbox:
         self._is_scheduled = True
         try:
             loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # closed in between: nobody waits any more
+        except RuntimeError:  # closed in between: no waiters remain
             self._ready.clear()
 
     def _deliver(self) -> None:
-        self._is_scheduled = False  # first: who puts from here on schedules anew
+        self._is_scheduled = False  # first: a later put schedules again
         while self._ready:
             future = self._ready.popleft()
             if not future.done():
@@ -98,6 +98,6 @@ _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
 
 def _mailbox_of(loop: asyncio.AbstractEventLoop) -> _Mailbox:
     found = _mailboxes.get(loop)
-    if found is None:  # only this loop's thread asks for it
+    if found is None:  # only this loop's thread looks it up
         found = _mailboxes[loop] = _Mailbox(loop)
     return found

@@ -1,1 +1,1 @@
-"""What authors write: functions, states, gens, forks, batches."""
+"""The authoring API: functions, states, gens, forks, batches."""

@@ -1,9 +1,9 @@
-"""A batch of programs: as many in flight as there are, on as few threads as can be.
+"""A batch of programs: all in flight together, on as few threads as possible.
 
 The calling thread runs function after function. Only when one has to wait does another thread take
-over the rest, so programs that never wait cost no thread and no switch: their functions are through
-before the first result is back. A function that blocks in some other way (a sleep, a request of its
-own) is noticed after `STALL_S`; then more functions may run at once.
+over the rest, so programs that never wait cost no thread and no switch: their functions have
+returned before the first result is back. A function that blocks in some other way (a sleep, an HTTP
+request) is noticed after `STALL_S`; then more functions may run at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 
 from .state import ProgramState
 
-STALL_S = 0.01  # guess: longer than a function takes that neither waits nor blocks
+STALL_S = 0.01  # guess: longer than a function that neither waits nor blocks takes
 
 
 Execute = Callable[[int, ProgramState], None]
@@ -26,8 +26,8 @@ ExecuteAsync = Callable[[int, ProgramState], Awaitable[None]]
 
 
 class Relay:
-    """Calls `execute(0)`, `execute(1)`, ... on at most `max_threads` threads; the rest of them is
-    always taken by a thread that does not wait, as long as there is one."""
+    """Calls `execute(0)`, `execute(1)`, ... on at most `max_threads` threads; a thread that does
+    not wait takes the next, as long as there is one."""
 
     def __init__(self, num_items: int, execute: Callable[[int], None], max_threads: int) -> None:
         self._execute = execute
@@ -37,16 +37,16 @@ class Relay:
         self._changed = threading.Condition(self._lock)
         self._next = 0
         self._num_threads = 0
-        self._num_running = 0  # those that are in a function and do not wait in it
-        self._num_allowed = 1  # so many should be; more once a function has blocked
+        self._num_running = 0  # threads in a function and not waiting in it
+        self._num_allowed = 1  # target of `_num_running`; more once a function has blocked
         self._num_parked = 0
-        self._num_called = 0  # of the parked ones: how many are to go on
+        self._num_called = 0  # parked threads that are to resume
         self._is_stopped = False
-        self._ended = threading.Event()  # no function is left to begin
+        self._ended = threading.Event()  # set when no function is left to begin
         self._context = contextvars.copy_context()
 
     def run(self) -> None:
-        """On this thread and others; returns once all functions have, or at once when stopped."""
+        """Run on this thread and others; returns when all functions have, or are stopped."""
         with self._lock:
             self._num_threads = self._num_running = 1
         if self._num_items > 1:
@@ -64,7 +64,7 @@ class Relay:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """While the calling function waits, another thread goes on with the rest."""
+        """While the calling function waits, another thread continues with the rest."""
         with self._lock:
             self._num_running -= 1
             self._call_others()
@@ -83,7 +83,7 @@ class Relay:
             self._execute(index)
 
     def _take(self) -> int | None:
-        """The next function, for a thread that has just ended one; None: there is no more."""
+        """The next function, for a thread that has just ended one; None: no more."""
         with self._lock:
             if self._num_running > self._num_allowed and self._has_more:
                 self._park()
@@ -97,7 +97,7 @@ class Relay:
             return None
 
     def _park(self) -> None:
-        """Until this thread is called again; it then counts as running."""
+        """Wait until this thread is called again; it then counts as running."""
         self._num_running -= 1
         self._num_parked += 1
         self._changed.wait_for(lambda: self._num_called or not self._has_more)
@@ -108,7 +108,7 @@ class Relay:
             self._num_running += 1
 
     def _call_others(self) -> None:
-        """Have as many run as should: parked ones, then new ones."""
+        """Bring the running threads up to the target: parked ones, then new ones."""
         while self._num_running < self._num_allowed and self._has_more:
             if self._num_parked > self._num_called:
                 self._num_called += 1
@@ -123,13 +123,13 @@ class Relay:
         )
         try:
             thread.start()
-        except RuntimeError:  # the system has no more
+        except RuntimeError:  # the system has no more threads
             return False
         self._num_threads += 1
         return True
 
     def _watch(self) -> None:
-        """Allow more at once whenever no function was begun for a while though one could be."""
+        """Allow more at once whenever no function has begun for a while though one could."""
         seen = -1
         while not self._ended.wait(STALL_S):
             with self._lock:
@@ -141,7 +141,7 @@ class Relay:
 
 
 class Batch:
-    """Programs of one function, in flight together. `errors` has those that failed, by index."""
+    """Programs of one function, in flight together. `errors` has the failures, by index."""
 
     def __init__(self, states: list[ProgramState]) -> None:
         self.states = states
@@ -151,8 +151,8 @@ class Batch:
         self._relay: Relay | None = None
 
     def run(self, execute: Execute, max_threads: int) -> None:
-        """Run `execute` of each on this thread, and on others where they wait; it is not waited for
-        what the runtime has to do after that."""
+        """Run `execute` of each on this thread, and on others during waits; does not wait for the
+        runtime to finish the rest."""
         num_threads = min(max_threads, len(self.states))
         self._relay = Relay(len(self.states), partial(self._run_one, execute), num_threads)
         for state in self.states:
@@ -160,7 +160,7 @@ class Batch:
         self._relay.run()
 
     async def run_async(self, execute: ExecuteAsync, advance: Callable[[], None]) -> None:
-        """Run `execute` of each as a task, and wait until the runtime has done all."""
+        """Run `execute` of each as a task, and wait until the runtime has finished."""
         tasks = (self._run_task(execute, advance, index) for index in range(len(self.states)))
         try:
             await asyncio.gather(*tasks)
@@ -171,7 +171,7 @@ class Batch:
     async def run_beside(
         self, execute: Execute, max_threads: int, advance: Callable[[], None]
     ) -> None:
-        """`run` on threads beside the event loop, and wait until the runtime has done all."""
+        """`run` on threads beside the event loop, and wait until the runtime has finished."""
         try:
             await asyncio.to_thread(self.run, execute, max_threads)
             for state in self.states:
@@ -182,7 +182,7 @@ class Batch:
             raise
 
     def finished(self) -> Iterator[ProgramState]:
-        """Each state once it and those before it are done; what fails is in `errors` then."""
+        """Yields each state once it and all before it are done; failures go to `errors`."""
         for index, state in enumerate(self.states):
             if not self._is_over(index):
                 state._program.waiters.wait(partial(self._is_over, index))
@@ -249,11 +249,11 @@ class Batch:
 
 
 class FinishedStates(Iterator[ProgramState]):
-    """States of a batch, each as soon as it and those before it are done. What is not done yet is
-    cancelled when it is closed, also before the first, or when nobody has it any more."""
+    """States of a batch, each as soon as it and all before it are done. Closing it, even before the
+    first, or dropping it cancels what is not done yet."""
 
     def __init__(self, batch: Batch, states: Generator[ProgramState, None, None]) -> None:
-        """`states`: those that `batch.finished` yields."""
+        """`states`: yielded by `batch.finished`."""
         self._batch = batch
         self._states = states
         self._finalizer = weakref.finalize(self, batch.cancel_soon)
@@ -267,7 +267,7 @@ class FinishedStates(Iterator[ProgramState]):
             raise
 
     def close(self) -> None:
-        """Cancel what is not done yet; nothing more is yielded."""
+        """Cancel what is not done yet; yields nothing more."""
         self._states.close()
         if self._finalizer.detach() is not None:
             self._batch.cancel()

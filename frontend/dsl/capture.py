@@ -1,7 +1,7 @@
-"""What a program sends before it first waits: its capture, taken without a runtime.
+"""Captures what a program sends before its first wait, without a runtime.
 
-The function runs for real, its ops go to a `Recorder` instead of a runtime, and where it would
-wait for the first value it is stopped. So the author's own code up to there is carried out too.
+The function really runs, with a `Recorder` in place of a runtime, and is stopped where it would
+wait for its first value. So the author's own code up to there also runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.
 
 
 class Waits(BaseException):
-    """The program wants a value. No Exception, so that no handler of the author's takes it."""
+    """The program waits for a value. Not an Exception: the author's handlers must not catch it."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(f"{wait.reading} at {wait.source}")
@@ -36,7 +36,7 @@ class Waits(BaseException):
 
 
 class Recorder:
-    """A channel that keeps the ops up to the first wait, and answers nothing."""
+    """A channel that records the ops up to the first wait, and returns nothing."""
 
     def __init__(self) -> None:
         self.ops: list[ir.Op] = []
@@ -48,26 +48,26 @@ class Recorder:
         return {"model": "none: a capture"}
 
     def open_program(self, sink: EventSink, create: dict[str, object]) -> int:
-        """Any number; a recorder is good for one program."""
+        """Any number; a recorder serves one program."""
         return 0
 
     def send_op(self, program: int, op: ir.Op) -> None:
-        """Keep it, unless the program goes on after its first wait (by a bare `except:`)."""
+        """Record it, unless the program continued past its first wait (by a bare `except:`)."""
         if self.wait is None:
             self.ops.append(op)
 
     def flush(self, program: int, *, end: bool = False) -> None:
-        """Nothing: what was sent is here."""
+        """No effect: all ops are recorded."""
 
     def close_program(self, program: int) -> None:
-        """Nothing: nobody works for it."""
+        """No effect: nothing runs."""
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """At once: there is no other thread, and nothing here takes a lock."""
+        """Run it at once: there is no other thread, and nothing here takes a lock."""
         work()
 
     def close(self) -> None:
-        """Nothing."""
+        """No effect."""
 
 
 class CapturedProgram(Program):
@@ -91,8 +91,8 @@ def trace_of(
 ) -> Graph:
     """Run `fn(state, *args, **kwargs)`, also an `async def`, up to its first wait.
 
-    A parameter that is not given and has no default is the string "{name}". Raises InvalidProgram
-    when the function raises before it waits, with its exception as the cause.
+    A missing parameter without a default becomes the string "{name}". Raises InvalidProgram when
+    the function raises before it waits, with its exception as the cause.
     """
     name = getattr(fn, "__name__", "program")
     recorder = Recorder()
@@ -112,7 +112,7 @@ def trace_of(
 def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     result = fn(*args, **kwargs)
     if inspect.iscoroutine(result):
-        # On a thread of its own: the caller's may already run an event loop.
+        # On its own thread: the caller's may already run an event loop.
         with ThreadPoolExecutor(1) as pool:
             pool.submit(asyncio.run, result).result()
 
@@ -120,7 +120,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _with_placeholders(
     fn: Callable[..., Any], args: Sequence[Any], given: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Keyword arguments with what is missing, and the names of what was missing."""
+    """Keyword arguments completed with placeholders, and the names of the missing ones."""
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = {p.name for p in positional[: len(args)]}
@@ -163,5 +163,5 @@ def _reading(name: str) -> tuple[str, str | None]:
     return f"s.{method}({named})", source
 
 
-# Methods that read all of a branch; what they wait for first is not what is read.
+# Methods that read a whole branch; their first wait is not what they read.
 _READS_ALL = ("text", "messages", "sync", "atext", "amessages", "adone")

@@ -1,4 +1,4 @@
-"""The branches of one fork: a list that can be appended to as a whole and joined."""
+"""The branches of one fork: a list that can be appended to as a whole, and joined."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ForEach: TypeAlias = Appendable | Sequence[Appendable] | Callable[[int], Appenda
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A join that needs only so many of its branches."""
+    """A join that needs only `num_needed` of its branches."""
 
     num_needed: int
     mode: ir.JoinMode
 
 
 def first(num_needed: int, mode: ir.JoinMode = "gather_variable") -> First:
-    """`forks.join(st.first(2))`: the first two branches to end well are enough; the others are
-    stopped at once. It fails when fewer can still end well."""
+    """`forks.join(st.first(2))`: the first two branches that succeed are enough; the others are
+    stopped at once. The join fails when fewer can still succeed."""
     is_int = isinstance(num_needed, int) and not isinstance(num_needed, bool)
     if not is_int or num_needed < 1:
         raise InvalidProgram.of("num_needed", num_needed, "an integer >= 1")
@@ -50,13 +50,13 @@ class Forks(Generic[S]):
     @overload
     def __getitem__(self, index: slice) -> Forks[S]: ...
     def __getitem__(self, index: int | slice) -> S | Forks[S]:
-        """One branch, or several, which can be appended to and joined by themselves."""
+        """One branch, or several, which can be appended to and joined separately."""
         if isinstance(index, slice):
             return Forks(self._parent, self._children[index])
         return self._children[index]
 
     def __setitem__(self, index: int | slice, child: S | Forks[S]) -> None:
-        """What `forks[i] += ...` ends with; a branch cannot be replaced."""
+        """The last step of `forks[i] += ...`; a branch cannot be replaced."""
         if isinstance(index, slice):
             is_same = isinstance(child, Forks) and child._children == self._children[index]
         else:
@@ -68,8 +68,8 @@ class Forks(Generic[S]):
         return iter(self._children)
 
     def __iadd__(self, other: ForEach) -> Forks[S]:
-        """Append to each branch: the same, an item of a list each, or what a function of the
-        branch's index returns."""
+        """Append to each branch: the same for all, an item of a list each, or what a function of
+        the branch's index returns."""
         source = source_line(sys._getframe(1))
         if isinstance(other, str | Expr) or other is None:
             items: Sequence[Appendable] = [other] * len(self)
@@ -87,9 +87,9 @@ class Forks(Generic[S]):
         """End the branches and wait for them in the runtime (not here).
 
         "gather_variable": each value made in the branches becomes a list on the parent, in the
-        order of the branches. "concate_and_append": what each branch appended since the fork is
-        appended to the parent. A failed branch fails the join, at the parent's next wait. With
-        `st.first(k)` only the first k branches to end well count, still in their order.
+        order of the branches. "concate_and_append": the text that each branch appended since the
+        fork is appended to the parent. A failed branch fails the join, at the parent's next wait.
+        With `st.first(k)` only the first k branches to succeed count, still in their order.
         """
         mode = how.mode if isinstance(how, First) else how
         if mode not in ir.JOIN_MODES:
@@ -115,7 +115,7 @@ class Forks(Generic[S]):
 
 
 def require_no_offsets(offsets: Sequence[int] | None) -> None:
-    """Raises InvalidProgram for an offset of positions: none would be carried out."""
+    """Raises InvalidProgram for an offset of positions: offsets are not supported."""
     if offsets is not None and any(offsets):
         allowed = "None: the branches of a fork go on at the position where it is"
         raise InvalidProgram.of("position_ids_offset", offsets, allowed)

@@ -35,14 +35,14 @@ Arguments = Mapping[str, Any] | Sequence[Any]  # of one program of a batch
 class Function:
     """A program that can be run, streamed, and run over a batch; also of an `async def`.
 
-    Options of `run`, `run_batch`, `stream` and their async twins, of which a parameter of the
-    function's own with the same name wins, also over those that only one of them has: `backend`;
-    `seed`, which fixes all draws; and defaults for every gen that does not say itself: `max_tokens`
-    (or `max_new_tokens`), `min_tokens`, `n`, `stop`, `stop_token_ids`, `stop_regex`, `temperature`,
+    Options of `run`, `run_batch`, `stream` and their async twins (a parameter of the function with
+    the same name takes precedence, also over an option that only one of them has): `backend`;
+    `seed`, which fixes all draws; and defaults for gens that do not set them: `max_tokens` (or
+    `max_new_tokens`), `min_tokens`, `n`, `stop`, `stop_token_ids`, `stop_regex`, `temperature`,
     `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`,
     `ignore_eos`, `priority`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`. SGLang's
     `use_thread` and `return_text_in_logprobs` have no effect: no program needs a thread, and the
-    text is always there.
+    text is always included.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Function:
         self._run_options = RUN_OPTIONS - self._keywords
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """With a state first: run inside that program (an async one: to be awaited), and return
-        what the function returns. Else the same as `run`."""
+        """With a state first: run inside that program (await an async function), and return what
+        the function returns. Otherwise the same as `run`."""
         state = args[0] if args else kwargs.get(self._state_name)
         if isinstance(state, ProgramState):
             return self._fn(*args, **{**self._bound, **kwargs})
@@ -75,7 +75,7 @@ class Function:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of all parameters but the state, in their order."""
+        """Names of all parameters except the state, in their order."""
         return tuple(self._argument_names)
 
     def bind(self, /, **kwargs: object) -> Function:
@@ -89,7 +89,7 @@ class Function:
     # --- one run ---------------------------------------------------------------------------------
 
     def run(self, /, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run once and return the state; raises what failed inside, also in forks nobody read.
+        """Run once and return the state; raises what failed inside, also in unread forks.
 
         With `stream=True` it returns at once, see `stream`.
         """
@@ -123,7 +123,7 @@ class Function:
     def stream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """Start and return at once; `state.text_iter()` yields the text as it comes.
 
-        Once nobody has the returned state any more, the program is cancelled.
+        The program is cancelled once the returned state is garbage collected.
         """
         options, kwargs = self._split(kwargs)
         state = options.start(stream=True)
@@ -150,11 +150,10 @@ class Function:
         """Run once for each set of arguments, a mapping or a list; all are in flight together.
 
         Returns the states in the same order; with `generator_style=True` an iterator that yields
-        each as soon as it and those before it are done. At most `num_threads` ("auto": 64)
-        functions wait at a time; those that never wait, and async ones, need no thread. All
-        instances are finished before one BatchError names those that failed; with
-        `raise_errors=False` nothing is raised and `state.error()` tells. `progress_bar=True` shows
-        how many are done.
+        each as soon as it and all before it are done. At most `num_threads` ("auto": 64) functions
+        wait at a time; functions that never wait, and async ones, need no thread. All instances
+        finish before one BatchError names those that failed; with `raise_errors=False` nothing is
+        raised and `state.error()` reports it. `progress_bar=True` shows how many are done.
         """
         num_threads = self._take(kwargs, "num_threads", "auto")
         threads = MAX_THREADS if num_threads == "auto" else int(num_threads)
@@ -188,8 +187,8 @@ class Function:
     async def arun_batch(
         self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any
     ) -> list[ProgramState]:
-        """`run_batch` for async code; async functions are a task each, plain ones use threads. Of
-        its options it has `progress_bar` and `raise_errors`."""
+        """`run_batch` for async code; async functions run as tasks, plain ones on threads. It has
+        only the options `progress_bar` and `raise_errors`."""
         progress_bar = self._take(kwargs, "progress_bar", False)
         raise_errors = self._take(kwargs, "raise_errors", True)
         batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
@@ -203,7 +202,7 @@ class Function:
     def _batch(
         self, batch_kwargs: Sequence[Arguments], kwargs: Mapping[str, Any]
     ) -> tuple[Batch, Execute, ExecuteAsync]:
-        """The programs, and how the function is run in one of them."""
+        """The programs, and how to run the function in one of them."""
         options, shared = self._split(kwargs)
 
         def execute(index: int, state: ProgramState) -> None:
@@ -237,11 +236,11 @@ class Function:
         return trace_of(self._fn, args, {**self._bound, **kwargs})
 
     def cache(self, backend: Backend | None = None) -> int:
-        """Compute, on `backend`, what all runs of this program begin with whatever their arguments
-        are, so that later runs find it; returns the number of tokens.
+        """Compute, on `backend`, the prefix that all runs of this program share whatever their
+        arguments, so that later runs find it cached; returns the number of tokens.
 
-        The function is run without a backend, with unknown arguments, up to where the text depends
-        on one or the model is called. Its own code up to there is carried out.
+        The function runs without a backend, with unknown arguments, up to where the text depends on
+        one or the model is called. Its own code up to there also runs.
         """
         missing = [name for name in self._argument_names if name not in self._bound]
         return cache_prefix(self._fn, self._bound, missing, self._options({"backend": backend}))
@@ -286,7 +285,7 @@ class Function:
     def _execute_quietly(
         self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """For a streaming thread: the error is raised where the stream is read."""
+        """For a streaming thread: reading the stream raises the error."""
         with contextlib.suppress(Exception):
             self._execute(state, args, kwargs)
 
@@ -297,11 +296,11 @@ class Function:
             await self._execute_async(state, args, kwargs)
 
     def _take(self, given: dict[str, Any], name: str, default: Any) -> Any:
-        """An option of the call, out of `given`, unless the function has a parameter so called."""
+        """Pop an option from `given`, unless the function has a parameter of that name."""
         return default if name in self._keywords else given.pop(name, default)
 
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
-        """Options of the run apart from arguments of the function."""
+        """Separates the run's options from the function's arguments."""
         given = {name: value for name, value in kwargs.items() if name in self._run_options}
         rest = {name: value for name, value in kwargs.items() if name not in self._run_options}
         return self._options(given), rest
@@ -312,8 +311,8 @@ class Function:
 
 
 def _reader_of(state: ProgramState) -> ProgramState:
-    """What a streaming run returns: all that `state` is, which only the function has, as long as it
-    runs. So when this one goes nobody is left who could read, and the program is cancelled."""
+    """The state that a streaming run returns: a second object, since the running function holds the
+    original. When it is garbage collected, the program is cancelled."""
     reader = ProgramState.__new__(ProgramState)
     reader.__dict__ = state.__dict__
     weakref.finalize(reader, state._program.cancel_soon).atexit = False
@@ -321,7 +320,7 @@ def _reader_of(state: ProgramState) -> ProgramState:
 
 
 def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(given, dict | Mapping):  # a dict is found out the quick way
+    if isinstance(given, dict | Mapping):  # the quick check for a dict
         return (), given
     if isinstance(given, Sequence) and not isinstance(given, str):
         return given, {}
@@ -329,7 +328,7 @@ def _arguments(given: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def _run_loop(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a coroutine function to its end, where no event loop runs."""
+    """Run a coroutine function to completion, where no event loop runs."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -371,8 +370,8 @@ def function(
     """Make a program of a function whose first parameter is the state. `@function` or
     `@function()`.
 
-    `num_api_spec_tokens`: on a backend that asks a server call by call, ask for so many tokens more
-    and reuse what fits the text that follows; it saves calls and changes no result.
+    `num_api_spec_tokens`: on a backend that asks a server call by call, request this many extra
+    tokens and reuse those that fit the text that follows; saves calls and changes no result.
     """
     if fn is None:
         return lambda fn: Function(fn, num_api_spec_tokens=num_api_spec_tokens)

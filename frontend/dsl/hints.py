@@ -1,4 +1,4 @@
-"""KV hints of a program: one action on what a branch has, and what came of it."""
+"""KV hints of a program: one action on a branch's KV, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_TTL_S = (2**31 - 1) / 1000
 
 
 class HintHandle:
-    """A hint that was given. It never fails a program; what came of it is in `outcome`."""
+    """A hint that was given. It never fails a program; `outcome` has its result."""
 
     def __init__(self, program: Program, pending: Pending, owner: object) -> None:
         self._program = program
@@ -40,7 +40,7 @@ def hint(
     priority: int | None = None,
     tier: ir.Tier | None = None,
 ) -> ir.Hint:
-    """The op. Raises InvalidProgram for an argument that cannot be."""
+    """The op. Raises InvalidProgram for an invalid argument."""
     is_time = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
     if ttl_s is not None and not (is_time and 0.001 <= ttl_s <= MAX_TTL_S):
         raise InvalidProgram.of("ttl_s", ttl_s, f"seconds in [0.001, {MAX_TTL_S:.0f}], or None")

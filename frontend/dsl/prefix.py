@@ -1,8 +1,8 @@
-"""What all runs of a function begin with, whatever their arguments are.
+"""Finds the prefix that all runs of a function share, whatever their arguments.
 
-The function is run once with arguments that are unknown: an argument may be appended, added to text
-or formatted into it, and the text before it is known; whatever else is done with one ends the
-search, and so does the first call of the model.
+The function runs once with unknown arguments: an argument may be appended, added to text or
+formatted into it, and the text before it is known; any other use of one ends the search, and so
+does the first call of the model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .expr import Appendable, Expr
 from .options import RunOptions
 from .state import ProgramState
 
-_MARK = "\ue000\uf8ff\ue000"  # stands for an argument in text; private use, so in no other
+_MARK = "\ue000\uf8ff\ue000"  # placeholder for an argument in text; private use, so in no other
 
 
 class _Ends(BaseException):
-    """The constant prefix ends here. No Exception, so that no handler of the author's takes it."""
+    """The constant prefix ends here. Not an Exception: the author's handlers must not catch it."""
 
 
 class Unknown(Expr):
@@ -53,7 +53,7 @@ class _PrefixState(ProgramState):
 
 
 class _Prefix:
-    """A channel that keeps the first ops of the first branch, and ends the function after them."""
+    """A channel that records the first ops of the first branch, then ends the function."""
 
     def __init__(self) -> None:
         self.ops: list[ir.Op] = []
@@ -79,19 +79,19 @@ class _Prefix:
             raise _Ends
 
     def close_program(self, program: int) -> None:
-        """Nothing: nobody works for it."""
+        """No effect: nothing runs."""
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Nothing: the function never waits."""
+        """No effect: the function never waits."""
 
     def close(self) -> None:
-        """Nothing."""
+        """No effect."""
 
 
 def prefix_of(
     fn: Callable[..., Any], bound: Mapping[str, object], missing: Sequence[str]
 ) -> list[ir.Op]:
-    """The ops that every run of `fn` begins with; `missing` are its parameters that differ."""
+    """The ops with which every run of `fn` begins; `missing` are its varying parameters."""
     recorder = _Prefix()
     state = _PrefixState(Program(recorder, seed=0))
     unknown = {name: Unknown() for name in missing}
@@ -99,7 +99,7 @@ def prefix_of(
         result = fn(state, **bound, **unknown)
         if inspect.iscoroutine(result):
             with contextlib.closing(result):
-                result.send(None)  # nothing it awaits is ever there: one step is all
+                result.send(None)  # what it awaits never arrives: one step is all
     state._program.is_ended = True
     return recorder.ops
 
@@ -110,7 +110,7 @@ def cache_prefix(
     missing: Sequence[str],
     options: RunOptions,
 ) -> int:
-    """Have the backend compute it, by a gen of one token behind it; the number of its tokens."""
+    """Make the backend compute the prefix, by a gen of one token after it; returns its tokens."""
     ops = prefix_of(fn, bound, missing)
     if not ops:
         return 0

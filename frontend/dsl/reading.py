@@ -28,7 +28,7 @@ class Message:
 
 
 class BranchReader:
-    """What can be read of one branch of a running program."""
+    """The readable contents of one branch of a running program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -62,12 +62,12 @@ class BranchReader:
         return list(self._vars)
 
     def generated(self) -> list[str]:
-        """Those of `names` that were generated or selected: what `get_meta_info` knows."""
+        """Those of `names` that were generated or selected: the ones `get_meta_info` knows."""
         return [name for name, value in self._vars.items() if isinstance(value, Pending)]
 
     def get_meta_info(self, name: str) -> Any:
-        """How `name` came about, as a dict; waits for it. A list of them, as the values are, for
-        the samples of a gen with n > 1 and for what a join has gathered.
+        """Meta info of `name`, as a dict; waits for it. A list of them, as the values are, for the
+        samples of a gen with n > 1 and for values that a join has gathered.
 
         Keys: id, prompt_tokens, cached_tokens, completion_tokens, output_ids (the value's token
         ids), queue_s, time_to_first_token_s, latency_s, finish_reason ("stop" or "length");
@@ -84,7 +84,7 @@ class BranchReader:
         return meta_of(name, found)
 
     def _lookup(self, name: str) -> Value:
-        """A value of this branch; a reader of a run that goes on elsewhere waits for its making."""
+        """A value of this branch; a reader of a run on another thread waits until it is made."""
         if name not in self._vars and self._is_run_elsewhere():
             self._wait_until(lambda: name in self._vars)
         return self._found(name)
@@ -113,7 +113,7 @@ class BranchReader:
     # --- text ------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """All text of this branch, the chat template's marks included; waits for all of it."""
+        """All text of this branch, with the template's role delimiters; waits for all of it."""
         self._wait_for_the_runner()
         pieces = tuple(self._pieces)
         self._settle(Span(pieces, 0))
@@ -144,8 +144,8 @@ class BranchReader:
         return [{"role": m.role, "content": _content(m)} for m in self._messages]
 
     def sync(self) -> None:
-        """Wait until everything appended to this branch so far is done; raise what failed, also
-        what has ended the program as a whole."""
+        """Wait until everything appended to this branch so far is done; raises its failure, or the
+        one that ended the program as a whole."""
         self._settle(Span(tuple(self._pieces), 0))
         self._program.raise_disconnect()
 
@@ -160,7 +160,7 @@ class BranchReader:
         """Text as it comes: of the value `var_name`, or of the whole branch until the program ends.
 
         Pieces arrive one by one when the program runs with `stream=True`, else op by op. Raises
-        what failed, for the whole branch also in forks that nobody read.
+        what failed; for the whole branch also in forks that were not read.
         """
         if var_name is not None:
             for piece in _pieces_of(var_name, self._lookup(var_name)):
@@ -177,7 +177,7 @@ class BranchReader:
     ) -> AsyncIterator[Any]:
         """`text_iter` for async functions.
 
-        With `return_meta_data`, of one value only: pairs of text and meta info; the meta info is
+        With `return_meta_data`, for one value only: pairs of text and meta info; the meta info is
         empty until the last pair, whose text is empty.
         """
         if var_name is not None:
@@ -223,7 +223,7 @@ class BranchReader:
         return self._program.is_run_elsewhere()
 
     def _wait_for_piece(self, index: int) -> bool:
-        """Whether the branch has a piece `index`, once that is known."""
+        """Whether the branch has a piece `index`; waits until that is known."""
         self._wait_until(lambda: len(self._pieces) > index)
         return len(self._pieces) > index
 
@@ -232,7 +232,7 @@ class BranchReader:
         return len(self._pieces) > index
 
     def _wait_for_the_runner(self) -> None:
-        """A reader of a run that goes on elsewhere waits until that has appended all."""
+        """A reader of a run on another thread waits until the function has appended everything."""
         if self._is_run_elsewhere():
             self._wait_until(lambda: False)
 
@@ -250,7 +250,7 @@ class BranchReader:
 
 
 def _pieces_of(name: str, found: Value) -> tuple[Piece, ...]:
-    """Of one value's text. Raises InvalidProgram for the values of several branches."""
+    """The pieces of one value's text. Raises InvalidProgram for the values of several branches."""
     if isinstance(found, Pending):
         return (found,)
     if isinstance(found, Known):

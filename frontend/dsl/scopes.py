@@ -15,7 +15,7 @@ S = TypeVar("S", bound=BranchWriter)
 
 
 class RoleScope(Generic[S]):
-    """A chat message for the time of the block."""
+    """A chat message for the duration of the block."""
 
     def __init__(self, state: S, role: str, source: str | None) -> None:
         self._state, self._role, self._source = state, role, source
@@ -30,7 +30,7 @@ class RoleScope(Generic[S]):
 
 
 class VarScope(Generic[S]):
-    """Binds what the block appends to a name, once the block has ended well."""
+    """Binds what the block appends to a name, once the block has succeeded."""
 
     def __init__(self, state: S, name: str) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_OP_NAME_CHARS:
@@ -50,7 +50,7 @@ class VarScope(Generic[S]):
 
 
 class PauseScope(Generic[S]):
-    """The author's code works outside for the time of the block."""
+    """The author's code works outside the model for the duration of the block."""
 
     def __init__(self, state: S, expected_s: float | None, label: str, source: str | None) -> None:
         is_number = isinstance(expected_s, int | float) and not isinstance(expected_s, bool)

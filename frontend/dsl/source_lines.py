@@ -1,4 +1,4 @@
-"""Which line of the author's made an op: the nearest caller outside this package."""
+"""The source line of the author's that made an op: the nearest caller outside this package."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from types import CodeType, FrameType
 
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MAX_CODES = 4096  # programs that make functions without end must not fill memory
+_MAX_CODES = 4096  # programs that create functions without end must not fill memory
 
-# By a code object's id: itself, so that the id stays its own, and "file:line" by instruction; None
-# for code of this package. Threads may race: they write the same.
+# By a code object's id: the object, so that its id is not reused, and "file:line" by instruction;
+# None for code of this package. Threads may race: they write the same.
 _known: dict[int, tuple[CodeType, dict[int, str] | None]] = {}
 
 

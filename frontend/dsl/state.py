@@ -1,7 +1,7 @@
 """A program's state as its author sees it: append expressions, read values, fork and join.
 
-Appending never waits: it sends an op and goes on. Reading (`state["x"]`, `text()`, `sync()`) waits
-until the runtime has answered, and raises what went wrong, naming the source line of the failed op.
+Appending never waits: it sends an op and returns. Reading (`state["x"]`, `text()`, `sync()`) waits
+for the runtime's result, and raises failures with the source line of the failed op.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ProgramState(BranchWriter):
     """One branch of a running program.
 
     `state += expr` appends; `state["x"]` waits for a value and returns it; `state.var("x")` is the
-    same value without waiting, good only for appending.
+    same value without waiting, usable only for appending.
     """
 
-    _parent: ProgramState | None = None  # here, for the finalizer of one that never was made whole
+    _parent: ProgramState | None = None  # for the finalizer of a half-constructed state
 
     def __init__(self, program: Program, parent: ProgramState | None = None) -> None:
         super().__init__(program, parent)
@@ -42,7 +42,7 @@ class ProgramState(BranchWriter):
         self.ret_value: Any = None  # what the program's function returned
 
     def __del__(self) -> None:
-        """Nobody can read this fork any more."""
+        """This fork can no longer be read."""
         if self._parent is not None and not self._is_joined:
             self._program.note_dropped(self._branch, self._seq)
 
@@ -79,19 +79,19 @@ class ProgramState(BranchWriter):
         return None
 
     def var_scope(self, name: str) -> VarScope[ProgramState]:
-        """`with s.var_scope("x"):` what is appended within is also the value `x`."""
+        """`with s.var_scope("x"):` the text appended within is also the value `x`."""
         return VarScope(self, name)
 
     def pause(self, expected_s: float | None = None, label: str = "") -> PauseScope[ProgramState]:
-        """`with s.pause(expected_s=2):` this branch works outside for about that long.
+        """`with s.pause(expected_s=2):` this branch works outside the model for about that long.
 
-        The runtime is told at once: it keeps or moves the branch's KV by that. Also `async with`.
+        The runtime, notified at once, keeps or moves the branch's KV by that. Also `async with`.
         """
         return PauseScope(self, expected_s, label, source_line(sys._getframe(1)))
 
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`fn(*args, **kwargs)` inside a pause: a tool, or any function; what it raises comes
-        through. An async one is to be awaited in an async function, elsewhere it is run."""
+        """`fn(*args, **kwargs)` inside a pause: a tool, or any function; its exceptions propagate.
+        Await an async one in an async function; elsewhere it is run to completion."""
         source = source_line(sys._getframe(1))
         expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")
         pause = PauseScope(self, expected_s, label, source)
@@ -146,24 +146,24 @@ class ProgramState(BranchWriter):
     # --- KV hints --------------------------------------------------------------------------------
 
     def pin(self, ttl_s: float | None = None) -> HintHandle:
-        """Ask that the KV of all that this branch has is kept for `ttl_s` (None: the runtime's)."""
+        """Ask to keep the KV of this branch for `ttl_s` (None: the runtime's default)."""
         return self._hint("pin", source_line(sys._getframe(1)), ttl_s=ttl_s)
 
     def retain(self, priority: int | None = None, ttl_s: float | None = None) -> HintHandle:
-        """Ask that it is evicted after what has a lower priority, in [0, 100]."""
+        """Ask to evict it only after KV of a lower priority, in [0, 100]."""
         source = source_line(sys._getframe(1))
         return self._hint("retain", source, ttl_s=ttl_s, priority=priority)
 
     def demote(self, tier: ir.Tier = "host") -> HintHandle:
-        """Ask that it is moved to `tier`, "host" or "disk"."""
+        """Ask to move it to `tier`, "host" or "disk"."""
         return self._hint("demote", source_line(sys._getframe(1)), tier=tier)
 
     def prefetch(self, tier: ir.Tier = "device") -> HintHandle:
-        """Ask that it is brought to `tier`, "device" or "host"."""
+        """Ask to bring it to `tier`, "device" or "host"."""
         return self._hint("prefetch", source_line(sys._getframe(1)), tier=tier)
 
     def share(self) -> HintHandle:
-        """Say that others will go on from the same text."""
+        """Announce that others will continue from the same text."""
         return self._hint("share", source_line(sys._getframe(1)))
 
     def _hint(self, action: ir.HintAction, source: str | None, **options: Any) -> HintHandle:
@@ -177,15 +177,15 @@ class ProgramState(BranchWriter):
         return self._program.failure_of_branch(self._branch)
 
     def end(self) -> None:
-        """Say that nothing more is appended, for a program opened by hand."""
+        """No more is appended; for a program opened by hand."""
         self._program.end()
 
     def cancel(self) -> None:
-        """Stop the whole program; reading what was not finished raises."""
+        """Stop the whole program; reading an unfinished value raises."""
         self._program.cancel()
 
     def report(self) -> Report:
-        """What each call of the program took: times, tokens, what evicted what."""
+        """The cost of each call of the program: times, tokens, what evicted what."""
         from ..trace.report import report_of
 
         return report_of(self._program)
@@ -195,9 +195,9 @@ class ProgramState(BranchWriter):
     def fork(
         self, size: int = 1, position_ids_offset: Sequence[int] | None = None
     ) -> Forks[ProgramState]:
-        """`size` branches, each going on from here; the prefix they share is computed once.
+        """`size` branches, each continuing from here; the prefix they share is computed once.
 
-        `position_ids_offset` is SGLang's and has no effect there; here only zeros are taken.
+        `position_ids_offset` is SGLang's, where it has no effect; only zeros are accepted here.
         """
         if not isinstance(size, int) or not 1 <= size <= 65_536:
             raise InvalidProgram.of("size", size, "an integer in [1, 65536]")
@@ -205,8 +205,8 @@ class ProgramState(BranchWriter):
         return self._fork(size, source_line(sys._getframe(1)))
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> ProgramState:
-        """One branch going on from here. `with s.copy() as t:` joins it at the end of the block, so
-        that each value made in it is a list of one on this branch, as in SGLang."""
+        """One branch continuing from here. `with s.copy() as t:` joins it at the end of the block,
+        so that each value made in it is a list of one on this branch, as in SGLang."""
         require_no_offsets(position_ids_offset)
         return self._fork(1, source_line(sys._getframe(1)))[0]
 

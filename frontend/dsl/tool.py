@@ -1,4 +1,4 @@
-"""`st.tool`: a Python function that a program calls; the runtime knows that it waits meanwhile."""
+"""`st.tool`: a Python function that a program calls; the runtime knows that the branch waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .state import ProgramState
 class Tool:
     """A function to be called from programs: `tool(s, ...)` or `s.call(tool, ...)`.
 
-    For the time of the call the branch is paused for about `expected_s`, labelled with the
-    function's name. Its value is returned and what it raises comes through, both unchanged. Called
+    During the call the branch is paused for about `expected_s`, labelled with the function's name.
+    The call returns the function's value and propagates its exceptions, both unchanged. Called
     without a state it is the plain function.
     """
 

@@ -1,6 +1,6 @@
-"""Writing a branch: each op is sent as it is appended, and what it will add to the text is noted.
+"""Writing a branch: each op is sent as it is appended, and the text it will add is recorded.
 
-Knows ops and expressions; how a program's author writes them is above (`state`).
+Knows ops and expressions; the authoring syntax is one level above (`state`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .reading import BranchReader, Message
 
 
 class BranchWriter(BranchReader):
-    """One branch of a running program, and what it has appended: `_seq` ops so far."""
+    """One branch of a running program, and its `_seq` appended ops."""
 
     def __init__(self, program: Program, parent: BranchWriter | None) -> None:
-        """A fork of `parent` begins with all that it has."""
+        """A fork of `parent` starts with all of its contents."""
         super().__init__(program)
         self._branch = program.new_branch()
         self._seq = 0
@@ -103,10 +103,10 @@ class BranchWriter(BranchReader):
         if self._open_role is not None:
             self._messages[-1].pieces.append(piece)
         self._pieces.append(piece)
-        self._program.waiters.wake()  # who iterates over the text
+        self._program.waiters.wake()  # wakes iterators over the text
 
     def _note_mark(self, piece: Piece) -> None:
-        """A piece that is no part of a message's content."""
+        """Record a piece that is not part of a message's content."""
         self._pieces.append(piece)
         self._program.waiters.wake()
 

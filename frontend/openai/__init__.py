@@ -1,1 +1,1 @@
-"""Programs on endpoints that speak OpenAI's HTTP API: each call is asked of a server by itself."""
+"""Programs on endpoints with OpenAI's HTTP API: each call is a separate request."""

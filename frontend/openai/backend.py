@@ -1,4 +1,4 @@
-"""Backends on endpoints that speak OpenAI's API: any, or a server known by its address."""
+"""Backends on endpoints with OpenAI's API: any of them, or a known kind of server at an address."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from .http_client import Endpoint
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _ENVIRONMENT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-# Models that OpenAI serves at the completions endpoint; all others chat.
+# Models that OpenAI serves at the completions endpoint; all others use chat.
 _TEXT_MODELS = re.compile(r"-instruct(-\d+)?$|^(davinci|babbage)-002$")
 
 
 class OpenAI(Backend):
-    """A model behind an OpenAI-compatible endpoint. Programs are carried out in this process, call
-    by call; what the endpoint does not understand is refused where the program waits.
+    """A model behind an OpenAI-compatible endpoint. Programs run in this process, call by call;
+    what the endpoint does not support is refused where the program waits.
 
     Args:
-        model_name: as the endpoint calls it.
+        model_name: the endpoint's name of the model.
         is_chat_model: True: chat completions, messages only. False: completions, text only. None:
             by the name for OpenAI's own models; both for servers that have both.
-        chat_template: None; templates are the endpoint's matter (an argument of SGLang's).
+        chat_template: must be None: the endpoint applies its template (an argument of SGLang's).
         is_azure: an Azure deployment called `model_name`, at `azure_endpoint` under `api_version`.
-        base_url: up to and with "/v1" (default: $OPENAI_BASE_URL, else OpenAI's).
+        base_url: up to and including "/v1" (default: $OPENAI_BASE_URL, else OpenAI's).
         api_key: default $OPENAI_API_KEY (Azure: $AZURE_OPENAI_API_KEY).
         flavor: "openai" (plain, the default), "stemma", "vllm" or "sglang": what the endpoint
-            understands beyond OpenAI's API; "auto" asks its list of models.
+            supports beyond OpenAI's API; "auto" detects it by its list of models.
         organization: default $OPENAI_ORG_ID.
         project: default $OPENAI_PROJECT_ID.
         default_headers: sent with each call.
         default_query: sent with each call.
-        timeout: seconds of silence after which a call is taken for lost.
+        timeout: seconds of silence after which a call counts as lost.
         max_retries: further attempts after 429, 5xx, timeouts and broken connections.
-        max_concurrency: calls under way at once; further ones wait.
+        max_concurrency: concurrent calls; further ones wait.
 
     Raises InvalidRequest for arguments that are not allowed, with "auto" also EngineError.
     """
@@ -100,20 +100,21 @@ class OpenAI(Backend):
         return self.channel.usage
 
     def get_server_info(self) -> dict[str, Any]:
-        """Model and address: an endpoint says no more of itself."""
+        """Model and address: an endpoint reports no more."""
         return {**self.channel.info, "base_url": self.channel.base_url}
 
 
 class RuntimeEndpoint(Backend):
     """SGLang's name for a server at an HTTP address: `stemma serve`, or an SGLang or vLLM server,
-    whichever says of its one model that it owns it.
+    detected by the owner of its one model.
 
     Args:
         base_url: "http://HOST:PORT".
         api_key: sent with each call.
-        chat_template_name: None; the server applies the model's own (an argument of SGLang's).
+        chat_template_name: must be None: the server applies the model's own (an argument of
+        SGLang's).
 
-    Raises EngineError where none of them answers.
+    Raises EngineError where none of them responds.
     """
 
     channel: OpenAIChannel
@@ -148,7 +149,7 @@ def _openai(base_url: str | None) -> str:
 
 
 def _authorization(url: str, api_key: str | None) -> dict[str, str]:
-    """A server of one's own often wants no key; OpenAI always does."""
+    """One's own server often needs no key; OpenAI always does."""
     key = api_key or os.environ.get("OPENAI_API_KEY")
     if not key and url == DEFAULT_BASE_URL:
         raise InvalidRequest.of("api_key", key, "OpenAI's; give it or set OPENAI_API_KEY")
@@ -164,7 +165,7 @@ def _account(organization: str | None, project: str | None) -> dict[str, str]:
 def _azure(
     deployment: str, azure_endpoint: str | None, api_key: str | None, api_version: str | None
 ) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Address, headers and query of a deployment. Raises InvalidRequest for what is missing."""
+    """Address, headers and query of a deployment. Raises InvalidRequest for missing arguments."""
     given = {
         "azure_endpoint": azure_endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT"),
         "api_key": api_key or os.environ.get("AZURE_OPENAI_API_KEY"),
@@ -178,13 +179,13 @@ def _azure(
 
 
 def _detected(endpoint: Endpoint, model: str) -> Flavor:
-    """By who owns the model, as Stemma, vLLM and SGLang say in their lists."""
+    """By the model's owner, as the model lists of Stemma, vLLM and SGLang name it."""
     owners = {item["id"]: item.get("owned_by") for item in models_of(endpoint)}
     return FLAVORS.get(str(owners.get(model)), FLAVORS["openai"])
 
 
 def _endpoints(model: str, flavor: Flavor, is_chat_model: bool | None) -> tuple[bool, bool]:
-    """Whether the model answers at completions, and at chat completions."""
+    """Whether the model is served at completions, and at chat completions."""
     if is_chat_model is not None:
         return not is_chat_model, is_chat_model
     if flavor.has_both:

@@ -30,12 +30,12 @@ class DeadlineExceeded(StemmaError):
 
 
 class PatternMismatch(StemmaError):
-    """No answer had the literal text that the program has between its gens."""
+    """No answer contained the literal text that the program has between its gens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call made, as a value event has it; `text` is what the branch goes on with."""
+    """The result of a call, as in a value event; the branch continues with `text`."""
 
     value: Any
     text: str
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class TokenUsage:
-    """What an endpoint has counted so far, and how many calls that took."""
+    """Token counts reported by an endpoint so far, and the number of calls."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -55,14 +55,14 @@ class TokenUsage:
         self.prompt_tokens = self.completion_tokens = self.num_api_calls = 0
 
     def add(self, counts: dict[str, Any], num_calls: int) -> None:
-        """What one call used."""
+        """Add what one call used."""
         self.prompt_tokens += counts["prompt_tokens"] or 0
         self.completion_tokens += counts["completion_tokens"] or 0
         self.num_api_calls += num_calls
 
 
 class Caller:
-    """Asks one model at one endpoint."""
+    """Sends requests for one model to one endpoint."""
 
     def __init__(self, client: HttpClient, flavor: Flavor, model: str, usage: TokenUsage) -> None:
         self.flavor = flavor
@@ -71,14 +71,14 @@ class Caller:
         self._usage = usage
 
     def can_continue(self, prompt: Prompt) -> bool:
-        """Whether a call can go on after the beginning of an answer."""
+        """Whether a call can continue a partial assistant message."""
         return not prompt.is_chat or self.flavor.continuation is not None
 
     async def gen(
         self, prompt: Prompt, params: GenParams, seed: int, on_delta: OnDelta | None = None
     ) -> Outcome:
-        """One generation, or `params.n` of them. `on_delta`: takes the first one's text as it
-        comes. Raises InvalidRequest, EngineError, DeadlineExceeded."""
+        """One generation, or `params.n` of them. `on_delta` receives the first one's text as it
+        streams. Raises InvalidRequest, EngineError, DeadlineExceeded."""
         body = gen_body(self.flavor, self._model, prompt, params, seed)
         call = _GenCall(self.flavor, prompt, params, on_delta)
         try:
@@ -92,10 +92,10 @@ class Caller:
         return outcome
 
     async def select(self, prompt: Prompt, op: Select) -> Outcome:
-        """One of `op.choices`: by their log probabilities where the endpoint gives those of a
-        prompt; else greedily under a constraint; else as the model answers under a JSON schema.
+        """One of `op.choices`: by their log probabilities where the endpoint reports those of a
+        prompt; else greedily under a constraint; else by the model's answer under a JSON schema.
 
-        Raises InvalidProgram for a method that the endpoint has no means for.
+        Raises InvalidProgram for a method that the endpoint does not support.
         """
         if op.method == "unconditional_likelihood_normalized":
             raise InvalidProgram(
@@ -124,7 +124,7 @@ class Caller:
         seed: int,
         num_tokens: int,
     ) -> Filling:
-        """Ask until an answer has the pattern's text. Raises PatternMismatch after MAX_TRIES."""
+        """Ask until an answer matches the pattern. Raises PatternMismatch after MAX_TRIES."""
         draft, counts = Draft("", True, None), {"prompt_tokens": 0, "completion_tokens": 0}
         for number in range(1, MAX_TRIES + 1):
             draft, meta = await self.draft(prompt, params, seed + number - 1, num_tokens)
@@ -139,8 +139,8 @@ class Caller:
         )
 
     async def hint(self, target: dict[str, str] | None, op: Hint) -> dict[str, Any]:
-        """The outcome of an action on the KV of `target`, as the server's /kv_hints says it; never
-        an error. `target` None: there is none yet."""
+        """The outcome of an action on the KV of `target`, as the server's /kv_hints reports it;
+        never an error. `target` None: there is none yet."""
         action_id = f"{op.branch}.{op.seq}"
         if not self.flavor.takes_hints:
             reason = "an endpoint over HTTP has no KV that a program could act on"
@@ -210,7 +210,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What one answer had for a pattern's slots."""
+    """What one answer contained for a pattern's slots."""
 
     filled: list[Filled]
     draft: Draft
@@ -218,7 +218,7 @@ class Filling:
 
 
 class _GenCall:
-    """One call under way: what came of it so far, where it ends, what was passed on."""
+    """One running call: its output so far, where it ends, what was passed on."""
 
     def __init__(
         self, flavor: Flavor, prompt: Prompt, params: GenParams, on_delta: OnDelta | None
@@ -242,7 +242,7 @@ class _GenCall:
         return {"stream": True, "stream_options": {"include_usage": True}}
 
     def take(self, payload: dict[str, Any]) -> bool:
-        """A body or chunk; False once a stop of our own has ended the only answer."""
+        """Accept a body or chunk; False once one of our stops has ended the only answer."""
         if self.reply.add(payload) and self._first_s is None:
             self._first_s = time.monotonic() - self._started
         text = self.reply.answers[0].text
@@ -256,7 +256,7 @@ class _GenCall:
             self._num_sent = len(text)
 
     def outcome(self, timing: Timing) -> Outcome:
-        """The value. Of several the first has the call's counts in its meta, the others none."""
+        """The value. With several samples, only the first one's meta has the call's counts."""
         ends = [self._cut(answer) for answer in self.reply.answers]
         metas = [
             self._meta(answer, stop, timing, is_first=index == 0)
@@ -305,7 +305,7 @@ class _GenCall:
 
 
 def _within(logprobs: list[dict[str, Any]], num_chars: int) -> list[dict[str, Any]]:
-    """Those of tokens that lie within the first `num_chars`."""
+    """The entries of tokens that lie within the first `num_chars`."""
     kept, end = [], 0
     for entry in logprobs:
         end += len(entry["token"])
@@ -344,7 +344,7 @@ def _choice_of(text: str) -> object:
 
 
 async def _all_of(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """What all of them return; the first failure ends the others."""
+    """The results of all; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]

@@ -1,7 +1,7 @@
 """A `Channel` whose programs run in this process: one asyncio loop in one background thread.
 
-A program costs no thread: its branches are logs, its calls tasks on the loop. Ops are handed to the
-loop as they come and carried out there.
+A program needs no thread: its branches are logs, its calls tasks on the loop. Ops are passed to the
+loop as they come and run there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OpenAIChannel:
         has_chat: bool,
         info: dict[str, Any] | None = None,
     ) -> None:
-        """`has_text`, `has_chat`: whether the model answers at completions, at chat completions."""
+        """`has_text`, `has_chat`: whether completions, chat completions serve the model."""
         self.info: dict[str, Any] = {"model": model, **(info or {})}
         self.base_url = endpoint.base_url
         self.usage = TokenUsage()
@@ -95,7 +95,7 @@ class OpenAIChannel:
         return number
 
     def send_op(self, program: int, op: Op) -> None:
-        """Hand an op to the loop."""
+        """Pass an op to the loop."""
         with self._lock:
             self._require_open()
             known = self._programs.get(program)
@@ -103,19 +103,19 @@ class OpenAIChannel:
             self._post(lambda: known.carry_out(lambda session: session.receive([op])))
 
     def flush(self, program: int, *, end: bool = False) -> None:
-        """The program waits; `end` says that no op of it follows."""
+        """The program waits; `end` means that no op of it follows."""
         known = self._programs.get(program)
         if known is not None:
             self._post(lambda: known.carry_out(lambda session: session.flush(end=end)))
 
     def close_program(self, program: int) -> None:
-        """Forget a program; what of it still runs is cancelled, its HTTP requests are closed."""
+        """Remove a program; what still runs is cancelled, its HTTP requests are closed."""
         known = self._programs.pop(program, None)
         if known is not None:
             self._post(known.cancel)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Have the loop's thread run `work`; takes no lock."""
+        """Run `work` on the loop's thread; takes no lock."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(work)
 
@@ -176,7 +176,7 @@ class OpenAIChannel:
 
 
 class _Program:
-    """A registered program: whom it tells, and the session that carries it out."""
+    """A registered program: its event sink, and the session that runs it."""
 
     def __init__(self, sink: EventSink) -> None:
         self.sink = sink
@@ -192,7 +192,7 @@ class _Program:
             session.advance()
         except StemmaError as error:
             session.reject(error)
-        except Exception as error:  # a defect of ours: the program must not wait forever
+        except Exception as error:  # a bug of ours: the program must not wait forever
             session.reject(EngineError(f"{type(error).__name__}: {error}"))
 
     def cancel(self) -> None:
@@ -214,7 +214,7 @@ def models_of(endpoint: Endpoint, timeout_s: float = MODELS_TIMEOUT_S) -> list[d
         finally:
             await client.aclose()
 
-    # A loop of its own, in a thread of its own: the caller's thread may be running another.
+    # Its own loop in its own thread: the caller's thread may be running another.
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(lambda: asyncio.run(ask())).result()
     models = answer.get("data")

@@ -9,11 +9,11 @@ from .replies import Answer
 
 
 def choice_logprobs(answer: Answer, text: str, choice: str) -> tuple[float, ...]:
-    """Of the tokens of `choice`, which ends the prompt `text`; a token that also has characters
-    before it counts.
+    """Log probabilities of the tokens of `choice`, which ends the prompt `text`; a token that also
+    has characters before it counts.
 
-    Aligned from the end by the tokens' own texts: offsets are not given by every server, and a
-    first token that stands for no text shifts them. Raises EngineError where that does not work.
+    Aligned from the end by the tokens' own texts: not every server reports offsets, and a first
+    token without text shifts them. Raises EngineError where that does not work.
     """
     entries = answer.logprobs or []
     num_generated = 1 if len(answer.text) > len(text) else 0

@@ -1,4 +1,4 @@
-"""What the servers behind OpenAI's HTTP API understand beyond OpenAI itself.
+"""What the servers with OpenAI's HTTP API support beyond OpenAI itself.
 
 A program's feature that an endpoint lacks is refused before anything is sent; never left out.
 Fields as in the servers' own documentation: OpenAI's API reference, vLLM's and SGLang's pages on
@@ -22,13 +22,13 @@ class Flavor:
     """One kind of server."""
 
     name: str
-    extras: frozenset[str] = frozenset()  # fields of GenParams that are none of OpenAI's
+    extras: frozenset[str] = frozenset()  # fields of GenParams that OpenAI lacks
     constraints: frozenset[str] = frozenset({"json_schema", "json_object"})  # kinds
-    continuation: Mapping[str, bool] | None = None  # body fields by which the assistant's open
-    # message is gone on with; None: a chat endpoint can only begin a new one
-    has_both: bool = False  # whether a model answers at the chat and at the completions endpoint
-    max_stops: int | None = None  # stop strings a call; None: any number
-    can_score: bool = True  # whether completions give log probabilities of their prompt (`echo`)
+    continuation: Mapping[str, bool] | None = None  # body fields to continue the assistant's open
+    # message; None: a chat endpoint can only begin a new one
+    has_both: bool = False  # whether both the chat and the completions endpoint serve a model
+    max_stops: int | None = None  # stop strings per call; None: any number
+    can_score: bool = True  # whether completions report log probabilities of their prompt (`echo`)
     streams_logprobs: bool = True
     takes_hints: bool = False  # whether it has /kv_hints, see docs/how-it-works/leases.md
 
@@ -60,7 +60,7 @@ FLAVORS = {
 
 
 def flavor_of(name: str) -> Flavor:
-    """Raises InvalidRequest for a name that there is not."""
+    """Raises InvalidRequest for an unknown name."""
     if name not in FLAVORS:
         raise InvalidRequest.of("flavor", name, f"one of {tuple(FLAVORS)}")
     return FLAVORS[name]

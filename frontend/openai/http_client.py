@@ -1,4 +1,4 @@
-"""HTTP calls on one asyncio loop: bounded in number, retried, streamed. Knows nothing of programs.
+"""HTTP calls on one asyncio loop: bounded in number, retried, streamed. Knows no programs.
 
 The only file of the library that imports httpx.
 """
@@ -30,7 +30,7 @@ OnPayload = Callable[[dict[str, Any]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where calls go and how long is tried."""
+    """Where calls go, and their time limits and retries."""
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Timing:
-    """Of one call, in seconds: until it could be sent, and how often it was."""
+    """Of one call, in seconds: the wait until it was sent, and the number of attempts."""
 
     queue_s: float = 0.0
     num_attempts: int = 0
@@ -76,12 +76,12 @@ class HttpClient:
             raise EngineError(f"{self._url(path)} did not answer: {said}") from error
 
     async def post(self, path: str, body: Mapping[str, Any], on_payload: OnPayload) -> Timing:
-        """Post `body`; hand over what comes back, of a stream (`body["stream"]`) each event.
+        """Post `body`; pass on the response, of a stream (`body["stream"]`) each event.
 
-        429, 5xx, timeouts and broken connections are tried again with growing delays (or as
-        Retry-After says), unless part of a stream has been handed over; the place among the
-        concurrent calls is kept meanwhile. Raises InvalidRequest for other refusals, else
-        EngineError. Cancelling closes the request.
+        429, 5xx, timeouts and broken connections are retried with growing delays (or as Retry-After
+        says), unless part of a stream has been passed on; the call keeps its place among the
+        concurrent calls meanwhile. Raises InvalidRequest for other refusals, else EngineError.
+        Cancelling closes the request.
         """
         queued = time.monotonic()
         async with self._slots:
@@ -111,13 +111,13 @@ class HttpClient:
             raise _Retryable(f"{type(error).__name__}: {error}") from error
 
     def _url(self, path: str) -> str:
-        if path.startswith("/"):  # beside OpenAI's API, not within it
+        if path.startswith("/"):  # outside of OpenAI's API
             return self._endpoint.base_url.removesuffix("/v1") + path
         return f"{self._endpoint.base_url}/{path}"
 
 
 class _Attempt:
-    """Whether anything of an attempt was handed over."""
+    """Whether any part of an attempt was passed on."""
 
     def __init__(self, on_payload: OnPayload) -> None:
         self._on_payload = on_payload
@@ -129,7 +129,7 @@ class _Attempt:
 
 
 class _Retryable(Exception):
-    """An attempt failed in a way that another may not; `delay_s`: as the server asked."""
+    """A failed attempt worth retrying; `delay_s`: as the server asked."""
 
     def __init__(self, message: str, delay_s: float | None = None) -> None:
         super().__init__(message)
@@ -137,7 +137,7 @@ class _Retryable(Exception):
 
 
 async def _read_events(response: httpx.Response, attempt: _Attempt) -> None:
-    """Server-sent events up to [DONE], or until they are enough."""
+    """Server-sent events up to [DONE], or until the consumer has enough."""
     async for line in response.aiter_lines():
         if not line.startswith("data:"):
             continue
@@ -177,7 +177,7 @@ def _refusal(response: httpx.Response) -> Exception:
 
 
 def _message_of(payload: Any) -> str:
-    """OpenAI's {"error": {"message"}}, FastAPI's {"detail"}, or all of it."""
+    """OpenAI's {"error": {"message"}}, FastAPI's {"detail"}, or the whole payload."""
     if not isinstance(payload, dict):
         return str(payload)
     error = payload.get("error", payload.get("detail", payload))
@@ -185,7 +185,7 @@ def _message_of(payload: Any) -> str:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """A Retry-After in seconds; its form as a date is left to the usual delays."""
+    """A Retry-After in seconds; None (the usual delays) for its date form."""
     try:
         return min(max(0.0, float(header)), MAX_RETRY_AFTER_S) if header else None
     except ValueError:

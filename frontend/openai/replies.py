@@ -1,4 +1,4 @@
-"""Answers of both endpoints, whole or in the chunks of a stream, put together."""
+"""Responses of both endpoints, whole or assembled from a stream's chunks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Answer:
 
     text: str = ""
     finish_reason: str | None = None
-    logprobs: list[dict[str, Any]] | None = None  # {"token", "logprob", "top"} a token
+    logprobs: list[dict[str, Any]] | None = None  # {"token", "logprob", "top"} per token
     offsets: list[int] = field(default_factory=list)  # of these tokens in an echoed text
     warnings: list[str] = field(default_factory=list)
 
 
 class Reply:
-    """The choices of one call and what it used."""
+    """The choices of one call and its token usage."""
 
     def __init__(self, *, is_chat: bool, num_choices: int = 1) -> None:
         self._is_chat = is_chat
@@ -30,9 +30,9 @@ class Reply:
         self.usage: dict[str, Any] = {}
 
     def add(self, payload: dict[str, Any]) -> str:
-        """Take a body or a chunk; returns what it adds to the first choice's text.
+        """Add a body or a chunk; returns the text it adds to the first choice.
 
-        Raises EngineError for what is no answer of OpenAI's.
+        Raises EngineError for a payload that is not in OpenAI's format.
         """
         try:
             return self._add(payload)
@@ -70,7 +70,7 @@ class Reply:
         answer.offsets += given.get("text_offset") or ()
 
     def counts(self) -> dict[str, int | None]:
-        """Token counts as `get_meta_info` has them; None where the server did not say."""
+        """Token counts as `get_meta_info` has them; None where the server did not report them."""
         details = self.usage.get("prompt_tokens_details") or {}
         return {
             "prompt_tokens": self.usage.get("prompt_tokens"),

@@ -1,8 +1,8 @@
 """One answer of an endpoint for several gens with literal text between them.
 
-SGLang's "API speculative execution" (Zheng et al. 2024, arXiv 2312.07104, section 4.2): a call goes
-on past the first gen's stop string; where it wrote the very text that the program appends next, the
-following gens are read from the same answer, and their calls are saved.
+SGLang's "API speculative execution" (Zheng et al. 2024, arXiv 2312.07104, section 4.2): a call
+continues past the first gen's stop string; where the model wrote exactly the text that the program
+appends next, the following gens are read from the same answer, which saves their calls.
 
     program   "Name: " gen(stop="\\n") "\\nJob: " gen(stop="\\n")
     answer    "Name: Ada\\nJob: pilot\\nAge: 30"
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from .stops import Stops
 
-MAX_TRIES = 3  # answers that are asked for before a pattern fails; SGLang's number
+MAX_TRIES = 3  # answers requested before a pattern fails; SGLang's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What an answer has for a slot; `matched_stop` None: the answer, or its place, ended it."""
+    """An answer's text for a slot; `matched_stop` None: the answer, or the slot's end, ended it."""
 
     text: str
     matched_stop: str | None = None
 
 
 def matched(terms: Sequence[str | Slot], answer: str) -> list[Filled] | None:
-    """What `answer` has for each slot of the pattern, or None where it does not fit.
+    """The answer's text for each slot of the pattern, or None where it does not match.
 
-    Text must stand in the answer as it is, except behind the last slot: that is the program's to
-    append, whatever the model would have said. A slot ends before its first stop string; one
-    without any before the text that follows it. The last one may also end with the answer.
+    Text must occur in the answer literally, except after the last slot: the program appends that,
+    whatever the model would have written. A slot ends before its first stop string; without one,
+    before the text that follows it. The last one may also end with the answer.
     """
     last = max((i for i, term in enumerate(terms) if isinstance(term, Slot)), default=-1)
     filled: list[Filled] = []
@@ -70,9 +70,9 @@ def _take(slot: Slot, answer: str, behind: str, is_last: bool) -> Filled | None:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What an endpoint that goes on from any text wrote beyond what the program has taken.
+    """Text that a continuing endpoint wrote beyond what the program has used.
 
-    It counts only as long as the program appends what it begins with.
+    It is valid only as long as the program appends exactly its beginning.
     """
 
     text: str
@@ -80,13 +80,13 @@ class Draft:
     sampling: object  # under which it was made
 
     def after(self, text: str) -> Draft | None:
-        """What is left once the program has appended `text`; None: it wrote something else."""
+        """The rest once the program has appended `text`; None: the program wrote something else."""
         if not self.text.startswith(text):
             return None
         return Draft(self.text[len(text) :], self.is_whole, self.sampling)
 
     def take(self, stop: Sequence[str]) -> Filled | None:
-        """A gen's value, where the draft says how it ends."""
+        """A gen's value, where the draft determines its end."""
         found = Stops(stop).find(self.text)
         if found is not None:
             return Filled(self.text[: found.position], found.matched)

@@ -1,4 +1,4 @@
-"""Ends of an output that the endpoint does not look for itself: found here, in the text."""
+"""Stop conditions that the endpoint does not support: found here, in the text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Stop:
 
 
 class Stops:
-    """Stop strings and patterns. The one that begins first ends the output; it is no part of it."""
+    """Stop strings and patterns. The earliest match ends the output and is not part of it."""
 
     def __init__(self, texts: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
-        """Raises InvalidProgram for a pattern that is none, or an empty text."""
+        """Raises InvalidProgram for an invalid pattern, or an empty text."""
         if not all(isinstance(text, str) and text for text in texts):
             raise InvalidProgram.of("stop", texts, "non-empty strings")
         self._texts = tuple(texts)
@@ -36,16 +36,16 @@ class Stops:
         return bool(self._texts or self._patterns)
 
     def find(self, text: str) -> Stop | None:
-        """The first of them in `text`."""
+        """The earliest match in `text`."""
         found = [Stop(at, stop) for stop in self._texts if (at := text.find(stop)) >= 0]
         hits = [pattern.search(text) for pattern in self._patterns]
         found += [Stop(hit.start(), hit.group()) for hit in hits if hit is not None]
         return min(found, key=lambda stop: stop.position, default=None)
 
     def num_sure(self, text: str) -> int:
-        """How many characters of an unfinished `text`, which has no stop yet, surely stay."""
+        """How many characters of an unfinished `text`, which has no stop yet, are final."""
         if self._patterns:
-            return 0  # a match may yet begin anywhere
+            return 0  # a match may still begin anywhere
         return len(text) - max((_overlap(text, stop) for stop in self._texts), default=0)
 
 

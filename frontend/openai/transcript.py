@@ -1,7 +1,7 @@
-"""A branch's text or chat, as an endpoint is told of it; it grows by appending only.
+"""A branch's text or chat, as sent to an endpoint; it only grows by appending.
 
-What a chat template makes of a chat is the server's matter. The text that a program sees has a
-label for each role, as SGLang's default template: "USER:...\\n".
+The server applies its chat template. The text that a program sees has a label for each role, as in
+SGLang's default template: "USER:...\\n".
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Kind = Literal["begin", "text", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to go on from: a text, or messages with the beginning of the answer."""
+    """The context of a call: a text, or messages with a partial assistant message."""
 
     text: str = ""
     messages: tuple[tuple[str, str], ...] = ()  # (role, content)
-    answer: str = ""  # what the assistant's open message has so far
+    answer: str = ""  # the assistant's open message so far
     is_chat: bool = False
 
 
@@ -33,7 +33,7 @@ class Piece:
     text: str = ""
 
     def shown(self) -> str:
-        """As the program's text has it."""
+        """Its form in the program's text."""
         if self.kind == "begin":
             return f"{self.text.upper()}:"
         return self.text if self.kind == "text" else "\n"
@@ -46,7 +46,7 @@ class Transcript:
     """
 
     def __init__(self, *, has_text: bool, has_chat: bool) -> None:
-        """Which of the two endpoints the model answers at."""
+        """Which of the two endpoints serve the model."""
         self._has_text = has_text
         self._has_chat = has_chat
         self.pieces: list[Piece] = []
@@ -61,7 +61,7 @@ class Transcript:
         return twin
 
     def append_text(self, text: str) -> None:
-        """Raises InvalidProgram where the endpoint has no place for it."""
+        """Raises InvalidProgram where the endpoint cannot take text here."""
         if not text:
             return
         if self.open_role is None and (self.is_chat or not self._has_text):
@@ -72,7 +72,7 @@ class Transcript:
         self.pieces.append(Piece("text", text))
 
     def begin_role(self, role: str) -> str:
-        """Open a message; returns what is shown of that. Raises InvalidProgram."""
+        """Open a message; returns its visible text. Raises InvalidProgram."""
         if not self._has_chat:
             raise InvalidProgram(
                 f"{role}: a completions endpoint knows no messages; write the model's own marks as "
@@ -93,7 +93,7 @@ class Transcript:
         return self._append(Piece("end"))
 
     def append(self, pieces: Sequence[Piece]) -> str:
-        """Pieces of another branch; returns what is shown of them. Raises InvalidProgram."""
+        """Append another branch's pieces; returns their visible text. Raises InvalidProgram."""
         for piece in pieces:
             if piece.kind == "begin":
                 self.begin_role(piece.text)
@@ -104,7 +104,7 @@ class Transcript:
         return "".join(piece.shown() for piece in pieces)
 
     def prompt(self) -> Prompt:
-        """What a call goes on from. Raises InvalidProgram where none can."""
+        """The context of a call. Raises InvalidProgram where no call is possible."""
         if not self.is_chat:
             if not self.pieces:
                 raise InvalidProgram(self._nothing_to_go_on_from())

@@ -1,1 +1,1 @@
-"""The program IR and how it travels; shared by client and runtime."""
+"""The program IR and its wire format; shared by client and runtime."""

@@ -1,4 +1,4 @@
-"""How `select` decides between choices, from the log probabilities of their tokens.
+"""How `select` picks a choice from the log probabilities of the choices' tokens.
 
 The three methods are SGLang's. Scoring a choice computes its tokens after the branch's (shared)
 prefix; nothing is sampled.
@@ -21,12 +21,12 @@ class ChoiceScore:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log probability a token."""
+        """Mean log probability per token."""
         return sum(self.logprobs) / len(self.logprobs)
 
 
 def decide(method: str, scores: Sequence[ChoiceScore]) -> int:
-    """Index of the best choice under `method`; the first of equals."""
+    """Index of the best choice under `method`; the first on ties."""
     if method == "greedy_token_selection":
         return _greedy(scores)
     if method == "unconditional_likelihood_normalized":
@@ -38,8 +38,8 @@ def decide(method: str, scores: Sequence[ChoiceScore]) -> int:
 def _greedy(scores: Sequence[ChoiceScore]) -> int:
     """Token by token: keep the choices whose next token is the likeliest one.
 
-    A choice that has ended is continued with its own mean, so that a short choice is neither
-    favoured nor punished for having no further token.
+    A choice that has ended continues with its own mean, so that a short choice is neither
+    favoured nor penalized for having no further token.
     """
     alive = list(range(len(scores)))
     for position in range(max(len(score.logprobs) for score in scores)):

@@ -1,7 +1,7 @@
-"""What an output must be: a regex, a JSON Schema, a grammar or tags, as a gen or a client says it.
+"""Output constraints of a gen or an HTTP request: a regex, a JSON Schema, a grammar or tags.
 
-Everything is brought to a `Constraint` here, so that the DSL and the HTTP face mean the same by the
-same words. Whether it can be enforced is found out by the runtime, which compiles it.
+Every form is converted to a `Constraint` here, so that the DSL and the HTTP API mean the same by
+the same words. The runtime, which compiles it, finds out whether it can be enforced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Formats = Literal["enforce", "ignore"]
 
 MAX_SOURCE_BYTES = 1024 * 1024
 
-# As SGLang's, but for bounds: no sign "+", no digits past what fits 64 bits, no blanks behind.
+# As SGLang's, but bounded: no sign "+", no digits beyond 64 bits, no whitespace after.
 DTYPES: dict[type, str] = {
     int: r"-?(0|[1-9][0-9]{0,17})",
     float: r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?",
@@ -38,7 +38,7 @@ class Constraint:
     """The language of an output. `source` is, by kind: the regex; a JSON array of texts; the schema
     as JSON; nothing; the grammar (Lark's or GBNF's syntax); the structural tag as JSON.
 
-    Raises InvalidProgram for a kind that there is not, and for a source that is too large.
+    Raises InvalidProgram for an unknown kind, and for a source that is too large.
     """
 
     kind: ConstraintKind
@@ -80,7 +80,7 @@ def constraint_of(
     formats: Formats | None = None,
     lenient: bool | None = None,
 ) -> Constraint | None:
-    """The one constraint that is given, or None. Raises InvalidProgram for more than one."""
+    """The one constraint given, or None. Raises InvalidProgram for more than one."""
     given = {
         "regex": regex,
         "json_schema": json_schema,
@@ -129,10 +129,10 @@ def constraint_of(
 
 
 def schema_text(schema: object) -> str:
-    """A JSON Schema as text without blanks: from a dict or bool, JSON text, or a pydantic model.
+    """A JSON Schema as compact text: from a dict or bool, JSON text, or a pydantic model.
 
-    A model's objects are closed (`additionalProperties: false`) unless it says `extra="allow"`:
-    pydantic itself would ignore what a model has no field for. Raises InvalidProgram.
+    A model's objects are closed (`additionalProperties: false`) unless it sets `extra="allow"`:
+    pydantic itself would ignore unknown fields. Raises InvalidProgram.
     """
     describe = getattr(schema, "model_json_schema", None)
     if callable(describe):
@@ -149,7 +149,7 @@ def schema_text(schema: object) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """With `additionalProperties: false` where an object has properties and does not say."""
+    """Adds `additionalProperties: false` where an object has properties and does not set it."""
     if not isinstance(schema, dict):
         return schema
     closed: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What became of a KV hint, as it travels to a client."""
+"""The wire format of a KV hint's outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HintAnswer = Literal["accepted", "clipped", "deferred", "rejected", "missing"]
 def outcome_payload(
     action_id: str, outcome: HintAnswer, reason: str = "", num_tokens: int = 0
 ) -> dict[str, Any]:
-    """`reason`: for people, empty if accepted; `num_tokens`: of the prefix, for which it holds."""
+    """`reason`: for people, empty if accepted; `num_tokens`: length of the prefix it holds for."""
     return {
         "action_id": action_id,
         "outcome": outcome,

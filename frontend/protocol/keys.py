@@ -1,8 +1,8 @@
 """The keys of CURVE, ZeroMQ's encryption: a pair for the runtime and one for each client.
 
-A key is given as itself (40 characters of Z85) or as the path of a certificate file as `zmq.auth`
-writes them: `NAME.key` has a public key, `NAME.key_secret` both. A client knows the runtime's
-public key and its own secret one; the runtime knows the public keys of its clients.
+A key is given as its 40 characters of Z85 or as the path of a certificate file as `zmq.auth` writes
+them: `NAME.key` has a public key, `NAME.key_secret` both. A client knows the runtime's public key
+and its own secret one; the runtime knows the public keys of its clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOCAL_ADDRESSES = ("ipc://", "inproc://", "tcp://127.0.0.1:", "tcp://localhost:"
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client proves itself with, and whom it accepts."""
+    """A client's own keys, and the runtime key that it accepts."""
 
     server_public: bytes
     public: bytes
@@ -31,16 +31,16 @@ class ClientKeys:
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether only this host can reach the endpoint, so that it may do without keys."""
+    """Whether only this host can reach the endpoint, so that keys are optional."""
     return endpoint.startswith(LOCAL_ADDRESSES)
 
 
 def client_keys(
     endpoint: str, server_key: str | Path | None, client_key: str | Path | None
 ) -> ClientKeys | None:
-    """The keys for a connection to `endpoint`, None where it does without.
+    """The keys for a connection to `endpoint`, None where it needs none.
 
-    Raises InvalidRequest for a key that is none or missing.
+    Raises InvalidRequest for an invalid or missing key.
     """
     if server_key is None and client_key is None:
         if not is_local(endpoint):
@@ -73,8 +73,8 @@ def read_secret(field: str, key: str | Path) -> bytes:
 
 
 def write_pair(folder: Path, public_folder: Path, name: str) -> tuple[Path, Path]:
-    """Make a pair: NAME.key in `public_folder` and NAME.key_secret in `folder`, for their owner's
-    eyes only. Raises InvalidRequest rather than replace a file."""
+    """Make a pair: NAME.key in `public_folder` and NAME.key_secret in `folder`, readable by its
+    owner only. Raises InvalidRequest rather than replace a file."""
     public, secret = zmq.curve_keypair()
     paths = public_folder / f"{name}.key", folder / f"{name}.key_secret"
     for path in paths:
@@ -85,7 +85,7 @@ def write_pair(folder: Path, public_folder: Path, name: str) -> tuple[Path, Path
 
 
 def _bare(key: str | Path) -> bytes | None:
-    """The key itself where `key` is one: Z85 has no white space and no file is named like one."""
+    """The key itself where `key` is one: Z85 has no white space and no file has such a name."""
     text = str(key)
     if isinstance(key, Path) or len(text) != KEY_CHARS or Path(text).exists():
         return None

@@ -1,9 +1,9 @@
-"""One side's half of a session: every message that matters arrives once and in order, or not yet.
+"""One side's half of a session: every numbered message arrives exactly once and in order.
 
 Each side numbers its messages from 1 and keeps them until the other has acknowledged them; a
-connection may break at any point. On the next one both sides say how many they have taken, and each
-sends again what the other has not. What is kept is bounded by who uses a link: it asks
-`unacked_bytes` before it puts more. Knows neither sockets nor what the messages say.
+connection may break at any point. On the next one both sides report how many they have received,
+and each resends the rest. The user of a link bounds the kept messages: it checks `unacked_bytes`
+before it puts more. Knows neither sockets nor the messages' contents.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class _Kept:
 
 
 class Link:
-    """Numbers, keeps and resends what is sent; takes what comes in order and drops doubles.
+    """Numbers, keeps and resends outgoing messages; accepts incoming ones in order, once each.
 
     Invariant: `_kept` holds the messages `num_acked + 1` to `num_put`, of which those up to
-    `num_sent` have been handed to a socket. Lifetime: the session's.
+    `num_sent` have been passed to a socket. Lifetime: the session's.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Link:
         self.num_taken = 0
         self.unacked_bytes = 0
         self._kept: deque[_Kept] = deque()
-        self._taken_bytes = 0  # since the other side was last told
+        self._taken_bytes = 0  # since the last acknowledgement
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class Link:
         self._keep(wire.encode(op, n=self.num_put + 1, ack=self.told(), **header))
 
     def put_list(self, op: str, name: str, items: Sequence[bytes]) -> None:
-        """The same of a message whose field `name` is a list of encoded items."""
+        """The same for a message whose field `name` is a list of encoded items."""
         self._keep(wire.encode_list(op, name, items, n=self.num_put + 1, ack=self.told()))
 
     def _keep(self, parts: list[bytes]) -> None:
@@ -56,22 +56,22 @@ class Link:
         self.unacked_bytes += num_bytes
 
     def unsent(self) -> list[bytes] | None:
-        """The parts of the next message to send; `sent` says that it was."""
+        """The parts of the next message to send; confirm with `sent`."""
         if self.num_sent == self.num_put:
             return None
         return self._kept[self.num_sent - self.num_acked].parts
 
     def sent(self) -> None:
-        """The message that `unsent` gave is on its way."""
+        """The message that `unsent` returned is on its way."""
         self.num_sent += 1
 
     def resume(self, num_taken: object) -> None:
-        """A new connection: the other side has taken so many. Raises ProtocolError."""
+        """A new connection: the other side has received this many. Raises ProtocolError."""
         self.acknowledge(num_taken)
         self.num_sent = self.num_acked
 
     def acknowledge(self, num_taken: object) -> None:
-        """The other side has taken so many. Raises ProtocolError if that cannot be."""
+        """The other side has received this many. Raises ProtocolError for an impossible number."""
         count = _count("ack", num_taken)
         if count > self.num_put:
             raise ProtocolError(f"ack={count} is not allowed: only {self.num_put} were sent")
@@ -83,7 +83,7 @@ class Link:
     # --- in -------------------------------------------------------------------------------------
 
     def take(self, message: wire.Message) -> bool:
-        """Whether this message is to be carried out: not if it has been. Raises ProtocolError where
+        """Whether to handle this message: not if it was received before. Raises ProtocolError where
         one before it is missing."""
         if "ack" in message.header:
             self.acknowledge(message.header["ack"])
@@ -103,11 +103,11 @@ class Link:
 
     @property
     def owes_ack(self) -> bool:
-        """Whether the other side should hear soon what was taken."""
+        """Whether the other side is due an acknowledgement."""
         return self._taken_bytes >= wire.ACK_AFTER_BYTES
 
     def told(self) -> int:
-        """The number of messages taken, for a message that goes out now."""
+        """The number of messages received, for a message that is sent now."""
         self._taken_bytes = 0
         return self.num_taken
 

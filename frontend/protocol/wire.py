@@ -1,7 +1,7 @@
 """The wire protocol between a client and a runtime: messages, framing, limits.
 
 One protocol for all distances (ipc, tcp, inproc). A message is multipart: an orjson header
-`{"v": 2, "op": ..., ...}` and raw buffers behind it. DEALER on the client's side, ROUTER on the
+`{"v": 2, "op": ..., ...}` followed by raw buffers. DEALER on the client's side, ROUTER on the
 runtime's. docs/how-it-works/protocol.md lists every message; in short:
 
     client -> runtime   hello, ops, intern, cancel, call    credit, ping, bye
@@ -24,25 +24,25 @@ import orjson
 from ...errors import InvalidProgram, ProtocolError
 
 VERSION = 2
-PEER_HEARTBEAT_MS = 2_000  # ZeroMQ's own, answered by its I/O thread however busy the peer is
+PEER_HEARTBEAT_MS = 2_000  # ZeroMQ's own; its I/O thread responds however busy the peer is
 PEER_TIMEOUT_MS = 10_000
-DRAIN_ORDER = b"drain\n"  # to an engine on its standard input: take no new programs
+DRAIN_ORDER = b"drain\n"  # to an engine's standard input: accept no new programs
 HEARTBEAT_S = 2.0  # a silent client sends ping this often
 GRACE_S = 20.0  # how long a vanished client may take to come back (guess: 10 beats)
-RUNTIME_TIMEOUT_S = 120.0  # silence of a runtime that is connected: a step may be long (guess)
+RUNTIME_TIMEOUT_S = 120.0  # silence of a connected runtime: a step may be long (guess)
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-MAX_CREATE_BYTES = 1024 * 1024  # what a program begins with, e.g. its tools
-MAX_OP_BYTES = MAX_FRAME_BYTES - 2 * MAX_CREATE_BYTES  # so that both fit a message
+MAX_CREATE_BYTES = 1024 * 1024  # a program's header, e.g. its tools
+MAX_OP_BYTES = MAX_FRAME_BYTES - 2 * MAX_CREATE_BYTES  # so that both fit in a message
 MAX_BUFFERS = 16
-MAX_BRACKETS = 1_500_000  # "[" and "{" in a header: so many objects at most are made of it
-MAX_OP_BRACKETS = 1_000_000  # the same of one op; more than all that share a message can have
+MAX_BRACKETS = 1_500_000  # "[" and "{" in a header: bounds the objects made of it
+MAX_OP_BRACKETS = 1_000_000  # the same for one op; more than all that share a message can have
 LARGE_BYTES = 256 * 1024
 
-# Flow control: numbered bytes that may be on their way and not acknowledged (guesses: several times
+# Flow control: numbered bytes that may be in flight and unacknowledged (guesses: several times
 # what a connection of 1 Gbit/s and 50 ms holds). One message larger than that travels alone.
 CLIENT_CREDIT_BYTES = 32 * 1024 * 1024
 RUNTIME_CREDIT_BYTES = 8 * 1024 * 1024
-ACK_AFTER_BYTES = 512 * 1024  # what was taken is acknowledged at the latest after this much
+ACK_AFTER_BYTES = 512 * 1024  # received messages are acknowledged at the latest after this much
 
 MAX_TENANT_CHARS = 256
 
@@ -55,14 +55,14 @@ DELTA = "delta"  # payload: text appended by a streaming gen, or `text_of_delta`
 VALUE = "value"  # payload: {"value", "text", "meta"}: the op is done
 MARK = "mark"  # payload: {"text", "replace"}: what a role or token ids appended to the text
 FAILED = "failed"  # payload: {"message", "kind", "op", "source", "field"?}: the branch stops here
-STOPPED = "Stopped"  # the kind of a failure that is nobody's error: no one waits for the branch
+STOPPED = "Stopped"  # kind of a failure without an error: no one waits for the branch
 DONE = "done"  # the program has ended (branch and seq are 0)
 
 
 def text_of_delta(delta: str | dict[str, Any]) -> str:
-    """Of a gen with logprobs, or of a program with token ids, a delta is an object: {"text",
-    "logprobs", "token_ids"}, and with ids the first one has "prompt_tokens" and "cached_tokens".
-    A token comes with the delta that completes its text."""
+    """The text of a delta. For a gen with logprobs, or a program with token ids, a delta is an
+    object: {"text", "logprobs", "token_ids"}, and with ids the first one has "prompt_tokens" and
+    "cached_tokens". A token comes with the delta that completes its text."""
     return delta if isinstance(delta, str) else str(delta["text"])
 
 
@@ -88,7 +88,7 @@ def encode(op: str, buffers: Sequence[bytes] = (), **header: object) -> list[byt
 
 
 def encode_list(op: str, name: str, items: Sequence[bytes], **header: int) -> list[bytes]:
-    """A message whose field `name` is a list of items that are encoded already.
+    """A message whose field `name` is a list of already encoded items.
 
     Raises ProtocolError if it is larger than the limits.
     """
@@ -102,7 +102,7 @@ def encode_list(op: str, name: str, items: Sequence[bytes], **header: int) -> li
 def encode_op(op: Sequence[object]) -> bytes:
     """One op of a program as an item of `encode_program`.
 
-    Raises InvalidProgram if it cannot: it is no JSON, or larger than a message may be.
+    Raises InvalidProgram if it is not JSON, or larger than a message may be.
     """
     try:
         encoded = orjson.dumps(op)
@@ -116,7 +116,7 @@ def encode_op(op: Sequence[object]) -> bytes:
 
 
 def encode_create(create: dict[str, object]) -> bytes:
-    """What a program begins with. Raises InvalidProgram if it is no JSON or too large."""
+    """A program's header. Raises InvalidProgram if it is not JSON or too large."""
     try:
         encoded = orjson.dumps(create)
     except TypeError as error:
@@ -130,7 +130,7 @@ def encode_create(create: dict[str, object]) -> bytes:
 
 
 def encode_program(program: int, ops: Sequence[bytes], create: bytes | None, *, end: bool) -> bytes:
-    """An item of an `ops` message: the next ops of one program, encoded already."""
+    """An item of an `ops` message: the next, already encoded, ops of one program."""
     begin = b"" if create is None else b'"create":%b,' % create
     last = b',"end":true' if end else b""
     return b'{"program":%d,%b"ops":[%b]%b}' % (program, begin, b",".join(ops), last)
@@ -163,7 +163,7 @@ def _num_brackets(encoded: bytes) -> int:
 
 
 def _loads(encoded: bytes) -> Any:
-    """Without collections of garbage on the way: each would walk all that was made so far."""
+    """Without garbage collections in between: each would walk all objects made so far."""
     if len(encoded) < LARGE_BYTES or not gc.isenabled():
         return orjson.loads(encoded)
     gc.disable()

@@ -1,1 +1,1 @@
-"""Seeing programs: what one would do (capture), what it did (report), and pictures of both."""
+"""Inspecting programs: what one would do (capture), what it did (report), and pictures of both."""

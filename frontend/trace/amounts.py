@@ -1,4 +1,4 @@
-"""Amounts in words: times, counts and shares, for people."""
+"""Formats amounts for people: times, counts and shares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ ABSENT = "-"
 
 
 def seconds(value: float | None) -> str:
-    """With a unit that fits its size."""
+    """Formatted with a unit that fits its size."""
     if value is None:
         return ABSENT
     if value >= 9.9995:
@@ -15,15 +15,15 @@ def seconds(value: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """With separators."""
+    """Formatted with separators."""
     return ABSENT if value is None else f"{value:,}"
 
 
 def percent(share: float | None) -> str:
-    """Of a share in [0, 1]."""
+    """Formats a share in [0, 1]."""
     return ABSENT if share is None else f"{share:.0%}"
 
 
 def plural(num: int, word: str, words: str = "") -> str:
-    """The number with its noun; `words` where many are not just `word` with an s."""
+    """The number with its noun; `words`: a plural that is not just `word` with an s."""
     return f"{num} {word if num == 1 else words or word + 's'}"

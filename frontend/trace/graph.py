@@ -1,4 +1,4 @@
-"""A program's ops as a graph, to be read: as text, as a picture, as data."""
+"""A program's ops as a graph, exported as text, as a picture or as data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Graph(OpGraph):
     """The ops of one program in the order in which they were sent, and their structure."""
 
     def to_text(self) -> str:
-        """A tree to read: a line an op, branches indented below their fork."""
+        """A tree as text: a line per op, branches indented below their fork."""
         return text_of(self)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A captured graph as an SVG: a column a branch, a box an op, time downwards.
+"""A captured graph as an SVG: a column per branch, a box per op, time downwards.
 
-An op stands one row below all that it needs, so that what can run side by side stands side by
-side. Everything is in the one file; colours follow the reader's light or dark scheme.
+An op is placed one row below everything it needs, so that concurrent ops are side by side.
+Everything is in one file; colours follow the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ path{fill:none;stroke:var(--line);stroke-width:1.5}path.var{stroke:var(--var);st
 
 
 def svg_of(graphs: Sequence[OpGraph]) -> str:
-    """One standalone SVG file; several graphs stand one below the other."""
+    """One standalone SVG file; several graphs are stacked vertically."""
     panels = [_Panel(graph) for graph in graphs]
     width = max((panel.width for panel in panels), default=MARGIN)
     height = sum(panel.height for panel in panels)
@@ -110,7 +110,7 @@ class _Panel:
         self.height = HEAD + (self._num_rows + has_wait) * ROW + MARGIN
 
     def parts(self) -> Iterator[str]:
-        """SVG elements, what is below first."""
+        """SVG elements, the lowest layer first."""
         yield _text(MARGIN, 20, self._graph.name, "title")
         for branch in self._branches:
             yield from self._lane(branch)
@@ -152,7 +152,7 @@ class _Panel:
             yield _arrow(curve, "var", f"{', '.join(edge.names)} is appended")
 
     def _ends(self, edge: Edge) -> tuple[_Box | None, _Box | None]:
-        """The boxes that an edge connects: hidden ops give way to their neighbours."""
+        """The boxes that an edge connects: hidden ops are replaced by their neighbours."""
         if edge.kind == "var":
             return self._boxes.get(edge.origin), self._boxes.get(edge.target)
         if edge.kind == "fork":
@@ -203,7 +203,7 @@ class _Panel:
 
 
 def _placed(graph: OpGraph, columns: dict[int, int]) -> dict[OpKey, _Box]:
-    """Every op's box; a hidden op takes the row of what stands above it."""
+    """Every op's box; a hidden op takes the row of the op above it."""
     needs: dict[OpKey, list[OpKey]] = {}
     for edge in graph.edges:
         needs.setdefault(edge.target, []).append(edge.origin)

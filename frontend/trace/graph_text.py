@@ -1,4 +1,4 @@
-"""A captured graph as text: a line an op, branches indented below the fork that makes them."""
+"""A captured graph as text: a line per op, branches indented below the fork that makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_GAP = 2
 
 
 def text_of(graph: OpGraph, width: int = WIDTH) -> str:
-    """No line break at the end; source lines stand at the right, `width` cells away."""
+    """No line break at the end; source lines are at the right, `width` cells away."""
     lines = [_fit(line, source, width) for line, source in _lines(graph)]
     head = f"{graph.name}: {_counts(graph)}"
     return "\n".join([head, *lines])
@@ -62,7 +62,7 @@ def _branch_lines(graph: OpGraph, branch: Branch) -> Iterator[tuple[str, str] | 
 
 
 def _flow(graph: OpGraph, op: ir.Op) -> str:
-    """Where what the op takes comes from, and what it makes of it."""
+    """The origin of the op's inputs, and the name of its value."""
     if isinstance(op, ir.Var):
         origin = (op.of_branch, op.of_seq)
         return f"{graph.name_of(origin)} <- {graph.branch(op.of_branch).path}"

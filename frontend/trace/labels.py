@@ -1,4 +1,4 @@
-"""Short words for an op: its kind, what it carries and where it was written, for people."""
+"""Short descriptions of an op for people: its kind, its contents and its source line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_VALUE_CHARS = 40
 
 
 def label_of(op: ir.Op, max_text_chars: int = 60) -> tuple[str, str]:
-    """(kind, details) of an op; values that are long are cut, with an ellipsis."""
+    """(kind, details) of an op; long values are cut, with an ellipsis."""
     match op:
         case ir.Text():
             return "text", quoted(op.text, max_text_chars)
@@ -40,7 +40,7 @@ def label_of(op: ir.Op, max_text_chars: int = 60) -> tuple[str, str]:
 
 
 def short_source(source: str | None) -> str:
-    """ "file:line" without the file's folders; "-" where it is not known."""
+    """ "file:line" without the file's folders; "-" where it is unknown."""
     return "-" if source is None else source.replace("\\", os.sep).rpartition(os.sep)[2]
 
 

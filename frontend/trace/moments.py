@@ -1,12 +1,12 @@
-"""When the ops of a program happened, and which chain of them decided how long it took.
+"""When the ops of a program happened, and its critical path.
 
-The runtime says of a call when it began and how long it took; of all else it is known when it was
-sent and what it had to wait for. Times are seconds since the program began.
+The runtime reports when a call began and how long it took; for other ops only the time of sending
+and what they waited for are known. Times are seconds since the program began.
 
-The critical path is found backwards from what ended last: each step goes to the op that its
+The critical path is traced backwards from what ended last: each step goes to the op that its
 successor waited for longest (its predecessor on the branch, a fork, the ends of joined branches, a
-var's origin). An op that the author's code sent later than all of these were ready was held back
-by the author's code; then it goes on from the call whose value came back last before.
+var's origin). An op sent later than all of these were ready was held back by the author's code; the
+path then continues from the call whose value had come back last before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Span:
 
 
 class Moments:
-    """The span of every op: a call's or pause's own; else the moment at which it was passed."""
+    """The span of every op: a call's or pause's own; for others the moment of passing it."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Moments:
             self.spans[key] = own or Span(max(sent, ready_s), max(sent, ready_s))
 
     def critical_path(self) -> list[OpKey]:
-        """Calls and pauses on the critical path, in the order of time."""
+        """Calls and pauses on the critical path, in order of time."""
         if not self.spans:
             return []
         key: OpKey | None = max(self.spans, key=lambda k: (self.spans[k].end_s, k))
@@ -85,7 +85,7 @@ class Moments:
 
 
 def busy_s(spans: Sequence[Span]) -> float:
-    """Time in which at least one of them was under way."""
+    """Time in which at least one of them was running."""
     total, until = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.begin_s):
         total += max(0.0, span.end_s - max(span.begin_s, until))
@@ -105,7 +105,7 @@ def _needs(graph: OpGraph) -> dict[OpKey, list[OpKey]]:
 
 
 def _pauses(graph: OpGraph, sent_s: Mapping[OpKey, float], end_s: float) -> dict[OpKey, Span]:
-    """A pause lasts until its branch's next op that appends something is sent."""
+    """A pause lasts until its branch sends its next op that appends something."""
     pauses: dict[OpKey, Span] = {}
     for branch in graph.branches:
         until = end_s

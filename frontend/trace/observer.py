@@ -1,6 +1,6 @@
-"""Who watches all programs of this process: told when one begins and when one has ended.
+"""Observers of all programs of this process, notified when one begins and when one has ended.
 
-Knows nothing of what a watcher makes of it. Without a watcher a program pays one truth test.
+Independent of what an observer does. Without observers a program pays one truth test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDP
 
 
 class Observer(Protocol):
-    """Watches programs; its methods must not block and must not raise."""
+    """Observes programs; its methods must not block and must not raise."""
 
     def program_started(self, program: Program) -> None:
         """On the author's thread, before the first op."""
@@ -33,7 +33,7 @@ class Observer(Protocol):
 
 
 class ProgramRecorder:
-    """Keeps every program that starts while it watches, in their order."""
+    """Keeps every program that starts while it observes, in their order."""
 
     def __init__(self) -> None:
         self.programs: list[Program] = []
@@ -42,7 +42,7 @@ class ProgramRecorder:
         self.programs.append(program)
 
     def program_ended(self, program: Program) -> None:
-        """Nothing to do: what came of it is in the program."""
+        """No effect: the results are in the program."""
 
 
 _lock = threading.Lock()
@@ -51,7 +51,7 @@ _is_environment_read = False
 
 
 def program_started(program: Program) -> None:
-    """To be called for every program that is to run, before its first op."""
+    """Must be called for every program that is to run, before its first op."""
     if not _is_environment_read:
         _read_environment()
     if _observers:
@@ -61,7 +61,7 @@ def program_started(program: Program) -> None:
 
 
 def program_ended(program: Program) -> None:
-    """A program that is watched has ended; only the first call for one counts."""
+    """An observed program has ended; only the first call for a program counts."""
     with _lock:
         is_first, program.on_end = program.on_end is not None, None
     if not is_first:
@@ -71,14 +71,14 @@ def program_ended(program: Program) -> None:
 
 
 def add_observer(observer: Observer) -> None:
-    """From now on it is told of programs that start."""
+    """From now on, notify it of programs that start."""
     global _observers
     with _lock:
         _observers = (*_observers, observer)
 
 
 def remove_observer(observer: Observer) -> None:
-    """Nothing happens if it does not watch."""
+    """No effect if it is not registered."""
     global _observers
     with _lock:
         _observers = tuple(known for known in _observers if known is not observer)
@@ -86,7 +86,7 @@ def remove_observer(observer: Observer) -> None:
 
 @contextlib.contextmanager
 def recorded_programs() -> Iterator[list[Program]]:
-    """The programs that start within the block, of all threads; the list grows as they start."""
+    """The programs that start within the block, on any thread; the list grows as they start."""
     recorder = ProgramRecorder()
     add_observer(recorder)
     try:
@@ -96,7 +96,7 @@ def recorded_programs() -> Iterator[list[Program]]:
 
 
 def _read_environment() -> None:
-    """Export spans where OpenTelemetry's own variables name an endpoint; looked at once."""
+    """Export spans where OpenTelemetry's own variables name an endpoint; checked once."""
     global _is_environment_read
     with _lock:
         if _is_environment_read:

@@ -1,6 +1,6 @@
-"""A program's ops as a graph: branches in tree order, and what flows between them.
+"""A program's ops as a graph: branches in tree order, and the data flow between them.
 
-Knows ops only, not when or whether they ran: a capture and a report of a run both stand on it.
+Knows ops only, not when or whether they ran: used for captures and for reports of a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EdgeKind = Literal["fork", "join", "var"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`target` goes on from, waits for, or appends what `origin` made: `names` say what."""
+    """`target` continues from, waits for, or appends what `origin` made: `names` say what."""
 
     kind: EdgeKind
     origin: OpKey
@@ -29,7 +29,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Where a program first wanted a value: what it read (as it is written) and where."""
+    """A program's first wait: what it read (as written) and where."""
 
     reading: str
     branch: int
@@ -82,7 +82,7 @@ class OpGraph:
         return self._by_key[key]
 
     def name_of(self, key: OpKey) -> str:
-        """What an op's value is called, by its kind where the author gave it no name."""
+        """The name of an op's value, or its kind where the author gave no name."""
         op = self._by_key.get(key)
         if op is None:
             return "?"

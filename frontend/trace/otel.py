@@ -1,9 +1,9 @@
-"""Programs as OpenTelemetry traces: a span for the program, below it its branches and their calls.
+"""Programs as OpenTelemetry traces: a span per program, below it its branches and their calls.
 
-Attribute names are those of OpenTelemetry's semantic conventions for generative AI
-(`gen_ai.*`) and for source code (`code.*`); what they have no name for is `stemma.*`. Texts of
-prompts and answers are not exported. Spans are made after a program has ended, with the times at
-which things happened, on a thread of their own: the program never waits for an exporter.
+Attribute names are those of OpenTelemetry's semantic conventions for generative AI (`gen_ai.*`) and
+for source code (`code.*`); attributes without such a name are `stemma.*`. Texts of prompts and
+outputs are not exported. Spans are made after a program has ended, with the original times, on a
+separate thread: the program never waits for an exporter.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _REQUEST_ATTRIBUTES = {
 
 
 def provider_from_environment() -> TracerProvider:
-    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and its relatives say. Where the process has set up a
-    tracer provider of its own, spans go to that one."""
+    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and related variables say. Where the process has set
+    up its own tracer provider, spans go to that one."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         name = os.environ.get("OTEL_SERVICE_NAME", "stemma")
@@ -61,7 +61,7 @@ def provider_from_environment() -> TracerProvider:
 
 
 def exporter_from_environment() -> SpanExporter:
-    """Of programs, to the provider of `provider_from_environment`."""
+    """Exports programs to the provider of `provider_from_environment`."""
     return SpanExporter(provider_from_environment())
 
 
@@ -76,7 +76,7 @@ class SpanExporter:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="stemma-spans")
 
     def program_started(self, program: Program) -> None:
-        """Its span goes below the one that is open here and now, if any."""
+        """Its span goes below the span that is open here and now, if any."""
         with self._lock:
             self._parents[id(program)] = context.get_current()
 
@@ -86,12 +86,12 @@ class SpanExporter:
             parent = self._parents.pop(id(program), None)
         try:
             done = self._worker.submit(export_program, self._tracer, program, parent)
-        except RuntimeError:  # the interpreter ends, and with it a program that still ran
+        except RuntimeError:  # the interpreter ends while a program still runs
             return
         done.add_done_callback(_log_failure)
 
     def flush(self) -> None:
-        """Wait until all that has ended was handed to the provider and exported."""
+        """Wait until all ended programs were passed to the provider and exported."""
         self._worker.submit(lambda: None).result()
         self._provider.force_flush()
 
@@ -111,7 +111,7 @@ def _log_failure(done: Future[None]) -> None:
 
 
 class _ProgramSpans:
-    """Makes the spans of one program: parents first, ends as they were."""
+    """Makes the spans of one program: parents first, with their original end times."""
 
     def __init__(self, tracer: trace.Tracer, program: Program, record: ProgramRecord) -> None:
         self._tracer = tracer

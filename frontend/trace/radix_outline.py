@@ -13,9 +13,9 @@ MAX_TEXT_CHARS = 48
 
 
 def outline_of(tree: Mapping[str, Any], max_nodes: int = MAX_NODES) -> str:
-    """Of `backend.tree()`: rows with id, parent, num_tokens, hits and text, parents first.
+    """For `backend.tree()`: rows with id, parent, num_tokens, hits and text, parents first.
 
-    At most `max_nodes` nodes; how many are left out is said.
+    At most `max_nodes` nodes; states how many are left out.
     """
     rows: Sequence[Mapping[str, Any]] = tree.get("nodes", ())
     sizes = _subtree_sizes(rows)
@@ -23,7 +23,7 @@ def outline_of(tree: Mapping[str, Any], max_nodes: int = MAX_NODES) -> str:
     for row in rows:
         children.setdefault(row["parent"], []).append(row)
     largest = sorted(rows, key=lambda row: -sizes[row["id"]])[:max_nodes]
-    kept = {row["id"] for row in largest}  # with each node its parent, which is no smaller
+    kept = {row["id"] for row in largest}  # each node's parent is included, as it is no smaller
     parts: list[str] = []
     todo: list[Any] = _opened(None, children, sizes, kept)
     while todo:
@@ -58,7 +58,7 @@ def _opened(
     sizes: Mapping[Any, int],
     kept: set[Any],
 ) -> list[Any]:
-    """The list of a node's children, as things to do from the last to the first."""
+    """The list of a node's children, as a work list from last to first."""
     shown = [row for row in children.get(parent, ()) if row["id"] in kept]
     if not shown:
         return []

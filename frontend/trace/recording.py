@@ -1,7 +1,7 @@
-"""From a program as its client knows it to the record of what it did.
+"""Converts a program as its client knows it to the record of what it did.
 
-When a call ran the runtime says, by its own clock; what it does not say follows from when the op
-was sent and when its value came.
+The runtime reports by its own clock when a call ran; the rest follows from when the op was sent and
+when its value came.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def record_of(program: Program, index: int, zero_s: float) -> ProgramRecord:
-    """The program's record as number `index` of a report that begins at `zero_s`, by
-    time.perf_counter()."""
+    """The program's record as number `index` of a report that begins at `zero_s`
+    (time.perf_counter())."""
     return _Maker(program, index, zero_s).record()
 
 
 class _Maker:
-    """Times within are relative to the program's beginning, `shift` puts them on the report's."""
+    """Internal times are relative to the program's beginning; `shift` converts to the report's."""
 
     def __init__(self, program: Program, index: int, zero_s: float) -> None:
         self._program = program
@@ -53,7 +53,7 @@ class _Maker:
         self._critical = set(self._moments.critical_path())
 
     def record(self) -> ProgramRecord:
-        """All of it."""
+        """The whole record."""
         first = self._errors[min(self._errors)][1] if self._errors else None
         failure: Exception | None = first or self._program._disconnect
         return ProgramRecord(
@@ -69,8 +69,8 @@ class _Maker:
         )
 
     def _call_spans(self) -> dict[OpKey, Span]:
-        """When each call ran. The runtime counts from when it first heard of the program; the call
-        whose value came back fastest tells how much later than here that was."""
+        """When each call ran. The runtime counts from its first sight of the program; the call
+        whose value came back fastest shows how much later than here that was."""
         known = {k: _timing(metas) for k, metas in self._metas.items() if metas}
         arrived = {k: self._arrived(k) for k in known}
         lags = [arrived[k] - (t.start_s + t.latency_s) for k, t in known.items() if t.is_complete]
@@ -103,7 +103,7 @@ class _Maker:
         failed_at, failure = self._errors.get(op.branch, (-1, None))
         if failed_at != op.seq:
             failure = None
-        if failure is not None:  # when it failed is not known, only since when it could run
+        if failure is not None:  # when it failed is unknown, only since when it could run
             reached = self._moments.spans[key].begin_s
             span = Span(reached, reached)
         queue_s, prefill_s, decode_s = _parts(metas)
@@ -228,7 +228,7 @@ def _timing(metas: Sequence[Mapping[str, Any]]) -> _Timing:
 def _parts(
     metas: Sequence[Mapping[str, Any]],
 ) -> tuple[float | None, float | None, float | None]:
-    """Queue, prefill and decode time; of several samples those of the one that took longest."""
+    """Queue, prefill and decode time; of several samples those of the slowest."""
     if not metas:
         return None, None, None
     meta = max(metas, key=lambda meta: meta.get("latency_s") or 0.0)
@@ -242,7 +242,7 @@ def _parts(
 
 
 def _samples(pending: Pending | None) -> list[Mapping[str, Any]]:
-    """The meta of each sample of a call that is done."""
+    """The meta of each sample of a finished call."""
     if pending is None or not pending.is_done:
         return []
     return list(pending.meta) if isinstance(pending.meta, list) else [pending.meta]

@@ -1,4 +1,4 @@
-"""What is known of a run: programs, their branches, calls, pauses and hints, as plain data.
+"""Records of a run: programs, their branches, calls, pauses and hints, as plain data.
 
 A number that the runtime did not send is None. Times are seconds since the first program of the
 report began.
@@ -14,7 +14,7 @@ from .moments import Span, busy_s
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One gen or select. Of a gen with n samples counts are sums, and times span all samples."""
+    """One gen or select. Counts of a gen with n samples are sums, and times span all samples."""
 
     program: int  # index in the report
     branch: int
@@ -24,7 +24,7 @@ class CallRecord:
     name: str
     source: str | None
     num_samples: int = 1
-    start_s: float | None = None  # None: it never began; of a failed call, when it could have
+    start_s: float | None = None  # None: it never began; for a failed call, when it could have
     end_s: float | None = None
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -33,15 +33,15 @@ class CallRecord:
     cached_tokens: int | None = None  # those from the host and the disk included
     host_tokens: int | None = None
     disk_tokens: int | None = None
-    forced_tokens: int | None = None  # of those generated, that a grammar forced
+    forced_tokens: int | None = None  # generated tokens that a grammar forced
     generated_tokens: int | None = None
-    evicted: Mapping[str, int] = field(default_factory=dict)  # whose cached tokens it displaced
+    evicted: Mapping[str, int] = field(default_factory=dict)  # whose cached tokens it evicted
     preemptions: int | None = None
     finish_reason: str | None = None
     error: str | None = None
     error_kind: str | None = None  # the class of the runtime's error
     is_critical: bool = False  # on its program's critical path
-    follows: int | None = None  # index of the call whose prompt and output its own goes on from
+    follows: int | None = None  # index of the call whose prompt and output its own continues
 
     @property
     def duration_s(self) -> float:
@@ -53,7 +53,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
-    """A time in which the author's code worked outside."""
+    """A time in which the author's code worked outside the model."""
 
     branch: int
     path: str
@@ -67,7 +67,7 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class HintRecord:
-    """An action on KV, and the runtime's answer (None: it did not come)."""
+    """An action on KV, and the runtime's outcome (None: it did not come)."""
 
     branch: int
     path: str
@@ -112,7 +112,7 @@ class ProgramRecord:
 
     @property
     def critical_s(self) -> float:
-        """Length of the critical path: its calls and pauses, without what lies between them."""
+        """Length of the critical path: its calls and pauses, without the gaps between them."""
         spans = [
             Span(call.start_s, call.end_s)
             for call in self.calls

@@ -1,6 +1,6 @@
-"""What programs did, to be read: as text, as a page, as data.
+"""Reports of what programs did: as text, as a page, as data.
 
-A report is taken from programs once, while they run or afterwards (`report_of`).
+A report is a snapshot of programs, taken while they run or afterwards (`report_of`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Report(RunRecord):
     """Programs in the order in which they began, and their calls."""
 
     def to_text(self) -> str:
-        """A table a program and the totals, for a terminal."""
+        """A table per program and the totals, for a terminal."""
         return text_of(self)
 
     def to_html(self) -> str:
@@ -40,7 +40,7 @@ class Report(RunRecord):
 
 
 def report_of(program: Program) -> Report:
-    """One program, as far as it is known now."""
+    """A report of one program, as far as it is known now."""
     return report_of_all([program])
 
 

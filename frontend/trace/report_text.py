@@ -1,4 +1,4 @@
-"""A report for a terminal: a table of calls a program, then what the whole came to."""
+"""A report for a terminal: a table of calls per program, then the totals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text_of(run: RunRecord) -> str:
 
 
 def total_rows(totals: Totals) -> list[tuple[str, str]]:
-    """(what, how much) of a report's totals, in words."""
+    """(label, amount) of a report's totals, in words."""
     of_path = percent(totals.critical_s / totals.slowest_s if totals.slowest_s else None)
     hit_rate = percent(totals.hit_rate)
     lower = _parted(("host", totals.host_tokens), ("disk", totals.disk_tokens))
@@ -49,7 +49,7 @@ def total_rows(totals: Totals) -> list[tuple[str, str]]:
 
 
 def notes_of(call: CallRecord) -> str:
-    """What is out of the ordinary: tiers, evictions, preemptions, samples, cuts, errors."""
+    """Unusual facts: tiers, evictions, preemptions, samples, cuts, errors."""
     notes = [f"{call.num_samples} samples"] if call.num_samples > 1 else []
     notes += [f"{count(n)} from {tier}" for tier, n in _lower_tiers(call) if n]
     notes += [f"evicted {num:,} of {owner}" for owner, num in call.evicted.items()]

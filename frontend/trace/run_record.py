@@ -1,4 +1,4 @@
-"""What the programs of a run did, as plain data: every call, and what the whole came to."""
+"""What the programs of a run did, as plain data: every call, and the totals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Totals:
     num_calls: int
     num_failed: int
     duration_s: float  # from the first program's beginning to the last one's end
-    slowest_s: float  # how long the slowest program took
+    slowest_s: float  # duration of the slowest program
     critical_s: float  # its critical path
-    parallelism: float | None  # calls under way on average, while any was
+    parallelism: float | None  # average number of concurrent calls, while any ran
     hit_rate: float | None  # cached of prompt tokens
     queue_s: float | None
     prefill_s: float | None
@@ -42,18 +42,18 @@ class RunRecord:
     def __init__(
         self, programs: Sequence[ProgramRecord], tree: Mapping[str, Any] | None = None
     ) -> None:
-        """`tree` is what `backend.tree()` said at the end."""
+        """`tree`: result of `backend.tree()` at the end."""
         self.programs = tuple(programs)
         self.tree = tree
 
     @property
     def calls(self) -> list[CallRecord]:
-        """Of all programs, each program's in the order in which they were made."""
+        """The calls of all programs, each program's in the order in which they were made."""
         return [call for program in self.programs for call in program.calls]
 
     @property
     def totals(self) -> Totals:
-        """Over all programs."""
+        """Totals of all programs."""
         calls, programs = self.calls, self.programs
         spans = [Span(c.start_s, c.end_s) for c in calls if c.start_s is not None and c.end_s]
         busy = busy_s(spans)

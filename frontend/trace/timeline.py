@@ -1,9 +1,9 @@
-"""A report as one HTML file that needs no network: where the time went, and who shared what.
+"""A report as one HTML file that needs no network: where the time went, and what was shared.
 
 Branches are lanes in tree order, calls are bars split into queue, prefill and decode, pauses are
 hatched; beside it the calls as a tree of prefixes, below it all numbers as a table. The page is
-complete without scripts: what assets/timeline.js adds (tooltips, zoom, keys) it takes from the
-table. Places are percentages of the total time, so that zooming is one CSS variable.
+complete without scripts: assets/timeline.js takes what it adds (tooltips, zoom, keys) from the
+table. Positions are percentages of the total time, so that zooming is one CSS variable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .timeline_prefixes import first_indices, percent_of, prefixes_of
 from .timeline_table import table_of
 
 ROW = 36  # pixels, as --row in the style sheet
-_ROOM = 1.02  # the axis goes on a little behind the end
+_ROOM = 1.02  # the axis continues a little past the end
 _CENTRE = 26  # of a lane's line, from the top of its row
 
 
@@ -125,7 +125,7 @@ _MEANINGS = {
 
 
 def _split(call: CallRecord) -> dict[str, float]:
-    """A call's time by part; what the runtime did not explain is "other"."""
+    """A call's time by part; time that the runtime did not report on is "other"."""
     known = {
         "queue": call.queue_s or 0.0,
         "prefill": call.prefill_s or 0.0,
@@ -139,7 +139,7 @@ def _split(call: CallRecord) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Which row each lane has, and what is a percentage of the whole."""
+    """The row of each lane, and conversion to percentages of the whole."""
 
     total_s: float
     of_lane: Mapping[tuple[int, int], int]  # (program, branch) -> row
@@ -208,7 +208,7 @@ def _label(lane: LaneRecord) -> str:
 
 
 def _lanes(index: int, program: ProgramRecord, rows: _Rows) -> Iterator[str]:
-    """The line of each branch, and its ways from and to its parent."""
+    """The line of each branch, and its connections from and to its parent."""
     for lane in program.lanes:
         row = rows.of_lane[index, lane.branch]
         yield f'<div class="life" style="{rows.place(row, lane.start_s, lane.end_s)}"></div>'

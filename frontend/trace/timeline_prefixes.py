@@ -1,4 +1,4 @@
-"""The timeline's side: the calls as a tree of the prefixes that they share."""
+"""The timeline's side panel: the calls as a tree of the prefixes that they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run_record import RunRecord
 
 
 def prefixes_of(run: RunRecord) -> str:
-    """Bars are as long as a call's tokens are many; the runtime's own tree is folded below."""
+    """A bar's length is its call's number of tokens; the runtime's own tree is folded below."""
     largest = max((_num_tokens(call) for call in run.calls), default=0) or 1
     first = first_indices(run)
     trees = []
@@ -37,7 +37,7 @@ _TOKENS = {
 
 
 def _prefix_tree(program: ProgramRecord, first: int, largest: int) -> str:
-    """Calls below the call that they go on from; a chain without branching is not indented."""
+    """Calls below the call that they continue; a chain without branching is not indented."""
     following: dict[int | None, list[int]] = {}
     for index, call in enumerate(program.calls):
         following.setdefault(call.follows, []).append(index)
@@ -96,5 +96,5 @@ def first_indices(run: RunRecord) -> list[int]:
 
 
 def percent_of(value: float, whole: float) -> str:
-    """As a CSS length, at most all."""
+    """As a CSS length, at most 100%."""
     return f"{min(100.0, 100.0 * value / whole):.4g}%"

@@ -1,4 +1,4 @@
-"""The timeline's table: all numbers of all calls; what the page's scripts show comes from it."""
+"""The timeline's table: all numbers of all calls; the page's scripts read it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORDS = ("program", "branch", "call", "at", "finish", "notes")
 
 
 def table_of(run: RunRecord) -> str:
-    """A row a call; columns of which nothing is known are left out."""
+    """A row per call; columns without any value are left out."""
     rows = [_values(call) for call in run.calls]
     columns = [
         (name, [row[index] for row in rows])
@@ -56,7 +56,7 @@ def table_of(run: RunRecord) -> str:
 
 
 def _values(call: CallRecord) -> tuple[str, ...]:
-    """Of the columns, in their order."""
+    """The cell values, in the columns' order."""
     evicted = ", ".join(f"{owner}: {num:,}" for owner, num in call.evicted.items())
     return (
         f"#{call.program}",

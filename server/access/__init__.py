@@ -1,1 +1,1 @@
-"""Who may ask for how much: keys, rates, limits, namespaces."""
+"""Access control: API keys, rates, limits, namespaces."""

@@ -1,10 +1,10 @@
-"""API keys: who they belong to, what each may ask for, and where they are kept.
+"""API keys: who owns each, what it may request, and where it is stored.
 
-Only digests are kept, in memory as in the file. A key that `stemma keygen --api` makes has 256
-random bits, so that a plain SHA-256 of it tells nothing; one that a person makes up is only as good
-as it is long. A key is looked up by comparing with all of them, each in constant time.
+Only digests are stored, in memory as in the file. A key made by `stemma keygen --api` has 256
+random bits, so its plain SHA-256 reveals nothing; a key that a person makes up is only as strong
+as it is long. A lookup compares with every key, each in constant time.
 
-The file is TOML, a table a key, and is read again when it has changed:
+The file is TOML with one table per key, and is read again when it changes:
 
     [alice]
     sha256 = "9f86d081..."
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 PREFIX = "sk-stemma-"
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512
-LOOK_EVERY_S = 1.0  # how often the file is looked at, when somebody comes
+LOOK_EVERY_S = 1.0  # how often the file is checked, when a request comes
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -41,12 +41,12 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key and what it may ask for; None: no limit of its own."""
+    """A key and what it may request; None: no limit of its own."""
 
     name: str
     sha256: str
-    tenant: str = ""  # whose share of the engine it uses, and whose KV it shares; its name
-    is_admin: bool = False  # under --isolate-cache: may see and change what is not its own
+    tenant: str = ""  # whose share of the engine it uses and whose KV it shares; the key's name
+    is_admin: bool = False  # under --isolate-cache: may see and change what belongs to others
     max_concurrent: int | None = None  # requests at a time
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
@@ -54,25 +54,25 @@ class ApiKey:
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key that cannot be guessed."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(key: str) -> str:
-    """What is kept of a key."""
+    """The digest that is stored for a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def file_entry(name: str, key: str) -> str:
-    """The lines of a key file that let `key` in. Raises InvalidRequest for an unfit name."""
+    """The lines of a key file that admit `key`. Raises InvalidRequest for an unfit name."""
     return f'[{_checked_name(name)}]\nsha256 = "{digest_of(key)}"\n'
 
 
 class KeyRing:
-    """The keys of a server, those of its command line and those of its file.
+    """The keys of a server: those of its command line and those of its file.
 
-    Raises InvalidRequest for a key that is too short, or a file that cannot be used. A file that
-    cannot be used later, when it has changed, changes nothing: the log says so.
+    Raises InvalidRequest for a key that is too short, or a file that cannot be used. If the file
+    becomes unusable later, the keys stay as they are and the log says so.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class KeyRing:
 
     @property
     def is_used(self) -> bool:
-        """Whether keys are asked for at all; also where the file has none (any more)."""
+        """Whether requests need a key; stays true when the file has no keys (any more)."""
         return bool(self._given) or self._path is not None
 
     def find(self, key: str) -> ApiKey | None:
-        """Whose key it is; takes as long whether it is anybody's or not."""
+        """The matching key; takes equally long whether one matches or not."""
         self._look_at_file()
         digest = digest_of(key)
         found = None
@@ -191,7 +191,7 @@ def _checked_name(name: str) -> str:
 
 
 def _stamp_of(path: Path) -> object:
-    """What changes when the file does."""
+    """A value that changes when the file changes."""
     try:
         status = path.stat()
     except OSError:

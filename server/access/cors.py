@@ -1,9 +1,9 @@
-"""Protects a server without keys from web pages that a browser on its host has open.
+"""Protects a server without keys from web pages open in a browser on its host.
 
-A page of any site may send requests to 127.0.0.1. Its browser says where they come from: `Origin`
-(every cross-origin request but a plain GET), `Sec-Fetch-Site` (W3C, Fetch Metadata). A page whose
-own name was pointed at this host (DNS rebinding) is of the same origin, but its name is in `Host`;
-an address or `localhost` there cannot be rebound.
+A page of any site may send requests to 127.0.0.1. The browser reports their source: `Origin` (every
+cross-origin request but a plain GET) and `Sec-Fetch-Site` (W3C, Fetch Metadata). After DNS
+rebinding a page is of the same origin as this server, but its name is in `Host`; an address or
+`localhost` there cannot be rebound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..protocol.failures import Refusal
 
 @dataclass(frozen=True, slots=True)
 class BrowserRules:
-    """Which hosts a request may name, and which origins it may come from."""
+    """Which hosts a request may name, and from which origins it may come."""
 
     hosts: frozenset[str]  # beside addresses and localhost; `*`: any
     origins: frozenset[str]
@@ -26,8 +26,8 @@ class BrowserRules:
     def of(
         cls, host: str, allowed_hosts: Sequence[str], origins: Sequence[str], *, has_keys: bool
     ) -> BrowserRules:
-        """`has_keys`: a page that has no key can do nothing, so any host will do, unless some were
-        allowed."""
+        """`has_keys`: a page without a key can do nothing, so any host is allowed, unless a list
+        was given."""
         hosts = {name.lower() for name in allowed_hosts}
         if not hosts and has_keys:
             hosts.add("*")
@@ -36,7 +36,7 @@ class BrowserRules:
     def check(
         self, hosts: Sequence[str], origin: str | None, site: str | None, *, is_open: bool
     ) -> None:
-        """`site`: what `Sec-Fetch-Site` says; `is_open`: another site may have a link to it. Raises
+        """`site`: value of `Sec-Fetch-Site`; `is_open`: other sites may link to the path. Raises
         Refusal."""
         if "*" not in self.hosts:
             for host in hosts:
@@ -64,7 +64,7 @@ class BrowserRules:
 
 
 def _name_of(host: str) -> str:
-    """Without the port, in lower case, an IPv6 address without its brackets."""
+    """The host in lower case, without its port; an IPv6 address without its brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].rstrip(".").lower()

@@ -1,4 +1,4 @@
-"""How many samples the engine was asked for over HTTP, and when there will be room for more."""
+"""How many samples of HTTP requests are under way, and when there will be room for more."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..protocol.failures import RATE_LIMIT, Refusal
 from .rates import KeyUsage, retry_after
 
 MAX_WAIT_S = 60.0
-NO_RATE_WAIT_S = 1.0  # before anything has ended (guess)
-NUM_ENDS = 64  # of the last samples, from which the rate is taken
+NO_RATE_WAIT_S = 1.0  # before any sample has ended (guess)
+NUM_ENDS = 64  # the rate is taken from this many recent ends
 
 
 class Load:
@@ -24,7 +24,7 @@ class Load:
         self.num_samples = 0
 
     def enter(self, num_samples: int, capacity: int) -> None:
-        """Raises Refusal where more than `capacity` would be under way."""
+        """Add samples. Raises Refusal where more than `capacity` would be under way."""
         over = self.num_samples + num_samples - capacity
         if over > 0:
             wait_s = self.wait_s(over)
@@ -43,11 +43,11 @@ class Load:
         self._ends.append(self._clock())
 
     def leave(self, num_samples: int) -> None:
-        """They are under way no more."""
+        """Remove samples that are no longer under way."""
         self.num_samples -= num_samples
 
     def wait_s(self, num_samples: int) -> float:
-        """Until so many have ended, by the rate of the last ones up to now."""
+        """Seconds until that many samples have ended, at the rate of the recent ends."""
         if not self._ends:
             return NO_RATE_WAIT_S
         seconds = max(self._clock() - self._ends[0], 1e-3)
@@ -56,9 +56,9 @@ class Load:
 
 @dataclass(slots=True)
 class Ticket:
-    """What one request has taken of the load and of its key's limits, given back when it ends.
+    """One request's share of the load and of its key's limits, given back when it ends.
 
-    Lifetime: from when the gate lets the request in until its answer is sent, or its client gone.
+    Lifetime: from admission by the middleware until the response is sent or the client is gone.
     """
 
     load: Load
@@ -66,12 +66,12 @@ class Ticket:
     num_samples: int = 0
 
     def take(self, num_samples: int, capacity: int) -> None:
-        """It asks for so many samples. Raises Refusal."""
+        """Reserve the request's samples. Raises Refusal."""
         self.load.enter(num_samples, capacity)
         self.num_samples += num_samples
 
     def note_outcome(self, num_tokens: int) -> None:
-        """One of its samples has ended; tokens of its own, its prompt's once."""
+        """One of its samples has ended; its own tokens, the prompt's counted once."""
         self.load.note_end()
         if self.usage is not None:
             self.usage.charge(num_tokens, time.monotonic())

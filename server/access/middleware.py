@@ -1,8 +1,8 @@
-"""The way into the HTTP side: every request passes here first, and every answer here last.
+"""The access middleware: every request passes here first, and every response last.
 
 Pure ASGI, outside of all routes. In order: a request id, the browser's rules, the key, its limits,
-a bound on the body; on the way out the headers that every answer has, and an answer for errors that
-nobody has foreseen. A chunk of a stream costs one call more.
+a bound on the body. On the way out it adds the headers that every response has, and words
+unforeseen errors. It costs one extra call per chunk of a stream.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TICKET = "stemma.ticket"  # in a request's scope
-MAX_HEADER_BYTES = 65_536  # of all together
-BODY_TIMEOUT_S = 60.0  # for a whole body to come in (guess)
+MAX_HEADER_BYTES = 65_536  # all headers together
+BODY_TIMEOUT_S = 60.0  # to receive a whole body (guess)
 MAX_USAGES = 65_536
 _LIMITS = ("limit", "remaining", "reset")
 EXPOSED_HEADERS = (
@@ -50,7 +50,7 @@ _Headers = dict[str, list[str]]
 
 
 class AccessMiddleware:
-    """Owns what keys use and what is under way. Lifetime: the application's."""
+    """Owns the usage of keys and the load. Lifetime: the application's."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
         self._app = app
@@ -64,7 +64,7 @@ class AccessMiddleware:
         self._usages: OrderedDict[str, KeyUsage] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # lifespan; there are no websockets here
+        if scope["type"] != "http":  # lifespan; this server has no websockets
             await self._app(scope, receive, send)
             return
         headers = _headers_of(scope)
@@ -82,7 +82,7 @@ class AccessMiddleware:
             ticket.release()
 
     def _let_in(self, scope: Scope, headers: _Headers, request_id: str, ticket: Ticket) -> Caller:
-        """Raises Refusal and InvalidRequest."""
+        """Admit the request. Raises Refusal and InvalidRequest."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise Refusal(431, f"headers may have at most {MAX_HEADER_BYTES} bytes")
         method, path = scope["method"], scope["path"]
@@ -110,7 +110,7 @@ class AccessMiddleware:
         return Caller(key.tenant, namespace, request_id, is_admin)
 
     def _begin(self, key: ApiKey, scope: Scope, ticket: Ticket) -> None:
-        """Raises Refusal where the key has had enough."""
+        """Charge the key. Raises Refusal where its limits are used up."""
         now = time.monotonic()
         usage = self._usages.setdefault(key.name, KeyUsage(key, now))
         self._usages.move_to_end(key.name)
@@ -127,12 +127,12 @@ class AccessMiddleware:
         failure = failure_of(error)
         if failure.status == 500:
             log.error("%s %s failed", scope["method"], answer.request_id, exc_info=error)
-        if not answer.has_begun:  # else the server closes a connection whose answer is not whole
+        if not answer.has_begun:  # else the server closes the connection of an incomplete response
             await failure.response(scope["path"])(scope, receive, answer.send)
 
 
 class _Answer:
-    """The way of an answer: its first message gets the headers that all have."""
+    """Sends the response; adds to its first message the headers that all responses have."""
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self._scope = scope
@@ -153,10 +153,10 @@ class _Answer:
 
 
 class _Body:
-    """The way of a body, counted as it comes: what is too large, or too slow, is not read on."""
+    """Receives the body and counts it; stops reading one that is too large or too slow."""
 
     def __init__(self, receive: Receive, max_bytes: int, length: str | None) -> None:
-        """`length`: as the client has announced it. Raises Refusal where that is too much."""
+        """`length`: the announced Content-Length. Raises Refusal where that is too much."""
         self._receive = receive
         self._max_bytes = max_bytes
         self._num_bytes = 0
@@ -200,7 +200,7 @@ def _headers_of(scope: Scope) -> _Headers:
 
 
 def _one(headers: _Headers, name: str) -> str | None:
-    """A header's value; of one that comes twice the first."""
+    """A header's value; the first one of a header that comes twice."""
     values = headers.get(name)
     return values[0] if values else None
 

@@ -1,8 +1,8 @@
-"""How much a key has asked for lately: requests and tokens a minute, requests at a time.
+"""Usage limits of a key: requests and tokens a minute, concurrent requests.
 
-Rates are token buckets (as in RFC 2697's meters): a bucket holds a minute's worth and fills evenly;
-what is taken must be there. Tokens are only known when an output has ended, so they are taken then,
-and the bucket may go below nothing: who has overdrawn waits until that is made up for.
+Rates are token buckets (as in RFC 2697's meters): a bucket holds a minute's worth and refills
+evenly. Tokens are known only when an output has ended, so they are taken then and the bucket may go
+below zero: the key must wait until the debt has refilled.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ WINDOW_S = 60.0
 
 @dataclass(slots=True)
 class Bucket:
-    """At most `limit` in it, and filled with as many in WINDOW_S."""
+    """Holds at most `limit`, and refills by as much in WINDOW_S."""
 
     limit: int
     level: float
     filled_s: float
 
     def fill(self, now_s: float) -> None:
-        """What has come in since the last time."""
+        """Add what has refilled since the last call."""
         level = self.level + (now_s - self.filled_s) * self.limit / WINDOW_S
         self.level, self.filled_s = min(float(self.limit), level), now_s
 
     def wait_s(self, amount: float) -> float:
-        """Until there is so much, as it was filled last."""
+        """Seconds until it holds `amount`, counted from the last fill."""
         return max(0.0, amount - self.level) * WINDOW_S / self.limit
 
     def headers(self, of: str) -> dict[str, str]:
-        """OpenAI's, which say how far one is from the limit."""
+        """OpenAI's rate limit headers: limit, remaining, reset."""
         return {
             f"x-ratelimit-limit-{of}": str(self.limit),
             f"x-ratelimit-remaining-{of}": str(max(0, int(self.level))),
@@ -42,7 +42,7 @@ class Bucket:
 
 
 class KeyUsage:
-    """What one key uses. Invariant: `num_running` requests have been begun and not ended."""
+    """What one key uses. Invariant: `num_running` requests have begun and not ended."""
 
     def __init__(self, key: ApiKey, now_s: float) -> None:
         self.key = key
@@ -51,7 +51,7 @@ class KeyUsage:
         self._tokens = _bucket(key.tokens_per_minute, now_s)
 
     def take_limits(self, key: ApiKey, now_s: float) -> None:
-        """The key's limits may have changed; what it has used it has used."""
+        """Apply the key's limits, which may have changed; its usage stays."""
         if key is self.key:
             return
         self._requests = _with_limit(self._requests, key.requests_per_minute, now_s)
@@ -59,7 +59,7 @@ class KeyUsage:
         self.key = key
 
     def begin(self, now_s: float) -> None:
-        """A request has come. Raises Refusal where it is one too many."""
+        """A request has come. Raises Refusal where it exceeds a limit."""
         requests, tokens = self._requests, self._tokens
         for bucket in (requests, tokens):
             if bucket is not None:
@@ -76,17 +76,17 @@ class KeyUsage:
         self.num_running += 1
 
     def end(self) -> None:
-        """A request that was begun is over."""
+        """A request has ended."""
         self.num_running -= 1
 
     def charge(self, num_tokens: int, now_s: float) -> None:
-        """So many tokens were computed for it."""
+        """Take this many computed tokens from the token bucket."""
         if self._tokens is not None:
             self._tokens.fill(now_s)
             self._tokens.level -= num_tokens
 
     def headers(self) -> dict[str, str]:
-        """For every answer."""
+        """Headers of every response to this key."""
         found: dict[str, str] = {}
         if self._requests is not None:
             found |= self._requests.headers("requests")
@@ -104,7 +104,7 @@ class KeyUsage:
 
 
 def retry_after(wait_s: float) -> dict[str, str]:
-    """When to come back: in whole seconds, as HTTP has it, and in OpenAI's milliseconds."""
+    """When to retry: in whole seconds, as HTTP has it, and in OpenAI's milliseconds."""
     return {
         "retry-after": str(max(1, -int(-wait_s // 1))),
         "retry-after-ms": str(int(wait_s * 1e3)),

@@ -1,14 +1,14 @@
-"""Which paths are open to whom."""
+"""Which paths are open to which callers."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-# What a probe or a balancer asks; they say no more than that the server is there.
+# What a probe or a load balancer asks; they only show that the server is there.
 _PROBES = frozenset({"/health", "/health_generate", "/live", "/ping", "/ready", "/version"})
-_PAGE = frozenset({"/", "/favicon.ico"})  # it holds nothing; what it asks for needs a key
+_PAGE = frozenset({"/", "/favicon.ico"})  # holds no data; its API calls need a key
 _PAGE_FILES = "/assets/"
-# What shows, or changes, what is not one's own: every namespace's texts, counters and KV.
+# What shows or changes data of others: every namespace's texts, counters and KV.
 _OF_ALL = frozenset(
     {
         "/flush_cache",
@@ -26,7 +26,7 @@ _OF_ALL = frozenset(
 
 
 class RouteAccess(Enum):
-    """Who may pass where there are keys."""
+    """Who may pass where keys are required."""
 
     OPEN = "open"  # anybody, to read
     KEY = "key"  # any key
@@ -34,7 +34,7 @@ class RouteAccess(Enum):
 
 
 def door_of(method: str, path: str, *, is_metrics_open: bool) -> RouteAccess:
-    """A path that nobody has thought of needs a key."""
+    """The access a path needs; any path not listed needs a key."""
     if method in ("GET", "HEAD"):
         if path in _PROBES or path in _PAGE or path.startswith(_PAGE_FILES):
             return RouteAccess.OPEN

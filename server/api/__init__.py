@@ -1,1 +1,1 @@
-"""The HTTP endpoints: an API a folder."""
+"""The HTTP endpoints, one folder per API."""

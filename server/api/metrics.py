@@ -1,4 +1,4 @@
-"""`/metrics`: everything in Prometheus form; it answers also while the engine is away."""
+"""`/metrics`: everything in Prometheus form; works also while the engine is down."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def router(service: Service) -> APIRouter:
 
 
 class _Throughput:
-    """Output tokens a second between two looks."""
+    """Output tokens a second between two scrapes."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
@@ -69,7 +69,7 @@ class _Families(Collector):
 
 
 def _registry(service: Service, families: Iterable[Metric]) -> CollectorRegistry:
-    """One registry of what this process counts and what the engine has said."""
+    """One registry of this process's counts and the engine's figures."""
     registry = CollectorRegistry()
     registry.register(_Families([*service.metrics.registry.collect(), *families]))
     return registry

@@ -1,5 +1,5 @@
-"""The OpenAPI document at /openapi.json: what FastAPI makes of the routes, with errors as they are
-here, and keys where they are asked for."""
+"""The OpenAPI document at /openapi.json: FastAPI's description of the routes, with this server's
+errors, and with keys where they are required."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _METHODS = ("get", "post", "put", "patch", "delete", "head")
 
 
 def document_errors(app: FastAPI, *, has_keys: bool) -> None:
-    """Have `app` describe itself; made when it is first asked for."""
+    """Make `app` describe itself; built on first use."""
     made_by_fastapi = app.openapi
 
     def openapi() -> dict[str, Any]:

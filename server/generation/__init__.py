@@ -1,1 +1,1 @@
-"""From an endpoint's task to programs on the engine, and back as an answer or a stream."""
+"""From an endpoint's task to programs on the engine, and back as a response or a stream."""

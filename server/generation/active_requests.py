@@ -1,4 +1,4 @@
-"""Answers under way: by id, so that they can be aborted; and what streams need from time to time.
+"""Registry of running generations, by id, so that they can be aborted; and the sweep over streams.
 
 Lives on the server's asyncio loop; counts may be read on any thread.
 """
@@ -20,7 +20,7 @@ from .stream import EventStream
 
 log = logging.getLogger(__name__)
 
-SWEEPS_A_LIMIT = 4  # a limit in seconds is kept to a quarter of it
+SWEEPS_A_LIMIT = 4  # a limit in seconds is enforced to within a quarter of it
 MAX_SWEEP_S = 1.0
 
 
@@ -28,7 +28,7 @@ class ActiveRequests:
     """The registry of one application's generations and streams."""
 
     def __init__(self, settings: ServerSettings, on_cut: Callable[[str], None]) -> None:
-        """`on_cut`: told of each stream that was cut off, with the reason's name."""
+        """`on_cut`: called for each stream that was cut off, with the reason's name."""
         self._settings = settings
         self._on_cut = on_cut
         shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
@@ -41,17 +41,17 @@ class ActiveRequests:
 
     @property
     def num_requests(self) -> int:
-        """Requests whose answers the engine has not finished."""
+        """Requests that the engine has not finished."""
         return len(self._generations)
 
     @property
     def num_streams(self) -> int:
-        """Of these, the answers that are being streamed."""
+        """How many of these are being streamed."""
         return len(self._streams)
 
     def abort(self, id: str | None, caller: Caller) -> int:
-        """End requests of a caller's tenant now with what they have: those of an id, the reply's or
-        the client's own, or all (None). How many there were."""
+        """End requests of a caller's tenant now with their output so far: those with an id (the
+        reply's or the client's own), or all (None). Returns how many there were."""
         found = self._generations if id is None else self._by_id.get(id, {})
         own = [g for g in found if g.caller.tenant == caller.tenant]
         for generation in own:
@@ -61,7 +61,7 @@ class ActiveRequests:
     def begin(
         self, task: Task, caller: Caller, reply_id: str, on_outcome: Callable[[Outcome], None]
     ) -> Generation:
-        """A generation that counts as under way until `end`; `on_outcome` is told of each."""
+        """Register a generation until `end`; `on_outcome` is called for each outcome."""
         loop = asyncio.get_running_loop()
         if self._events is None or self._events.loop is not loop:
             self._events = EventQueue(loop)
@@ -72,7 +72,7 @@ class ActiveRequests:
         return generation
 
     def end(self, generation: Generation) -> None:
-        """Close it and forget it."""
+        """Close it and remove it."""
         generation.close()
         self._generations.pop(generation, None)
         for id in _ids(generation):
@@ -85,7 +85,7 @@ class ActiveRequests:
 
     @contextmanager
     def streaming(self, stream: EventStream) -> Iterator[None]:
-        """Watch over a stream while it is sent, then end its generation."""
+        """Watch a stream while it is sent, then end its generation."""
         self._streams[stream] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)

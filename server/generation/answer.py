@@ -1,4 +1,4 @@
-"""Carries a task out on the engine: one answer, or one stream. What every endpoint calls."""
+"""Runs a task on the engine as one response or stream: the entry point of every endpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             outcomes = await generation.finish()
             _require_reader(generation)
             return JSONResponse(reply.whole(outcomes, await carry_out_hints()))
-        # A refusal comes before the first byte, with a status of its own.
+        # A refusal comes before the first byte, with its own status.
         await generation.wait(service.settings.stream_ping_s)
         if generation.failure is not None:
             raise generation.failure
@@ -50,7 +50,7 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
 
 
 def _observer(request: Request, task: Task) -> Callable[[Outcome], None]:
-    """Notes what ends, for the caller's limits and for the log."""
+    """Records each outcome for the caller's limits and for the log."""
     ended: list[Outcome] = []
     request.state.outcomes = ended
 

@@ -1,6 +1,6 @@
-"""A task under way: its programs on the engine, and what has come of them and was not taken yet.
+"""A running task: its programs on the engine, and their output that was not taken yet.
 
-Lives on one asyncio loop. Events come from the connection's I/O thread through a mailbox.
+Lives on one asyncio loop. Events come from the connection's I/O thread through an event queue.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOGPROBS_BYTES = 1024  # of one token with its alternatives (guess)
 class Generation:
     """The programs of a task. Ends with all outcomes, with a failure, or closed: exactly one.
 
-    Whoever awaits `wait` is one coroutine at a time. Lifetime: until `close`, which cancels what
-    has not ended.
+    Only one coroutine at a time awaits `wait`. Lifetime: until `close`, which cancels what has not
+    ended.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Generation:
         self.outcomes: dict[int, Outcome] = {}
         self.failure: GenerationFailed | None = None
         self.is_closed = False
-        self.num_waiting_bytes = 0  # about, of what `take` would give
+        self.num_waiting_bytes = 0  # estimate of what `take` would return
         self._events = events
         self._on_outcome = on_outcome
         self._fresh: list[Piece | Outcome] = []
@@ -64,7 +64,7 @@ class Generation:
         )
 
     def watch(self, receive: Receive) -> None:
-        """From now on close it when the client goes away. The request's body has been read."""
+        """Close it when the client goes away. The request's body has been read."""
         self._watcher = self._events.loop.create_task(self._await_disconnect(receive))
 
     async def _await_disconnect(self, receive: Receive) -> None:
@@ -72,7 +72,7 @@ class Generation:
         self.close()
 
     async def start(self, connection: Connection) -> None:
-        """Send the programs. Raises EngineError and InvalidProgram, and has then cancelled them."""
+        """Send the programs. On EngineError and InvalidProgram it has cancelled them."""
         try:
             if connection.has_credit:
                 self._start(connection)
@@ -100,12 +100,12 @@ class Generation:
             self._cancel()
 
     def abort(self) -> None:
-        """Have all samples end now with what they have, finish reason "abort"."""
+        """End all samples now with their output so far, finish reason "abort"."""
         for completion in self._completions:
             completion.end_now()
 
     def close(self) -> None:
-        """Nobody wants more: cancel what has not ended."""
+        """The output is no longer wanted: cancel what has not ended."""
         if not self.is_closed:
             self.is_closed = True
             self._cancel()
@@ -120,7 +120,7 @@ class Generation:
     # --- what came --------------------------------------------------------------------------------
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until there is something to take, it is over, or `wake` was called; at most so long."""
+        """Wait until there is something to take, it is over, `wake` was called, or timeout."""
         if self._fresh or self.is_over:
             return
         loop = self._events.loop
@@ -139,13 +139,13 @@ class Generation:
             self._waiter.set_result(None)
 
     def take(self) -> list[Piece | Outcome]:
-        """What came since the last time; the pieces of a sample that waited together are one."""
+        """Everything since the last call; waiting pieces of one sample are joined."""
         fresh, self._fresh = self._fresh, []
         self.num_waiting_bytes = 0
         return fresh if len(fresh) < 2 else _joined(fresh)
 
     async def finish(self) -> list[Outcome]:
-        """All outcomes, in order. Raises GenerationFailed; what is missing was closed."""
+        """All outcomes, in order; fewer if it was closed. Raises GenerationFailed."""
         while not self.is_over:
             await self.wait()
             self._fresh.clear()
@@ -175,15 +175,15 @@ class Generation:
         self.wake()
 
     def _take_failure(self, index: int, payload: Mapping[str, Any]) -> None:
-        """Of a sample, or of all of them: where the request is to be refused, where the engine or a
-        whole program of it is gone, and where no sample is left that has not failed."""
+        """A failure of one sample, or of all: where the request is refused, where the engine or a
+        whole program is lost, and where every remaining sample has failed."""
         kind, field = payload["kind"], payload.get("field")
         if kind in GRAMMAR_KINDS:
             field = self.task.constraint_field
         error = GenerationFailed(payload["message"], kind, field)
         is_of_sample = payload.get("op") not in (None, "program") and kind == EngineError.__name__
         if self.task.fails_apart and is_of_sample:
-            if index in self.outcomes:  # its prompt's branch was told of, too
+            if index in self.outcomes:  # its prompt's branch was reported, too
                 return
             self.outcomes[index] = outcome = Outcome(index, "", {}, error)
             num_failed = sum(each.error is not None for each in self.outcomes.values())
@@ -195,7 +195,7 @@ class Generation:
 
 
 def _joined(items: Sequence[Piece | Outcome]) -> list[Piece | Outcome]:
-    """The pieces before a sample's outcome as one, those of different samples apart."""
+    """Joins the pieces before a sample's outcome into one, per sample."""
     waiting: dict[int, list[Piece]] = {}
     joined: list[Piece | Outcome] = []
     for item in items:

@@ -1,5 +1,5 @@
-"""The served model's tokenizer and chat template in this process, so that texts that come over HTTP
-cost the engine nothing. Loaded when they are first needed."""
+"""The served model's tokenizer and chat template in this process, so that texts of HTTP requests
+cost the engine nothing. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from ...runtime.tokenizer.tokenizer import Tokenizer
     from ...runtime.tokenizer.transcript import Transcript
 
-MAX_TOKEN_IDS = 1 << 22  # of one request
-NUM_THREADS = 2  # more would only wait for the interpreter's lock
+MAX_TOKEN_IDS = 1 << 22  # per request
+NUM_THREADS = 2  # more would only wait for the GIL
 
 _T = TypeVar("_T")
 
 
 class ModelText:
-    """Thread-safe; its methods may take long, and belong `in_thread`. Lifetime: the application's.
+    """Thread-safe; its methods may be slow: call them `in_thread`. Lifetime: the application's.
 
     Raises InvalidRequest for texts and ids out of bounds, ModelLoadError where the model's folder
     is not on this host.
     """
 
     def __init__(self, info: Callable[[], dict[str, Any]]) -> None:
-        """`info`: what the engine says of itself."""
+        """`info`: the engine's description of itself."""
         self._info = info
         self._lock = threading.Lock()
         self._template_lock = threading.Lock()
@@ -40,12 +40,12 @@ class ModelText:
         self._loaded: tuple[str, Tokenizer, ChatTemplate] | None = None
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """What `work` comes to, on a thread that nothing else waits for: a server whose health
-        cannot be asked while it reads long texts would be taken for dead."""
+        """The result of `work`, run on a thread of its own pool: a server that cannot answer health
+        checks while it reads long texts would be taken for dead."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def encode(self, text: str, *, has_bos: bool = True) -> list[int]:
-        """Ids of a prompt, led by BOS where the model has one."""
+        """Ids of a prompt, preceded by BOS where the model has one."""
         tokenizer, _ = self._load()
         return [*(tokenizer.bos_ids if has_bos else ()), *tokenizer.encode(text)]
 
@@ -57,9 +57,9 @@ class ModelText:
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a chat's messages under the model's template, with `opens_turn` up to where the
-        assistant begins; a last message of the assistant's is then left open. The template is told
-        of `tools` and `variables`."""
+        """Ids of a chat's messages under the model's template; `opens_turn` adds the generation
+        prompt, and leaves a final assistant message open. `tools` and `variables` go to the
+        template."""
         from ...runtime.tokenizer.chat_template import TemplateArgs
         from ...runtime.tokenizer.transcript import Transcript
 
@@ -67,13 +67,13 @@ class ModelText:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
         transcript = Transcript(*self._load(), TemplateArgs.of(tools, variables))
-        with self._template_lock:  # what a template keeps is one thread's
+        with self._template_lock:  # the template's state belongs to one thread at a time
             return _chat_ids(transcript, messages, opens_turn)
 
     def decode(
         self, ids: Sequence[int], *, skip_special: bool = True, field: str = "tokens"
     ) -> str:
-        """Text of ids; `field`: what a client calls them."""
+        """Text of ids; `field`: the client's name for them."""
         tokenizer, _ = self._load()
         self._require_ids(ids, field)
         return tokenizer.decode(ids, skip_special=skip_special)

@@ -1,4 +1,4 @@
-"""What the routes have in common: the engine behind them, and how this server is set up."""
+"""What the routes share: the engine behind them, and this server's settings."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .model_text import ModelText
 
 
 class EngineLink(Protocol):
-    """An engine as routes see it; it may die and be there anew later."""
+    """An engine as routes see it; it may die and be restarted."""
 
     @property
     def connection(self) -> Connection:
-        """To the engine that runs now. Raises EngineError where none does."""
+        """The connection to the running engine. Raises EngineError where none runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a request asks to be served by: the model, or one of its adapters."""
+    """The model or adapter that a request names."""
 
-    name: str  # what answers call it
-    lora_path: str | None  # the adapter's name, which the engine may not know; None: the model
+    name: str  # its name in responses
+    lora_path: str | None  # the adapter's name, which the engine may not know; None: the base model
 
 
 @dataclass(slots=True)
@@ -41,9 +41,7 @@ class Service:
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     text: ModelText = field(init=False)
-    running: ActiveRequests = field(
-        init=False
-    )  # what the engine works on for this application's clients
+    running: ActiveRequests = field(init=False)  # running requests of this application's clients
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
@@ -51,12 +49,12 @@ class Service:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the engine said of itself when it was connected. Raises EngineError."""
+        """The engine's description of itself, sent on connecting. Raises EngineError."""
         return self.engine.connection.info
 
     @property
     def model(self) -> str:
-        """The name of the model that is served. Raises EngineError."""
+        """The name of the served model. Raises EngineError."""
         return str(self.info["model"])
 
     @property
@@ -65,7 +63,7 @@ class Service:
         return int(self.info["max_running_requests"])
 
     def require_open(self) -> None:
-        """Raises Refusal or EngineError where no work is taken."""
+        """Raises Refusal or EngineError where no work is accepted."""
         self.drain_state.require_open()
         _ = self.engine.connection
 
@@ -76,8 +74,8 @@ class Service:
 
     def served(self, name: str | None, lora_path: str | None = None) -> Served:
         """The model by its name, "default" or none, or an adapter as "model:adapter" or by its own
-        name alone. Raises ModelNotFound where no adapters are served, else the engine does; and
-        InvalidRequest for two adapters at a time."""
+        name alone. Raises InvalidRequest for two adapters at once, and ModelNotFound where no
+        adapters are served (otherwise the engine raises it)."""
         model = self.model
         if lora_path and not self.has_lora:
             allowed = "left out: no adapters are served (--enable-lora)"
@@ -86,14 +84,14 @@ class Service:
             return Served(model, lora_path or None)
         if not self.has_lora:
             raise model_not_found(name, model, ())
-        adapter = name.removeprefix(f"{model}:") or name  # "model:" names none that there is
+        adapter = name.removeprefix(f"{model}:") or name  # "model:" names no adapter
         if lora_path and lora_path != adapter:
             allowed = f"left out, or the adapter that model={name[:MAX_MODEL_NAME_CHARS]!r} names"
             raise InvalidRequest.of("lora_path", lora_path[:MAX_MODEL_NAME_CHARS], allowed)
         return Served(name, adapter)
 
     async def adapters(self) -> list[dict[str, Any]]:
-        """The adapters that the engine knows, each with `name`, `path` and more; none where it
+        """The adapters that the engine knows, each with `name`, `path` and more; empty where it
         serves none. Raises EngineError."""
         if not self.has_lora:
             return []
@@ -101,7 +99,7 @@ class Service:
         return found
 
     async def require_model(self, name: str | None) -> None:
-        """Raises ModelNotFound for what is neither the model nor an adapter."""
+        """Raises ModelNotFound for a name that is neither the model nor an adapter."""
         adapter = self.served(name).lora_path
         if adapter is not None:
             known = tuple(str(told["name"]) for told in await self.adapters())

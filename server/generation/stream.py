@@ -1,7 +1,7 @@
-"""An answer as server-sent events: what has come goes out at once, what has piled up goes together.
+"""A response as server-sent events: output is sent at once, a backlog is sent together.
 
-A plain ASGI response. Its writes wait for the connection (the server's flow control); what comes
-meanwhile waits in the generation, the pieces of a sample as one. A reader that takes nothing is cut
+A plain ASGI response. Its writes wait for the connection (the server's flow control); meanwhile
+output waits in the generation, the pieces of a sample joined. A reader that takes nothing is cut
 off.
 """
 
@@ -26,7 +26,7 @@ from .generation import Generation
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect events
+    "X-Accel-Buffering": "no",  # nginx would buffer events
 }
 
 
@@ -41,7 +41,7 @@ CarryOutHints = Callable[[], Awaitable[dict[str, Any] | None]]
 
 
 class EventStream(Response):
-    """Sends what comes of `generation`."""
+    """Sends the output of `generation`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class EventStream(Response):
         carry_out_hints: CarryOutHints,
         watched_over: Callable[[EventStream], AbstractContextManager[None]],
     ) -> None:
-        """`watched_over`: around the sending, calls `check` from time to time."""
+        """`watched_over`: context around the sending; calls `check` periodically."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self.reply_id = reply.id
@@ -60,7 +60,7 @@ class EventStream(Response):
         self._watched_over = watched_over
         self._transport: asyncio.Transport | None = None
         self._blocked_s: float | None = None  # since when a write waits for the connection
-        self._sent_s = 0.0  # when the last write was done
+        self._sent_s = 0.0  # when the last write completed
         self._should_ping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +84,7 @@ class EventStream(Response):
                 await write(self._body() + await self._ending(), more_body=False)
 
     def _body(self) -> bytes:
-        """Events of all that came."""
+        """Events of all output."""
         reply, ping = self._reply, PING if self._should_ping else b""
         self._should_ping = False
         events = [
@@ -104,7 +104,7 @@ class EventStream(Response):
     # --- watched over -----------------------------------------------------------------------------
 
     def check(self, now: float, settings: ServerSettings) -> Cut | None:
-        """Why it is to be cut off, by the loop's clock, or None; pings after silence."""
+        """Why to cut it off at `now` (the loop's clock), or None; pings after silence."""
         if self._blocked_s is not None:
             if now - self._blocked_s > settings.stream_stall_s:
                 return Cut.STALLED
@@ -116,7 +116,7 @@ class EventStream(Response):
         return None
 
     def cut(self) -> None:
-        """End it without its reader: nothing more is generated, and the connection is gone."""
+        """End it without its reader: stop generating and drop the connection."""
         self.generation.close()
         if self._transport is not None:
             hang_up(self._transport)

@@ -1,4 +1,4 @@
-"""Values that are not generated text: each is what one program's last op comes to."""
+"""Values that are not generated text: each is the result of one program's last op."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def values_of(
     cache_salt: str | None = None,
     lora_path: str | None = None,
 ) -> list[dict[str, Any]]:
-    """What the last op of each program comes to, a select or an embedding: its `value` and `meta`.
+    """The result of each program's last op, a select or an embedding: its `value` and `meta`.
     All are cancelled when one fails or the client goes away.
 
     Raises InvalidRequest, Refusal, EngineError, GenerationFailed, and HTTPException for a client
@@ -44,13 +44,13 @@ async def values_of(
 
 
 def _num_requests(ops: Sequence[ir.Op]) -> int:
-    """That the engine makes of a program: a select scores each of its choices."""
+    """The engine requests of a program: a select scores each of its choices."""
     last = ops[-1]
     return max(len(last.choices), len(last.choice_ids)) if isinstance(last, ir.Select) else 1
 
 
 def usage_of_values(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens of all of them; of a select each choice is a prompt of its own, of which the first
+    """Token counts over all; each choice of a select is a prompt of its own, whose shared first
     part is cached."""
     num_tokens = sum(answer["meta"]["prompt_tokens"] for answer in answers)
     cached = sum(answer["meta"]["cached_tokens"] for answer in answers)
@@ -62,7 +62,7 @@ def usage_of_values(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Asked:
-    """A program, under way once it is sent; leaving its context cancels what is left of it."""
+    """A program, running once it is sent; leaving its context cancels what remains of it."""
 
     def __init__(
         self, connection: Connection, caller: Caller, lora_path: str | None = None

@@ -1,6 +1,6 @@
-"""The same figures under the names that dashboards made for SGLang and vLLM read.
+"""The same figures under the metric names of SGLang's and vLLM's dashboards.
 
-Only what is the same thing here; docs/serve/metrics.md says what those engines count otherwise.
+Only figures with the same meaning; docs/serve/metrics.md lists what those engines count otherwise.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ VLLM_HISTOGRAMS = {
 
 
 def compat_families(info: Info) -> Iterator[Metric]:
-    """Under both engines' names."""
+    """The figures under both engines' names."""
     labels = {"model_name": str(info["model"])}
     yield from figure_families(SGLANG, info, labels)
     yield from _histograms(SGLANG_HISTOGRAMS, info, labels)

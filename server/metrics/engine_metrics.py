@@ -91,7 +91,7 @@ LORA = (
 
 
 def engine_families(info: Info) -> Iterator[Metric]:
-    """Everything that the engine says of itself."""
+    """All figures that the engine reports."""
     labels = {"model": str(info["model"])}
     yield from figure_families(FIGURES, info, labels)
     yield _kv_tokens(info, labels)

@@ -12,7 +12,7 @@ from prometheus_client import (
 )
 
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-OTHER_ROUTE = "other"  # whatever has no route: paths are a client's, and labels must be few
+OTHER_ROUTE = "other"  # any path without a route: clients choose paths, and labels must be few
 
 
 class HttpMetrics:

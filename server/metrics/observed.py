@@ -1,4 +1,4 @@
-"""Middleware that counts every request, writes its line in the log and, if asked, its trace."""
+"""Middleware that counts every request, logs it and, if enabled, traces it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..protocol.pieces import Outcome
 from .http_metrics import OTHER_ROUTE, HttpMetrics
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OTHER_METHOD = "other"  # a client may call it anything: each name would be a series of its own
+OTHER_METHOD = "other"  # clients may send any method: each name would be a series of its own
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request and how it was answered. `caller`: None where it was not let in; `state` is what
+    """One request and its response. `caller`: None where it was not admitted; `state` is what
     routes left in `request.state`."""
 
     method: str
@@ -31,18 +31,18 @@ class RequestRecord:
     started_ns: int  # since the epoch
     duration_s: float
     status: int
-    is_complete: bool  # the answer's last byte was sent
+    is_complete: bool  # the response's last byte was sent
     caller: Caller | None = None
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What a generation came to, if this was one and it ended."""
+        """The outcomes of a generation, if this was one and it ended."""
         return list(self.state.get("outcomes", ()))
 
     @property
     def request_id(self) -> str | None:
-        """By which the client may ask for it."""
+        """The id by which the client may refer to it."""
         return None if self.caller is None else self.caller.request_id
 
 
@@ -50,10 +50,10 @@ Observer = Callable[[RequestRecord], None]
 
 
 class Observed:
-    """Pure ASGI: it adds one call to each message and nothing to a request's body."""
+    """Pure ASGI: adds one call to each message and nothing to a request's body."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, observers: list[Observer]) -> None:
-        """`observers` are told of every request when it has ended."""
+        """`observers` are called for every request when it has ended."""
         self._app = app
         self._metrics = metrics
         self._observers = observers

@@ -1,4 +1,4 @@
-"""The log of requests: a line for each, as text for people or as JSON for machines."""
+"""The request log: a line per request, as text for people or as JSON for machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from ..settings import LogFormat
 from .observed import RequestRecord
 
-# Asked all the time.
+# Polled all the time.
 QUIET_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/live", "/ping", "/metrics"})
 
 log = logging.getLogger("stemma.requests")
@@ -26,7 +26,7 @@ def configure_logging(level: str, layout: LogFormat) -> None:
 
 
 def log_request(record: RequestRecord) -> None:
-    """At level INFO; probes that answered well only at DEBUG."""
+    """Log at level INFO; successful probes only at DEBUG."""
     is_quiet = record.route in QUIET_ROUTES and record.status < 400
     level = logging.DEBUG if is_quiet else logging.INFO
     if log.isEnabledFor(level):
@@ -35,7 +35,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
-    """What is said of a request; never a prompt, an answer or a key."""
+    """The logged fields of a request; never a prompt, an output or a key."""
     caller = record.caller
     fields: dict[str, Any] = {
         "request_id": record.request_id,
@@ -65,7 +65,7 @@ def _as_text(fields: dict[str, Any]) -> str:
 
 
 def _one_line(value: object) -> str:
-    """A client's text must not look like a line of ours."""
+    """A client's text must not look like a log line of ours."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 

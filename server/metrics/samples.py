@@ -1,4 +1,4 @@
-"""The engine's counters as Prometheus families: which of its figures has which name and meaning."""
+"""The engine's counters as Prometheus families: the name and meaning of each figure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from prometheus_client.core import (
     Metric,
 )
 
-Info = Mapping[str, Any]  # what the engine's `metrics` call says
+Info = Mapping[str, Any]  # result of the engine's `metrics` call
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A gauge or counter with one value: `of` reads it from the engine's answer."""
+    """A gauge or counter with one value: `of` reads it from the engine's report."""
 
     name: str  # a counter's without "_total", which Prometheus appends
     text: str
@@ -28,7 +28,7 @@ class Figure:
 
 
 def of(*path: str) -> Callable[[Info], float]:
-    """Reads what lies at a path of keys."""
+    """Reads the value at a path of keys."""
 
     def read(info: Info) -> float:
         value: Any = info

@@ -1,7 +1,7 @@
-"""Requests as OpenTelemetry spans: one for the request, and below it what its time went to.
+"""Requests as OpenTelemetry spans: one per request, with its phases below it.
 
-Attribute names are those of OpenTelemetry's semantic conventions for HTTP and for generative AI;
-what they have no name for is `stemma.*`. Prompts and answers are not exported.
+Attribute names follow OpenTelemetry's semantic conventions for HTTP and for generative AI;
+attributes without such a name are `stemma.*`. Prompts and outputs are not exported.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NS = 1_000_000_000
 
 
 def tracing_observer() -> Observer:
-    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and its relatives say. Raises MissingDependency."""
+    """Exports as OTEL_EXPORTER_OTLP_ENDPOINT and the like say. Raises MissingDependency."""
     return observer_of(provider_from_environment().get_tracer("stemma"))
 
 
 def observer_of(tracer: Tracer) -> Observer:
-    """Makes spans by this tracer, of requests that ask for work."""
+    """Makes spans with this tracer, for requests that are work."""
 
     def observe(record: RequestRecord) -> None:
         if record.method == "POST":

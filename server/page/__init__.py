@@ -1,1 +1,1 @@
-"""The page at `/`: a chat, and a look at the engine at work."""
+"""The page at `/`: a chat, and a view of the engine at work."""

@@ -1,7 +1,7 @@
-"""The page's files: `/` and `/assets/...`, as they lie in the package.
+"""The page's files: `/` and `/assets/...`, read from the package.
 
-A fixed table from path to file: what is not in it does not exist, so no path leads out of it. The
-page needs no key, since it holds nothing; what it then asks of the API does.
+A fixed table maps paths to files: a path not in it does not exist, so none leads outside. The page
+needs no key, since it holds no data; its API calls do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ..generation.service import Service
 
-# Everything from here and nothing inline; `data:` is for the icons in stylesheets.
+# Only files from here, nothing inline; `data:` is for the icons in stylesheets.
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -52,7 +52,7 @@ def router(service: Service) -> APIRouter:
 
 @dataclass(slots=True)
 class Asset:
-    """A file of the page; read when it is first asked for, and kept."""
+    """A file of the page; read on first use, then cached."""
 
     source: Traversable
     media_type: str
@@ -66,7 +66,7 @@ class Asset:
             self.etag = f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
         headers = {
             "ETag": self.etag,
-            "Cache-Control": "no-cache",  # kept, and asked for by its ETag before each use
+            "Cache-Control": "no-cache",  # cached, and revalidated by its ETag before each use
             "Content-Security-Policy": CONTENT_SECURITY_POLICY,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",

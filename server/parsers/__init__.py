@@ -1,1 +1,1 @@
-"""How models write tool calls and reasoning, and how these are asked for and read."""
+"""How models write tool calls and reasoning; how these are constrained and parsed."""

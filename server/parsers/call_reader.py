@@ -1,8 +1,8 @@
-"""Reads content and calls out of an output as it comes.
+"""Parses content and tool calls out of an output as it streams.
 
-A call is told of as soon as its name is known, its arguments as they come: what was told stays
-told, so a call that is cut keeps what there is of it. All that is no call is content, in order;
-what it says does not depend on how the text was cut.
+A call is reported once its name is known, its arguments as they come. Nothing reported is taken
+back, so a call that is cut off keeps its part. All other text is content, in order. The result does
+not depend on how the text was split into pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tool_format import Head, ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text beside calls."""
+    """Text outside of calls."""
 
     text: str
 
@@ -40,17 +40,17 @@ Event = Content | CallBegun | Arguments
 
 
 class Reader(Protocol):
-    """Of one output."""
+    """Parses one output."""
 
     def feed(self, text: str) -> Sequence[Event]:
-        """What fresh text says."""
+        """The events of fresh text."""
 
     def finish(self) -> Sequence[Event]:
-        """What was held back, when no more comes."""
+        """The events of held text, when no more comes."""
 
 
 class CallReader:
-    """Reads calls of one format. Blanks around calls are content only where other text follows."""
+    """Reads calls of one format. Whitespace around calls is content only before other text."""
 
     def __init__(self, tool_format: ToolFormat) -> None:
         self._format = tool_format
@@ -72,14 +72,14 @@ class CallReader:
         return events
 
     def _run(self, *, is_last: bool) -> Sequence[Event]:
-        """Each state reads a part of what is held, until one needs more."""
+        """Each state reads a part of the held text, until one needs more."""
         while self._held and self._read(is_last):
             pass
         events, self._events = self._events, []
         return events
 
     def _read_start(self, is_last: bool) -> bool:
-        """A call may begin here without a trigger."""
+        """Whether a call begins here without a trigger."""
         return self._read_head_at(0, is_last)
 
     def _read_text(self, is_last: bool) -> bool:
@@ -108,7 +108,7 @@ class CallReader:
             return True
         if head is NEEDS_MORE and not is_last:
             return False
-        self._say(at)  # no call, after all
+        self._say(at)  # not a call after all
         self._read = self._read_text
         return True
 
@@ -140,7 +140,7 @@ class CallReader:
         return True
 
     def _say(self, num_chars: int) -> None:
-        """The first of what is held is content; blanks at its end wait for what follows."""
+        """Report held text as content; whitespace at its end waits for what follows."""
         text, self._held = self._blanks + self._held[:num_chars], self._held[num_chars:]
         said = text.rstrip()
         self._blanks = text[len(said) :]

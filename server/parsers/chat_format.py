@@ -1,4 +1,4 @@
-"""What is known of a model's chat format: how it writes calls and reasoning, what its template
+"""The served model's chat format: how it writes calls and reasoning, and what its template
 reads."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .tool_format import TaughtFormat
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Of the model that is served."""
+    """The chat format of the served model."""
 
     tool_format: TaughtFormat | None = None
     reasoning: ReasoningTags | None = None
-    knows_tools: bool = False  # the template can tell the model of tools
-    knows_calls: bool = False  # and can write a message that is calls
+    knows_tools: bool = False  # the template writes tool definitions
+    knows_calls: bool = False  # and messages with calls
     knows_reasoning: bool = False  # and an earlier message's reasoning
     variables: frozenset[str] = frozenset()
     generation_prompts: tuple[tuple[Mapping[str, Any], str, str], ...] = (({}, "", ""),)
@@ -31,7 +31,7 @@ class ChatFormat:
         tool_call_parser: ToolCallParser,
         reasoning_parser: ReasoningParser,
     ) -> ChatFormat:
-        """`info`: what the engine said of itself."""
+        """`info`: the engine's description of itself."""
         described = info["chat_format"]
         marks, knows_tools = described["marks"], bool(info["template_knows_tools"])
         return cls(
@@ -45,8 +45,8 @@ class ChatFormat:
         )
 
     def will_reason(self, variables: Mapping[str, Any], *, after_tool: bool = False) -> bool:
-        """Whether an answer surely begins with reasoning: the generation prompt opens it, or is
-        another one than where reasoning is switched off."""
+        """Whether an output certainly begins with reasoning: the generation prompt opens it, or
+        differs from the one with reasoning switched off."""
         if self.reasoning is None or self.opens_reasoning(variables, after_tool=after_tool):
             return self.reasoning is not None
         off = [prompts[after_tool] for given, *prompts in self.generation_prompts
@@ -54,13 +54,13 @@ class ChatFormat:
         return bool(off) and self._generation_prompt(variables, after_tool) not in off
 
     def opens_reasoning(self, variables: Mapping[str, Any], *, after_tool: bool = False) -> bool:
-        """Whether an output begins within reasoning, where the template is told `variables`, and a
-        tool's result was the last message or not."""
+        """Whether an output begins within reasoning, given the template's `variables` and whether
+        the last message was a tool's result."""
         if self.reasoning is None:
             return False
         return self.reasoning.is_open_after(self._generation_prompt(variables, after_tool))
 
     def _generation_prompt(self, variables: Mapping[str, Any], after_tool: bool) -> str:
-        """What opens an answer under these variables, as far as it is known."""
+        """The generation prompt under these variables, as far as it is known."""
         known = self.generation_prompts
         return [p[after_tool] for given, *p in known if given.items() <= variables.items()][-1]

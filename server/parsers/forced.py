@@ -1,4 +1,4 @@
-"""A whole output that is a call because it was asked for: {"name": "weather", "arguments": ...}."""
+"""A whole output forced to be a call: {"name": "weather", "arguments": ...}."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .tool_format import Head, Tail, ToolFormat, first_end
 
 
 class Forced:
-    """The format; ids are those of the format that the model was taught, if any."""
+    """The format; ids are those of the model's own format, if any."""
 
     triggers = ()
     begins_at_start = True

@@ -1,4 +1,4 @@
-"""Calls as Llama 3 models write them: the answer is one, or several with a semicolon between.
+"""Calls as Llama 3 models write them: the output is one call, or several separated by semicolons.
 
 {"name": "weather", "parameters": {"city": "Ulm"}}
 <|python_tag|>{"name": "weather", "parameters": {}}; {"name": "clock", "parameters": {}}

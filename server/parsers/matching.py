@@ -1,4 +1,4 @@
-"""Matching of text that is still coming: does it match, can it no more, or is more needed?"""
+"""Pattern matching on partial text: it matches, cannot match, or needs more text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enum import Enum
 class Undecided(Enum):
     """Why there is no match."""
 
-    FAILED = "failed"  # whatever comes
-    NEEDS_MORE = "needs more"  # so far all is well
+    FAILED = "failed"  # no further text can match
+    NEEDS_MORE = "needs more"  # matches so far
 
 
 FAILED, NEEDS_MORE = Undecided.FAILED, Undecided.NEEDS_MORE
@@ -26,7 +26,7 @@ _VALUE_STARTS = '{["-0123456789tfn'
 
 
 class Kind(Enum):
-    """Parts of a pattern that are no fixed text."""
+    """Parts of a pattern that are not fixed text."""
 
     STRING = "a JSON string"
     VALUE = "the start of a JSON value, which stays"
@@ -37,7 +37,7 @@ Part = str | Kind
 
 
 def match_parts(text: str, at: int, parts: Sequence[Part]) -> int | Undecided:
-    """Where a match ends that begins at `at`; blanks may stand before each part."""
+    """End of a match that begins at `at`; whitespace may stand before each part."""
     for part in parts:
         found = _BLANKS.match(text, at)
         assert found is not None
@@ -60,7 +60,7 @@ def match_name(text: str, at: int, *, end: str) -> tuple[str, int] | Undecided:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` with which `mark` begins, but for all of it."""
+    """Length of the longest proper prefix of `mark` that `text` ends with."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
@@ -82,7 +82,7 @@ def _match_part(text: str, at: int, part: Part) -> int | Undecided:
 
 
 class ValueScanner:
-    """Finds where a JSON value ends that comes in pieces. What is no JSON ends somewhere, too."""
+    """Finds the end of a JSON value that comes in pieces. Invalid JSON ends somewhere, too."""
 
     def __init__(self) -> None:
         self._brackets = 0
@@ -91,7 +91,7 @@ class ValueScanner:
         self._is_scalar: bool | None = None
 
     def end_in(self, text: str) -> int | None:
-        """Where in this next piece the value ends, or None if it goes on."""
+        """Where the value ends in this next piece, or None if it continues."""
         if self._is_scalar is None and text:
             self._is_scalar = text[0] not in '{["'
         if self._is_scalar:

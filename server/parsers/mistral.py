@@ -1,4 +1,4 @@
-"""Calls as Mistral's models write them, the older ones in an array, the newer ones one by one:
+"""Calls as Mistral's models write them: the older ones in an array, the newer ones one by one:
 
 [TOOL_CALLS] [{"name": "weather", "arguments": {}}, {"name": "clock", "arguments": {}}]
 [TOOL_CALLS]weather[ARGS]{"city": "Ulm"}[TOOL_CALLS]clock[CALL_ID]8a1b2c3d4[ARGS]{}
@@ -23,7 +23,7 @@ _KEYS = ("arguments", "parameters")
 
 @dataclass(frozen=True, slots=True)
 class Mistral:
-    """The format; `is_newer` says which of the two the model was taught. Both are read."""
+    """The format; `is_newer`: which of the two the model was trained on. Both are read."""
 
     is_newer: bool = False
     triggers = (TOOL_CALLS,)
@@ -43,7 +43,7 @@ class Mistral:
             return named_head(text, opening, _KEYS)
         start = match_parts(text, at, ())
         assert isinstance(start, int)
-        item = named_head(text, start, _KEYS)  # the next one of an array
+        item = named_head(text, start, _KEYS)  # the next call of an array
         return _newer_head(text, start) if item is FAILED else item
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
@@ -68,7 +68,7 @@ class Mistral:
 
 
 def _newer_head(text: str, at: int) -> Head | Undecided:
-    """NAME[ARGS] or NAME[CALL_ID]ID[ARGS] or, as some have it, NAME alone before an object."""
+    """NAME[ARGS] or NAME[CALL_ID]ID[ARGS] or, in some models, NAME alone before an object."""
     plain = match_name(text, at, end=ARGS)
     if isinstance(plain, tuple):
         return _before_value(text, *plain)

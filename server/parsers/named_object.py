@@ -1,4 +1,4 @@
-"""{"name": NAME, "arguments": ...}: what calls are in most formats."""
+"""{"name": NAME, "arguments": ...}: the shape of calls in most formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPENINGS: tuple[tuple[Part, ...], ...] = (
 
 
 def named_head(text: str, at: int, keys: Sequence[str]) -> Head | Undecided:
-    """An object's beginning up to its arguments, which stand under one of `keys`."""
+    """An object's beginning up to its arguments, whose key is one of `keys`."""
     opening = _one_of([match_parts(text, at, parts) for parts in _OPENINGS])
     if isinstance(opening, Undecided):
         return opening
@@ -27,6 +27,6 @@ def named_head(text: str, at: int, keys: Sequence[str]) -> Head | Undecided:
 
 
 def _one_of(ends: Sequence[int | Undecided]) -> int | Undecided:
-    """At most one of them can match."""
+    """The one that matches; at most one can."""
     matches = [end for end in ends if isinstance(end, int)]
     return matches[0] if matches else (NEEDS_MORE if NEEDS_MORE in ends else FAILED)

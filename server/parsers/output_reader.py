@@ -1,4 +1,4 @@
-"""Reads one output as a message: reasoning, content and tool calls, whole or as a stream."""
+"""Parses one output as a message: reasoning, content and tool calls, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .tools import ToolUse
 
 @dataclass(frozen=True, slots=True)
 class ReasoningUse:
-    """How the reasoning of one request's answers is told."""
+    """How the reasoning of one request's outputs is reported."""
 
     tags: ReasoningTags
     starts_inside: bool
     is_told: bool = True
-    is_streamed: bool = True  # else it is told in one piece, once it is over
+    is_streamed: bool = True  # else sent in one piece, once it is over
 
 
 class OutputReader:
-    """Reads one sample; a reader is fed a stream or asked once, never both."""
+    """Parses one sample; is fed a stream or called once, never both."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class OutputReader:
         reasoning: ReasoningUse | None = None,
         warnings: Sequence[str] = (),
     ) -> None:
-        """`warnings`: what else the client is to know of its request."""
+        """`warnings`: further warnings for the client about its request."""
         self._tool_use = tool_use
         self._warnings = [*warnings, *tool_use.warnings]
         self._calls: Reader = tool_use.reader() if tool_use.may_call else ContentReader()
@@ -60,7 +60,7 @@ class OutputReader:
         return message, reason
 
     def feed(self, text: str) -> Sequence[dict[str, Any]]:
-        """What a stream says of fresh text; nothing where it has to wait for more."""
+        """The deltas of fresh text; empty where it has to wait for more."""
         if self._splitter is None:
             return self._of_events(self._calls.feed(text))
         split = self._splitter.feed(text)
@@ -68,7 +68,7 @@ class OutputReader:
         return [*deltas, *self._of_events(self._calls.feed(split.content))]
 
     def finish(self, outcome: Outcome) -> tuple[Sequence[dict[str, Any]], str]:
-        """What a stream has yet to say when the sample has ended, and the finish reason."""
+        """The remaining deltas when the sample has ended, and the finish reason."""
         deltas: list[dict[str, Any]] = []
         if self._splitter is not None:
             split = self._splitter.finish()
@@ -81,7 +81,7 @@ class OutputReader:
         return deltas, "tool_calls" if reason == "stop" and self._num_calls else reason
 
     def num_reasoning_tokens(self, outcome: Outcome) -> int:
-        """How many of the output's tokens were reasoning; asked after `message` or `finish`."""
+        """How many of the output's tokens were reasoning; called after `message` or `finish`."""
         splitter = self._splitter
         if self._reasoning is None or splitter is None or not splitter.has_reasoning:
             return 0
@@ -121,7 +121,7 @@ class OutputReader:
 
 
 def _add_part(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Put a stream's piece to the calls of a whole message."""
+    """Add a streamed piece to the calls of a whole message."""
     if part["index"] == len(calls):
         calls.append({name: value for name, value in part.items() if name != "index"})
     else:

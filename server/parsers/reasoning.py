@@ -1,7 +1,7 @@
-"""Splits what a model thinks off from what it says: text between a pair of tags that comes first.
+"""Separates a model's reasoning from its content: text between a pair of tags that comes first.
 
-Blanks around the tags belong to neither. Where the chat template's generation prompt opens the
-reasoning itself, the output begins inside of it.
+Whitespace around the tags belongs to neither. Where the chat template's generation prompt opens the
+reasoning itself, the output begins inside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASONING_PARSERS: tuple[str, ...] = get_args(ReasoningParser)
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """The pair; `end_id` is the closing one's token, where it is one."""
+    """The pair; `end_id` is the token of the closing tag, where it is one token."""
 
     begin: str
     end: str
@@ -29,8 +29,8 @@ class ReasoningTags:
         return prompt.rfind(self.begin) > prompt.rfind(self.end)
 
     def num_tokens(self, output_ids: Sequence[int], *, has_ended: bool) -> int:
-        """How many of an output's tokens were reasoning, its tags counted with it; of one whose end
-        is no token of its own it is not known, and 0."""
+        """How many of an output's tokens were reasoning, its tags included; 0 (unknown) where the
+        closing tag is not a single token."""
         if not has_ended:
             return len(output_ids)
         if self.end_id is None or self.end_id not in output_ids:
@@ -42,7 +42,7 @@ PAIRS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
 
 
 def tags_of(parser: ReasoningParser, marks: Mapping[str, int | None]) -> ReasoningTags | None:
-    """The tags that `parser` means; "auto": those of which there are `marks`, if any."""
+    """The tags for `parser`; "auto": those whose closing tag is in `marks`."""
     if parser == "auto":
         name = next((name for name, (_, end) in PAIRS.items() if end in marks), None)
     else:
@@ -55,19 +55,19 @@ def tags_of(parser: ReasoningParser, marks: Mapping[str, int | None]) -> Reasoni
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What fresh text was."""
+    """Fresh text, separated."""
 
     reasoning: str = ""
     content: str = ""
 
 
 class ReasoningSplitter:
-    """Of one output, as it comes."""
+    """Separates one output, as it streams."""
 
     def __init__(self, tags: ReasoningTags, *, starts_inside: bool) -> None:
         self._tags = tags
         self._held = ""
-        self._has_said = False  # of the part that it is in
+        self._has_said = False  # the current part has had text
         self._part: Literal["start", "reasoning", "content"] = "start"
         if starts_inside:
             self._part = "reasoning"
@@ -75,7 +75,7 @@ class ReasoningSplitter:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the reasoning, if there was any, is over."""
+        """Whether the reasoning, if any, is over."""
         return self._part != "reasoning"
 
     def feed(self, text: str) -> Split:
@@ -86,14 +86,14 @@ class ReasoningSplitter:
         return Split(reasoning, self._take_content() if self._part == "content" else "")
 
     def finish(self) -> Split:
-        """What was held back, when no more comes."""
+        """The held text, when no more comes."""
         held, self._held = self._held, ""
         if self._part == "reasoning":
             return Split(reasoning=held.rstrip() if self._has_said else held.strip())
         return Split(content=held if self._part == "start" else "")
 
     def _start(self) -> bool:
-        """Decide whether it begins with reasoning; False while that is open."""
+        """Decide whether it begins with reasoning; False while that is undecided."""
         begin, text = self._tags.begin, self._held.lstrip()
         if text.startswith(begin):
             self._part, self.has_reasoning = "reasoning", True

@@ -1,4 +1,4 @@
-"""The formats of tool calls, and which of them a model's chat template speaks of."""
+"""The tool call formats, and how the format of a chat template is detected."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .tool_format import TaughtFormat
 
 ToolCallParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
 TOOL_CALL_PARSERS: tuple[str, ...] = get_args(ToolCallParser)
-_OTHER_CALLS = ("<function=", "<arg_key>")  # calls within the same tags that are no JSON
+_OTHER_CALLS = ("<function=", "<arg_key>")  # calls within the same tags that are not JSON
 
 
 def format_of(
     parser: ToolCallParser, marks: Container[str], *, knows_tools: bool
 ) -> TaughtFormat | None:
-    """The format that `parser` means; "auto": by the marks of template and tokenizer."""
+    """The format for `parser`; "auto": detected in the template and the tokenizer."""
     if parser == "auto":
         parser = _detected(marks, knows_tools)
     if parser == "hermes":

@@ -1,4 +1,4 @@
-"""What a format of tool calls is: how a model was taught to write them into its text."""
+"""The interface of a tool call format: how a model was trained to write calls into its text."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What stands behind a call's arguments, up to `end`; `goes_on`: another head follows."""
+    """What follows a call's arguments, up to `end`; `goes_on`: another head follows."""
 
     end: int
     goes_on: bool = False
 
 
 class ToolFormat(Protocol):
-    """How calls stand in a text. All methods may be asked again with more text at hand."""
+    """How calls are written in a text. All methods may be called again with more text."""
 
     @property
     def triggers(self) -> Sequence[str]:
-        """Texts that begin a call, wherever they come."""
+        """Texts that begin a call, wherever they occur."""
 
     @property
     def begins_at_start(self) -> bool:
         """Whether a text may begin with a call's head, without a trigger."""
 
     def head(self, text: str, at: int) -> Head | Undecided:
-        """Of the call that begins at `at`, behind its trigger if it has one."""
+        """The head of the call that begins at `at`, after its trigger if it has one."""
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
-        """Of the call whose arguments have just ended; NEEDS_MORE only unless `is_last`."""
+        """The tail of the call whose arguments just ended; NEEDS_MORE only unless `is_last`."""
 
     def new_id(self) -> str:
-        """For a call."""
+        """A new call's id."""
 
 
 class TaughtFormat(ToolFormat, Protocol):
-    """A format that models are taught."""
+    """A format that models are trained on."""
 
     def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
         """Tags for `structural_tag`: calls of this function with arguments of this schema."""
 
     @property
     def needs_no_grammar(self) -> bool:
-        """Whether calls are left to the model, unless schemas must be enforced: its triggers may
-        be the beginning of other text, too."""
+        """Whether calls are left unconstrained unless schemas must be enforced: its triggers may
+        also begin other text."""
 
 
 def long_id() -> str:
-    """As OpenAI's."""
+    """An id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def first_end(ends: Sequence[int | Undecided], *, is_last: bool, text: str) -> int | Undecided:
-    """The first match, unless one before it may still come. At a text's end a half match is all
-    that was left of it."""
+    """The first match, unless an earlier one is still possible. At a text's end, a partial match is
+    final."""
     for end in ends:
         if isinstance(end, int):
             return end

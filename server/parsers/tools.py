@@ -1,9 +1,9 @@
-"""Function calling over HTTP: what `tools` and `tool_choice` ask of an output, and who reads it.
+"""Function calling over HTTP: how `tools` and `tool_choice` constrain an output and who parses it.
 
 "required" and a named function constrain the whole output to a call as JSON; "auto" leaves the
-text free until a call begins in the format that the model was taught, if its chat template knows
-tools at all. Schemas are enforced strictly where a function that may be called is `strict`, else
-leniently: what cannot be enforced is a warning of the answer.
+text free until a call begins in the model's own format, if its chat template supports tools.
+Schemas are enforced strictly where a function that may be called is `strict`, else leniently: each
+part that cannot be enforced becomes a warning of the response.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .hermes import Hermes
 from .reasoning import ReasoningTags
 
 MAX_TOOLS = 256  # guess: OpenAI allows 128
-MAX_TOOLS_CHARS = 512 * 1024  # of JSON that a template is told; guess
+MAX_TOOLS_CHARS = 512 * 1024  # of JSON given to a template; guess
 
 
 class ToolFunction(BaseModel):
@@ -38,7 +38,7 @@ class ToolFunction(BaseModel):
 
     @property
     def schema_(self) -> dict[str, Any]:
-        """Of the arguments; without parameters, an empty object."""
+        """The schema of the arguments; without parameters, an empty object."""
         nothing = {"type": "object", "properties": {}, "additionalProperties": False}
         return self.parameters or nothing
 
@@ -82,9 +82,9 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How the tools of one request are used. Raises InvalidRequest for a name that there is not.
+    """How the tools of one request are used. Raises InvalidRequest for an unknown name.
 
-    `has_own_constraint`: the client says what the output is, so that it is no call unless one is
+    `has_own_constraint`: the client constrains the output, so that it is no call unless one is
     forced; `is_parallel`: several calls may come.
     """
 
@@ -111,12 +111,12 @@ class ToolUse:
 
     @property
     def may_call(self) -> bool:
-        """Whether the output is to be read for calls."""
+        """Whether the output is parsed for calls."""
         return self.is_forced or self._may_choose_to_call
 
     @property
     def for_template(self) -> str | None:
-        """The tools as JSON, for a chat template that knows them. Raises InvalidRequest."""
+        """The tools as JSON, for a chat template that supports them. Raises InvalidRequest."""
         if not self._is_told or self.choice == "none":
             return None
         whole = json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
@@ -127,7 +127,7 @@ class ToolUse:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the client may believe of its tools, and is not so."""
+        """Where the tools behave otherwise than the client may expect."""
         if self._mode != "auto" or not self.tools or self._may_choose_to_call:
             return ()
         if self.has_own_constraint:
@@ -139,7 +139,7 @@ class ToolUse:
         return (f"tools: {what}",)
 
     def reader(self) -> Reader:
-        """Of an output."""
+        """A parser for one output."""
         taught = self.chat_format.tool_format
         if isinstance(self.choice, NamedChoice):
             return NamedReader(self.choice.function.name)
@@ -148,11 +148,11 @@ class ToolUse:
         return ContentReader() if taught is None else CallReader(taught)
 
     def new_id(self) -> str:
-        """For a call."""
+        """A new call's id."""
         return (self.chat_format.tool_format or Hermes()).new_id()
 
     def constraint(self, reasoning: ReasoningTags | None = None) -> Constraint | None:
-        """What the output must be; `reasoning`: behind the end of this one, if it is open.
+        """The output's constraint; `reasoning`: if open, it applies after the end of this.
 
         Raises InvalidRequest that names `tools`.
         """
@@ -224,8 +224,8 @@ class ToolUse:
 
 
 def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Constraint | None:
-    """Free text up to the end of the reasoning, then what `constraint` says, if that is JSON; else
-    None, unless there is text around it anyhow."""
+    """Free text up to the end of the reasoning, then `constraint`, if that is JSON; else None,
+    unless it is a structural tag already."""
     if constraint is None or constraint.kind == "structural_tag":
         return constraint
     if constraint.kind not in ("json_schema", "json_object"):
@@ -248,7 +248,7 @@ def _tag(begin: str, schema: object, end: str) -> dict[str, Any]:
 
 
 def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:
-    """The arguments' schema is a resource of its own: its pointers count from its own root."""
+    """The arguments' schema is a resource of its own: its pointers start at its own root."""
     arguments = {"$id": f"urn:stemma:tool:{index}", **function.schema_}
     return {
         "type": "object",

@@ -1,10 +1,10 @@
-"""Errors in Anthropic's words."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
 from typing import Any
 
-PATH = "/v1/messages"  # and below: where errors have this shape
+PATH = "/v1/messages"  # and below: paths whose errors have this shape
 
 _KINDS = {
     400: "invalid_request_error",

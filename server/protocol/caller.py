@@ -1,4 +1,4 @@
-"""Who sends a request: on whose account it runs, and which KV it may share."""
+"""The sender of a request: its tenant, and which KV it may share."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fastapi import Request
 from ...errors import InvalidRequest
 from ...frontend.protocol import wire
 
-ANSWER_HEADERS = "stemma.headers"  # in a request's scope: what its answer is to have too
-CALLER = "stemma.caller"  # where the gate leaves it in a request's scope
+ANSWER_HEADERS = "stemma.headers"  # in a request's scope: extra headers of its response
+CALLER = "stemma.caller"  # in a request's scope: where the access middleware stores it
 TENANT_HEADER = "x-stemma-tenant"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def new_request_id() -> str:
-    """Of a request that brings none."""
+    """An id for a request that brings none."""
     return f"req-{secrets.token_hex(12)}"
 
 
 def request_id_of(given: str | None) -> str:
-    """The client's own, where it can stand in logs and headers, else a new one."""
+    """The client's own id, where it is safe in logs and headers, else a new one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return new_request_id()
@@ -34,8 +34,8 @@ def request_id_of(given: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Caller:
     """`tenant`: whose share of the engine its requests use, None: the server's; `namespace`: KV is
-    shared within it only; `request_id`: by which logs and errors name the request; `is_admin`:
-    whether it may see and change what is not its own."""
+    shared within it only; `request_id`: names the request in logs and errors; `is_admin`: may see
+    and change what belongs to others."""
 
     tenant: str | None = None
     namespace: str = ""
@@ -43,8 +43,8 @@ class Caller:
     is_admin: bool = True
 
     def salted(self, salt: str | None) -> Self:
-        """The same within the part of its namespace that only who knows `salt` shares; the salt's
-        digest stands for it, so that no view of the cache shows it."""
+        """The same caller in the part of its namespace shared only by those who know `salt`; the
+        salt's digest replaces it, so that no view of the cache shows it."""
         if not salt:
             return self
         digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16)
@@ -52,14 +52,14 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who the gate has let in."""
+    """The caller that the access middleware admitted."""
     caller = request.scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
 
 
 def named_tenant(name: str | None) -> str | None:
-    """The tenant that a client names itself, which is believed where there are no keys. Raises
+    """The tenant that a client names itself, which is trusted where there are no keys. Raises
     InvalidRequest."""
     if name is not None and len(name) > wire.MAX_TENANT_CHARS:
         allowed = f"at most {wire.MAX_TENANT_CHARS} characters"

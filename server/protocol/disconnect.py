@@ -1,4 +1,4 @@
-"""When a client goes away before it has its answer: seen at once, and nothing is asked again."""
+"""Detects at once when a client leaves before it has its response."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _T = TypeVar("_T")
 
 
 async def disconnected(receive: Receive) -> None:
-    """Until the client has gone; the request's body has been read."""
+    """Return when the client has gone; the request's body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` comes to. It is cancelled when the client goes away: raises HTTPException."""
+    """The result of `work`. It is cancelled when the client goes away: raises HTTPException."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(disconnected(receive))
     try:

@@ -1,8 +1,8 @@
-"""Errors as HTTP answers: OpenAI's error objects, Anthropic's on its paths, with the status
+"""Errors as HTTP responses: OpenAI's error objects, Anthropic's on its paths, with the status
 that says whose fault it is.
 
-Everything that may go wrong becomes a `Failure` here, and every error that is answered is made of
-one; nothing of an unforeseen error is shown but the id by which the log names it.
+Every error becomes a `Failure` here, and every error response is made from one; an unforeseen error
+shows only the id by which the log names it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...errors import EngineError, InvalidRequest, ModelLoadError
 from . import anthropic_errors as anthropic
 from .pieces import GRAMMAR_KINDS, GenerationFailed
 
-RETRY_AFTER_S = 2  # about what an engine takes to be there again
+RETRY_AFTER_S = 2  # about the time an engine takes to restart
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -55,7 +55,7 @@ _BY_STATUS: dict[int, tuple[str, str | None]] = {
     431: (INVALID, "headers_too_large"),
     499: (INVALID, "client_closed_request"),
 }
-_NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of words it
+_NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of formats it
 _FIELD = re.compile(r"[a-z_][a-z0-9_-]*")
 _PLAIN_TYPES = frozenset({"bool", "dict", "float", "int", "none", "str"})
 _BY_VALIDATION = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
@@ -63,7 +63,7 @@ _BY_VALIDATION = {"missing": "missing_required_parameter", "extra_forbidden": "u
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as a client is told of it: OpenAI's error object, its status, further headers."""
+    """An error as the client sees it: OpenAI's error object, its status, further headers."""
 
     status: int
     message: str
@@ -79,7 +79,7 @@ class Failure:
         return {"error": error}
 
     def response(self, path: str = "") -> JSONResponse:
-        """The whole answer, in the words of the API that `path` belongs to."""
+        """The whole response, in the format of the API that `path` belongs to."""
         is_anthropic = path.startswith(anthropic.PATH)
         body = anthropic.error_body(self.status, self.message) if is_anthropic else self.body
         later = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}
@@ -87,7 +87,7 @@ class Failure:
 
 
 class Refusal(HTTPException):
-    """A request that this server does not take, whatever the engine would make of it."""
+    """A request that this server refuses before the engine sees it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Refusal(HTTPException):
         field: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`kind`, `code`: those that go with the status, unless given."""
+        """`kind`, `code`: default to those of the status."""
         super().__init__(status, message, dict(headers or {}))
         default = _of_status(status)
         self.kind = kind or default[0]
@@ -108,7 +108,7 @@ class Refusal(HTTPException):
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Every error that a route raises on purpose becomes an answer; others are the gate's."""
+    """Turns errors that a route raises on purpose into responses; the middleware handles others."""
     foreseen = (
         RequestValidationError, InvalidRequest, EngineError, ModelLoadError, GenerationFailed
     )  # fmt: skip
@@ -117,9 +117,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def failure_of(error: Exception) -> Failure:
-    """How a client is told of `error`: 400 where its request is at fault, 503 where the engine, or
-    what a request needs beside it, is not there; what nobody has foreseen is a 500 that says
-    nothing."""
+    """`error` as the client sees it: 400 where its request is at fault, 503 where the engine, or
+    something else the request needs, is unavailable; an unforeseen error is a 500 without
+    details."""
     match error:
         case RequestValidationError():
             return _of_validation(error)
@@ -161,14 +161,14 @@ def _of_generation(error: GenerationFailed) -> Failure:
 
 
 def _of_validation(error: RequestValidationError) -> Failure:
-    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union: what fits best
+    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union: the best match
     field = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_type(part))
     message = f"{field}: {first['msg']}" if field else str(first["msg"])
     return Failure(400, message, INVALID, field or None, _BY_VALIDATION.get(first["type"]))
 
 
 def _is_type(part: str | int) -> bool:
-    """Whether a part of a place names a member of a union, not a field."""
+    """Whether a part of an error's location names a member of a union, not a field."""
     return isinstance(part, str) and (part in _PLAIN_TYPES or not _FIELD.fullmatch(part))
 
 

@@ -1,7 +1,7 @@
-"""`kv_hints`: actions on the KV cache that come with a request, or alone in POST /kv_hints.
+"""`kv_hints`: actions on the KV cache, within a request or alone in POST /kv_hints.
 
 In a request to a completion endpoint an action without a target means the request's own prompt and
-output, and all are carried out when it has ended. docs/how-it-works/leases.md has the envelope.
+output, and all run when it has ended. docs/how-it-works/leases.md describes the envelope.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class HintEnvelope(BaseModel):
         response_id: str | None = None,
         lora_path: str | None = None,
     ) -> dict[str, Any]:
-        """The answer: an outcome for each action. All stay within the caller's
-        namespace, and there within what the adapter `lora_path` has computed, or the model itself;
-        actions without a target mean `response_id`."""
+        """Returns an outcome for each action. All stay within the caller's namespace, and there
+        within the KV computed by the adapter `lora_path`, or by the base model; actions without a
+        target mean `response_id`."""
         actions = [action.model_dump() for action in self.actions]
         for action in actions:
             action["payload"].setdefault("target", {"response_id": response_id})
@@ -74,7 +74,7 @@ class HintEnvelope(BaseModel):
                 account=caller.tenant or "",
                 lora_path=lora_path,
             )
-        except StemmaError as error:  # a response that is there is not lost for its hints
+        except StemmaError as error:  # a finished response is not lost to a failed hint
             reason = str(error)[:MAX_REASON_CHARS]
             outcomes = [
                 outcome_payload(action.action_id, "rejected", reason) for action in self.actions

@@ -1,6 +1,6 @@
-"""Lists and mappings in bodies, refused for the first thing that is wrong with them.
+"""Lists and mappings in bodies, refused at the first invalid entry.
 
-Pydantic would word an error for each: 2 MB of wrong items held the event loop for 50 s.
+Pydantic would format an error for each: 2 MB of wrong items held the event loop for 50 s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_ENTRIES = 1024  # of a mapping: logit biases at a time
 
 
 def few(value: object) -> object:
-    """An object with no more entries than anybody needs. Raises ValueError."""
+    """Accepts an object of at most MAX_ENTRIES entries. Raises ValueError."""
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
         raise ValueError(f"at most {MAX_ENTRIES} entries")
     return value

@@ -1,8 +1,8 @@
-"""Routes whose bodies are JSON: read strictly, and looked through for fields that nobody reads.
+"""Routes with JSON bodies: parsed strictly, and searched for unknown fields.
 
 JSON (RFC 8259) has no NaN and no Infinity, text in UTF-8, and names that are unique in an object;
-half of a surrogate pair is no text. Python's reader takes more than that. What is none is refused
-with 400 before any model sees it.
+half of a surrogate pair is no text. Python's parser accepts more. Anything invalid is refused with
+400 before any model sees it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .failures import Refusal
 from .known_fields import MAX_REPORTED, KnownFields, warning_of
 
 WARNINGS = "x-stemma-warnings"
-MAX_NESTING = 512  # of lists and objects; half of what the reader itself can do
+MAX_NESTING = 512  # of lists and objects; half of what the parser itself can do
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
 MAX_PATH_CHARS = 200  # of a field that is named
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
 
 
 def json_routes() -> APIRouter:
-    """A router for the routes of a room."""
+    """A router whose routes are `JsonRoute`s."""
     return APIRouter(route_class=JsonRoute)
 
 
 class JsonRoute(APIRoute):
-    """A route; one whose endpoint takes a body reads it strictly."""
+    """A route; if its endpoint takes a body, the body is parsed strictly."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -51,7 +51,7 @@ class JsonRoute(APIRoute):
 
 
 class _JsonRequest(Request):
-    """Reads its body once."""
+    """Parses its body once."""
 
     def __init__(self, request: Request, known: KnownFields | None) -> None:
         super().__init__(request.scope, request.receive)
@@ -87,7 +87,7 @@ class _JsonRequest(Request):
 
 
 def parse_json(body: bytes) -> Any:
-    """Raises Refusal with what is wrong."""
+    """Parse strictly. Raises Refusal with what is wrong."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -106,7 +106,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _is_deep(text: str, value: Any) -> bool:
-    """Few bodies have so many brackets that they could be."""
+    """Whether nesting exceeds the bound; few bodies have enough brackets to need the check."""
     if text.count("[") + text.count("{") <= MAX_NESTING:
         return False
     level, depth = [value], 0
@@ -125,7 +125,7 @@ def _is_deep(text: str, value: Any) -> bool:
 
 
 def _require_text(value: Any) -> None:
-    """Nothing that is made of half a surrogate pair could be sent on, or answered. Raises Refusal
+    """Refuse half surrogate pairs: text made of them cannot be sent on or returned. Raises Refusal
     that names the field."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -139,7 +139,7 @@ def _require_text(value: Any) -> None:
 
 
 def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """All texts, and names before what they name, each with the path to where it stands."""
+    """All texts, and names before their values, each with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, list):

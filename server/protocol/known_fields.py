@@ -1,7 +1,7 @@
-"""Which fields of a body nobody reads: those that its model, and the models in it, do not declare.
+"""Finds fields of a body that neither its model nor the models in it declare.
 
-A model that keeps what it does not know (`extra="allow"`) is not searched, nor is what is declared
-as a plain object: a JSON schema, a tool's parameters.
+A model that keeps unknown fields (`extra="allow"`) is not searched, nor is a field declared as a
+plain object: a JSON schema, a tool's parameters.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class KnownFields:
 
     @classmethod
     def of(cls, annotation: object) -> KnownFields | None:
-        """Of a type; None where it holds no model."""
+        """For a type; None where it holds no model."""
         models = tuple(_models_in(annotation))
         return _known_of(models) if models else None
 
     def unknown_in(self, value: object, path: str = "") -> Iterator[str]:
-        """Paths of the fields that are not known, as `messages.0.name`."""
+        """Paths of unknown fields, as `messages.0.name`."""
         if isinstance(value, list):
             for index, item in enumerate(value):
                 yield from self.unknown_in(item, f"{path}{index}.")
@@ -45,7 +45,7 @@ class KnownFields:
 
 @cache
 def _known_of(models: tuple[type[BaseModel], ...]) -> KnownFields:
-    """Of a value that may be any of `models`: what one of them knows is known."""
+    """For a value of any of `models`: a field that one of them declares is known."""
     names: set[str] = set()
     types: dict[str, list[object]] = {}
     for model in models:
@@ -58,13 +58,13 @@ def _known_of(models: tuple[type[BaseModel], ...]) -> KnownFields:
     known = KnownFields(None if is_open else frozenset(names))
     for spelling, choices in types.items():
         within = tuple(dict.fromkeys(m for choice in choices for m in _models_in(choice)))
-        if within and not set(within) & set(models):  # a model within itself is searched once
+        if within and not set(within) & set(models):  # a recursive model is searched once
             known.nested[spelling] = _known_of(within)
     return known
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    """Models that a value of this type is, or is a list of; those in an object's values are not."""
+    """Models that a value of this type is, or is a list of; not those in an object's values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         return
@@ -76,7 +76,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def warning_of(unknown: list[str]) -> str:
-    """For the header of an answer: ASCII, and bounded."""
+    """For a response header: ASCII, and bounded."""
     told = [f"unknown field {name!r} ignored" for name in unknown[:MAX_REPORTED]]
     if len(unknown) > MAX_REPORTED:
         told.append("and more")

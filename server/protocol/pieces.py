@@ -1,4 +1,4 @@
-"""What comes of a task, piece by piece: text, each sample's outcome, or a failure."""
+"""The output of a task, piece by piece: text, each sample's outcome, or a failure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Fresh text of a streamed sample, and its tokens where these were asked for: a token comes
+    """Fresh text of a streamed sample, and its tokens where these were requested: a token comes
     with the piece that completes its text."""
 
-    index: int  # of the sample, counted through all prompts
+    index: int  # of the sample, counted over all prompts
     text: str
     token_ids: Sequence[int] | None = None
-    logprobs: Sequence[dict[str, Any]] | None = None  # one entry a token, as in the outcome's meta
+    logprobs: Sequence[dict[str, Any]] | None = None  # an entry per token, as in the meta
     prompt_tokens: int | None = None  # in a sample's first piece, with its ids
     cached_tokens: int = 0
 
@@ -32,7 +32,7 @@ class Piece:
 
     @classmethod
     def joined(cls, pieces: Sequence[Piece]) -> Piece:
-        """Consecutive ones of a sample, at least one, as one."""
+        """Joins consecutive pieces of a sample, at least one."""
         first = pieces[0]
         if len(pieces) == 1:
             return first
@@ -53,7 +53,7 @@ def _all(parts: Sequence[Sequence[Any] | None]) -> list[Any] | None:
 
 
 class GenerationFailed(Exception):
-    """The runtime refused or failed; `kind` names the class of its error."""
+    """The engine refused or failed; `kind` names the class of its error."""
 
     def __init__(self, message: str, kind: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -63,9 +63,9 @@ class GenerationFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished sample: its text, and counts and times as `get_meta_info` gives them."""
+    """A finished sample: its text, and counts and times as `get_meta_info` returns them."""
 
     index: int
     text: str
     meta: dict[str, Any]
-    error: GenerationFailed | None = None  # it alone failed: there is no text and no meta
+    error: GenerationFailed | None = None  # this sample alone failed: it has no text and no meta

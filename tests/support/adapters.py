@@ -1,4 +1,4 @@
-"""Small random LoRA adapters as Hugging Face PEFT saves them, and models with them merged in."""
+"""Small random LoRA adapters in Hugging Face PEFT's format, and models with them merged in."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_adapter(
 
 
 def merged(folder: Path, checkpoint: Path, adapter: Path) -> Path:
-    """A checkpoint whose weights are W + scale * B A, by PEFT's formula, in float64 in between."""
+    """A checkpoint whose weights are W + scale * B A, by PEFT's formula, computed in float64."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((adapter / "adapter_config.json").read_text())
     weights = load_file(folder / "model.safetensors")

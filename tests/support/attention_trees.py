@@ -1,4 +1,4 @@
-"""Steps whose rows share KV as a tree does, for tests of attention."""
+"""Steps whose rows share KV like branches of a tree, for attention tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stemma.kernels.quantized_kv import QuantizedKV
 
 @dataclass(frozen=True)
 class Branch:
-    """A run of whole pages that the branches below it share; a row where there are none."""
+    """A run of whole pages shared by the branches below it; a row where there are none."""
 
     num_pages: int
     below: tuple[Branch, ...] = ()
@@ -48,7 +48,7 @@ def rows_of(forest: list[Branch], page_size: int, min_rows: int = 2) -> Attentio
     num_pages = 0
 
     def visit(branch: Branch, above: list[int], shared: int) -> None:
-        """`shared`: how many tokens of `above` segments cover."""
+        """`shared`: how many tokens of `above` are covered by segments."""
         nonlocal num_pages
         path = [*above, *range(num_pages, num_pages + branch.num_pages)]
         num_pages += branch.num_pages
@@ -91,7 +91,7 @@ def random_kv(rows: AttentionRows, num_kv_heads: int, head_dim: int) -> Tensor:
 
 
 def quantized(kv_layer: Tensor, dtype: torch.dtype) -> QuantizedKV:
-    """NaN stays: in the scales."""
+    """Quantized KV; NaN is kept in the scales."""
     largest = 127.0 if dtype == torch.int8 else 448.0
     scales = kv_layer.abs().amax(-1) / largest
     values = kv_layer / scales[..., None]

@@ -13,7 +13,7 @@ from stemma.constrained.schema.numbers import exact, number_literal
 
 
 def canonical_text(value: Any, order: dict[str, int]) -> str:
-    """Compact JSON with keys by their rank in `order`, others behind as they come."""
+    """Compact JSON with keys by their rank in `order`, others after them as given."""
     if isinstance(value, str):
         return encoded(value)
     if isinstance(value, bool) or value is None:

@@ -1,4 +1,4 @@
-"""The chat of the page as its tests handle it, and answers that a test writes itself."""
+"""A driver for the page's chat, and canned responses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COMPLETIONS = "**/v1/chat/completions"
 
 
 class Chat:
-    """What a reader of the chat does and sees."""
+    """The user's actions in the chat, and what it shows."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.page.wait_for_selector(".starter, .message")
 
     def send(self, text: str) -> str:
-        """Write, send, and read the answer when it has ended."""
+        """Write, send, and return the answer when it has ended."""
         self.page.fill(".composer textarea", text)
         self.page.keyboard.press("Enter")
         return self.answer()
@@ -37,14 +37,14 @@ class Chat:
 
     @property
     def answers(self) -> list[str]:
-        """All that are shown."""
+        """All answers shown."""
         return self.page.locator(".message.assistant .text").all_inner_texts()
 
     def message(self, role: str, index: int) -> Locator:
         return self.page.locator(f".message.{role}").nth(index)
 
     def edit(self, index: int, text: str) -> str:
-        """Change the user's message `index`; the answer in the new branch."""
+        """Change the user's message `index`; returns the answer in the new branch."""
         message = self.message("user", index)
         message.hover()
         message.locator("[data-tool=edit]").click()
@@ -53,19 +53,19 @@ class Chat:
         return self.answer()
 
     def again(self, index: int) -> str:
-        """A second answer beside answer `index`."""
+        """Request a second answer beside answer `index`."""
         message = self.message("assistant", index)
         message.hover()
         message.locator("[data-tool=again]").click()
         return self.answer()
 
     def tokens(self, kind: str, index: int = -1) -> int:
-        """Of an answer: "reused", "computed" or "made"."""
+        """A token count of an answer: "reused", "computed" or "made"."""
         costs = self.page.locator(f".message.assistant .cost.{kind} b").all_inner_texts()
         return int(costs[index].replace(",", ""))
 
     def branch(self, role: str, index: int) -> str:
-        """Such as "2/3"; empty where there is one only."""
+        """Such as "2/3"; empty where there is only one."""
         shown = self.message(role, index).locator(".branches .num")
         return shown.inner_text() if shown.count() else ""
 
@@ -83,7 +83,7 @@ def stream(deltas: Sequence[dict[str, Any]], finish: str = "stop") -> str:
 
 
 def answer_with(page: Page, *deltas: dict[str, Any]) -> None:
-    """From now on the page's completions are this one."""
+    """Make the page's completions return these deltas from now on."""
 
     def fulfill(route: Route) -> None:
         route.fulfill(content_type="text/event-stream", body=stream(deltas))
@@ -92,7 +92,7 @@ def answer_with(page: Page, *deltas: dict[str, Any]) -> None:
 
 
 def begin_long_answer(page: Page) -> None:
-    """An answer that takes seconds, of which something has come."""
+    """Start an answer that takes seconds, and wait for its beginning."""
     page.click(".composer .chip >> nth=0")
     page.fill(".schema", json.dumps(LONG))
     page.fill(".composer textarea", "Repeat: all day long")
@@ -101,7 +101,7 @@ def begin_long_answer(page: Page) -> None:
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Raises AssertionError where it does not come to hold."""
+    """Raises AssertionError if the condition does not become true in time."""
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end, "waited in vain"

@@ -50,7 +50,7 @@ def make_checkpoint(
 ) -> Path:
     """Write a float32 checkpoint of a key of `_MODEL_TYPES` with random weights.
 
-    `init_std` is large enough for distinct logits, biases and norm weights are random too. Further
+    `init_std` is large enough for distinct logits; biases and norm weights are random too. Further
     keyword arguments go to the transformers config. Returns the folder.
     """
     import transformers

@@ -1,5 +1,5 @@
-"""Reference kernels whose attention plan is data on the device, as a GPU's is: for tests of what is
-staged, padded and captured, without the interpreter's cost."""
+"""Reference kernels whose attention plan is data on the device, as on a GPU: for tests of staging,
+padding and capture, without the interpreter's cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stemma.kernels.registry import Kernels, select_kernels
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """Each token alone: the table row that it reads and how many keys it sees; 0 for padding."""
+    """For each token, the table row that it reads and its number of keys; 0 for padding."""
 
     table_rows: Tensor  # [P] int32
     num_keys: Tensor  # [P] int32
@@ -55,7 +55,7 @@ def plan_attention(
 def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     assert isinstance(plan, TokenPlan) and isinstance(kv_layer, Tensor)
     assert len(q) == len(plan.num_keys)
-    out = torch.full_like(q, torch.nan)  # of padding: nothing may come of it
+    out = torch.full_like(q, torch.nan)  # for padding: nothing may depend on it
     group = q.shape[1] // kv_layer.shape[1]
     for token, (row, count) in enumerate(zip(plan.table_rows.tolist(), plan.num_keys.tolist())):
         if not count:

@@ -1,4 +1,4 @@
-"""Programs and small tools that the tests of the DSL share."""
+"""Programs and small tools shared by the DSL tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """The garbage collector need not look through what the test run itself has, again and again."""
+    """Keeps the garbage collector from scanning the test run's own objects again and again."""
     gc.collect()
     gc.freeze()
     try:
@@ -57,7 +57,7 @@ def line_of(file: str, marker: str) -> str:
 
 
 def wait_until_idle(engine: st.Engine, seconds: float = 10.0) -> None:
-    """Nothing runs, and all that is not free is cached, and evictable or only leased."""
+    """Wait until nothing runs, and all occupied KV is cached and evictable or only leased."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         info = engine.get_server_info()

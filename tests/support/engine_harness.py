@@ -1,4 +1,4 @@
-"""An engine on the scripted device, and the check that a request's output is the right one."""
+"""An engine on the scripted device, and a check that a request's output is right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EngineHarness:
     max_model_len: int = 4096
     policy: str = DEFAULT_POLICY
     kv_cache: KVCacheOptions | None = None
-    is_hopeful: bool = False  # admits as if hardly anything was generated: many preemptions
+    is_hopeful: bool = False  # admits as if hardly anything were generated: many preemptions
     has_overlap: bool = False
     waiting_share: float = MAX_WAITING_SHARE  # with overlap, see schedule/in_flight.py
     requests: list[Request] = field(default_factory=list)
@@ -104,7 +104,7 @@ class EngineHarness:
 
 
 def hope(engine: Engine) -> None:
-    """Admit, for a while, as if hardly anything were generated, which ends in preemptions."""
+    """Admit, for a while, as if hardly anything were generated, which causes preemptions."""
     engine.scheduler.output_share.overall.value = 0.0
     engine.scheduler.new_tokens._decaying = MIN_RATIO
 

@@ -1,4 +1,4 @@
-"""Random expressions, and a matcher of them that shares nothing with automata."""
+"""Random expressions, and a matcher for them that shares no code with automata."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ texts = st.text(ALPHABET, max_size=6)
 
 @st.composite
 def tail_recursive_grammars(draw: st.DrawFn) -> Grammar:
-    """Rules that refer to themselves and to each other at their ends only."""
+    """Rules that refer to themselves and to each other only at their ends."""
     names = ["root", "one", "two"]
     end = st.sampled_from([*map(Ref, names), Literal("")])
     ending = st.builds(lambda first, last: Concat((first, last)), expressions, end)
@@ -63,7 +63,7 @@ def tail_recursive_grammars(draw: st.DrawFn) -> Grammar:
 
 
 def ends(expression: Expression, text: str, start: int) -> set[int]:
-    """Where a match that begins at `start` may end; expressions without rules."""
+    """Where a match that begins at `start` may end; for expressions without rules."""
     match expression:
         case Literal(word):
             return {start + len(word)} if text.startswith(word, start) else set()

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: the few endpoints that its client calls to fetch a model."""
+"""A Hugging Face hub on this machine: the few endpoints that its client uses to fetch a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLDER_COMMIT = "decade" + "0" * 34
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`models`: files by model; all have the revisions main and v1. `gated` ones want a token."""
+    """`models`: files by model; all have the revisions main and v1. `gated` ones need a token."""
 
     daemon_threads = True
 
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
 def fake_hub(
     models: dict[str, dict[str, bytes]], gated: frozenset[str] = frozenset()
 ) -> Iterator[FakeHub]:
-    """A hub with these models that runs until the end of the block, or is stopped before."""
+    """A hub with these models, running until the end of the block or an earlier stop."""
     hub = FakeHub(models, gated)
     thread = threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -121,7 +121,7 @@ def fake_hub(
 
 
 def ask_only(hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client in this process asks this hub, with a cache in `folder` and no token."""
+    """Point this process's client at this hub, with a cache in `folder` and no token."""
     monkeypatch.setattr(hub_constants, "ENDPOINT", hub.url)
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(hub_constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

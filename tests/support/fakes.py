@@ -1,7 +1,7 @@
-"""Stand-ins for tests of the host half: a device that checks what it is told, listeners, queues.
+"""Stand-ins for tests of the host half: a device that checks its plans, listeners, queues.
 
-The scripted executor's "model" is a chain of hashes over all tokens so far, kept in a simulated KV
-store: its next token depends on the whole prefix as it is read back through the page table. A wrong
+The scripted executor's "model" is a chain of hashes over all tokens so far, stored in a simulated
+KV store: its next token depends on the whole prefix as read back through the page table. A wrong
 page, a stale table entry or KV of another prefix gives an assertion or another token.
 """
 
@@ -48,13 +48,13 @@ def chain_of(token_ids: Sequence[int], start: int = 1) -> int:
 
 
 def next_token(chain: int) -> int:
-    """What the scripted model samples in this state; STOP_ID rarely."""
+    """The scripted model's sample in this state; STOP_ID rarely."""
     token_id = zlib.crc32(b"next", chain) % (VOCAB_SIZE * 4)
     return token_id % VOCAB_SIZE if token_id else STOP_ID
 
 
 def pick(chain: int, allowed: Sequence[int]) -> int:
-    """What the scripted model samples in this state if only these tokens may come."""
+    """The scripted model's sample in this state if only these tokens are allowed."""
     return min(allowed, key=lambda token_id: (token_id - next_token(chain)) % VOCAB_SIZE)
 
 
@@ -79,7 +79,7 @@ class ScriptedGrammar:
 
     @classmethod
     def of(cls, *texts: Sequence[int]) -> ScriptedGrammar:
-        """Exactly these outputs."""
+        """A grammar of exactly these outputs."""
         prefixes = sorted({tuple(t[:n]) for t in texts for n in range(len(t) + 1)})
         number = {prefix: index for index, prefix in enumerate(prefixes)}
         moves: tuple[dict[int, int], ...] = tuple({} for _ in prefixes)
@@ -89,7 +89,7 @@ class ScriptedGrammar:
 
 
 class ScriptedMatcher:
-    """A `Matcher` of a ScriptedGrammar; `fail_after` that many tokens it has an error."""
+    """A `Matcher` of a ScriptedGrammar; it fails after `fail_after` tokens."""
 
     fail_after: int | None = None
 
@@ -133,7 +133,7 @@ class ScriptedMatcher:
 
 
 def score_of(chain: int, target: int) -> float:
-    """What the scripted model says of `target` in this state."""
+    """The scripted model's score of `target` in this state."""
     return -float(zlib.crc32(target.to_bytes(4, "little"), chain) % 1000) / 100
 
 
@@ -143,7 +143,7 @@ def expected_output(
     stop_ids: frozenset[int] = frozenset(),
     grammar: ScriptedGrammar | None = None,
 ) -> tuple[list[int], FinishReason]:
-    """What a request yields when nothing else exists: no pool, no batch, no cache, no jumps."""
+    """A request's output when nothing else exists: no pool, no batch, no cache, no jumps."""
     chain, state = chain_of(prompt), 0
     output: list[int] = []
     if grammar is not None and grammar.is_finished(0):
@@ -172,14 +172,14 @@ def state_of(chain: int) -> npt.NDArray[np.float64]:
 
 
 class StepFailed(RuntimeError):
-    """What the scripted executor raises when told to fail."""
+    """Raised by the scripted executor when scheduled to fail."""
 
 
 class ScriptedExecutor:
     """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids.
 
     With `can_overlap` a step is computed when it is submitted, and its result withheld until it is
-    asked for: until then nobody else may write what its rows read.
+    requested: until then nobody else may write what its rows read.
     """
 
     segment_cost_tokens = 0  # every run that two rows share is a segment
@@ -188,8 +188,8 @@ class ScriptedExecutor:
         self.page_size = page_size
         self.can_overlap = can_overlap
         self.pending: deque[ScriptedStep] = deque()
-        self.events: list[tuple[str, int]] = []  # what was submitted and asked for, in order
-        self.requests: dict[int, Request] = {}  # the truth about each request's tokens
+        self.events: list[tuple[str, int]] = []  # submissions and result requests, in order
+        self.requests: dict[int, Request] = {}  # the true tokens of each request
         self.tables: dict[int, dict[int, int]] = {}  # table row -> index -> page
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (token id, chain up to it)
         self.host_kv: dict[int, tuple[int, int]] = {}  # the same on the host
@@ -197,7 +197,7 @@ class ScriptedExecutor:
         self.row_errors: set[int] = set()
         self.plans: list[StepPlan] = []
         self._sampled: list[tuple[int, int | None]] = []  # by the last plan: request, token
-        self.defects: list[Exception] = []  # what was wrong with plans; the engine only reports it
+        self.defects: list[Exception] = []  # errors in plans; the engine only reports them
 
     @property
     def num_computed(self) -> int:
@@ -215,7 +215,7 @@ class ScriptedExecutor:
         return self.pending[-1]
 
     def _outcome(self, plan: StepPlan) -> PendingStep:
-        """Behind a step that failed nothing is computed any more, until that is known."""
+        """After a failed step nothing is computed until the failure is known."""
         if any(isinstance(step.outcome, FailedStep) for step in self.pending):
             self.plans.append(plan)
             for row in plan.rows:
@@ -259,7 +259,7 @@ class ScriptedExecutor:
         self._check_pending(plan)
         self._check_segments(plan)
         plan = replace(plan, rows=tuple(self._completed(row) for row in plan.rows))
-        # A row may start on KV that another row of this plan stores, in whatever order.
+        # A row may build on KV that another row of this plan stores, in any order.
         for row in sorted(plan.rows, key=lambda row: row.start):
             self._store(row)
         if will_fail:
@@ -271,7 +271,7 @@ class ScriptedExecutor:
         return StepResult(plan.step_id, results, payloads=tuple(payloads))
 
     def _completed(self, row: Row) -> Row:
-        """With the token that the plan did not know yet."""
+        """The row with the token that the plan did not know yet."""
         if row.from_previous is None:
             return row
         request_id, token_id = self._sampled[row.from_previous]
@@ -282,7 +282,7 @@ class ScriptedExecutor:
         return row._replace(input_ids=(token_id or 0,))
 
     def _check_pending(self, plan: StepPlan) -> None:
-        """What a pending step's rows name belongs to their own requests, and only they write it."""
+        """A pending step's pages belong to its rows' requests, and only these write them."""
         loads = [c for c in plan.transfers if isinstance(c, Transfer) and c.kind == "load"]
         copied = {page for copy in loads for page in copy.device_pages}
         for step in self.pending:
@@ -299,7 +299,7 @@ class ScriptedExecutor:
         return [page * self.page_size + i for page in pages for i in range(self.page_size)]
 
     def _payload(self, save: BlockSave) -> Payload:
-        """8 bytes a token: what the slot holds; the block must be what its name says."""
+        """8 bytes per token: the slot's contents; the block must match its name."""
         kv = [self.kv[slot] for slot in self._slots_of(save.pages)]
         assert len(kv) == BLOCK_TOKENS and _POISON not in kv, "worthless KV is saved"
         ids = np.array([token_id for token_id, _ in kv], dtype="<i4")
@@ -314,7 +314,7 @@ class ScriptedExecutor:
             self.kv[slot] = _POISON if spoils else (token_id, chain)
 
     def _transfer(self, transfer: Transfer, *, spoils: bool) -> None:
-        """Only KV that was computed is ever stored; `spoils`: the copy goes wrong."""
+        """Only computed KV is ever stored; `spoils`: the copy goes wrong."""
         pairs = list(zip(transfer.device_pages, transfer.host_pages, strict=True))
         targets = [host if transfer.kind == "store" else device for device, host in pairs]
         assert len(set(targets)) == len(targets), "a transfer writes a page twice"
@@ -339,8 +339,8 @@ class ScriptedExecutor:
             table[index] = page
 
     def _check_segments(self, plan: StepPlan) -> None:
-        """Each row's segments follow each other from token 0 on, before its first input, and hold
-        the same pages for all their rows."""
+        """Each row's segments are consecutive from token 0 on, before its first input, and hold the
+        same pages for all their rows."""
         covered = [0] * len(plan.rows)
         for segment in plan.segments:
             members = plan.rows[segment.row_start : segment.row_end]
@@ -416,7 +416,7 @@ class ScriptedExecutor:
 
     @property
     def _may_read_failed(self) -> bool:
-        """Whether a pending step has failed rows that the planner has not heard of."""
+        """Whether a pending step has failed rows that the planner does not know of yet."""
         answers = (step.outcome.result() for step in self.pending)
         return any(row.error for answer in answers for row in answer.rows)
 
@@ -442,7 +442,7 @@ class ScriptedExecutor:
 
 @dataclass(eq=False)
 class ScriptedStep:
-    """A step of a scripted executor whose result is not known yet."""
+    """A step of a scripted executor whose result was not requested yet."""
 
     executor: ScriptedExecutor
     plan: StepPlan
@@ -491,7 +491,7 @@ class ChunkTokenizer:
 
 
 class FakeQueue:
-    """Takes a program's requests; the test decides what each of them generates or scores."""
+    """Accepts a program's requests; the test decides what each of them generates or scores."""
 
     def __init__(self) -> None:
         self.open: list[Request] = []
@@ -524,7 +524,7 @@ class FakeQueue:
         self._finish(request, FinishReason.STOP)
 
     def score(self, request: Request, logprobs: Sequence[float]) -> None:
-        """Answer a scoring request."""
+        """Complete a scoring request."""
         request.scores.extend(logprobs)
         self._finish(request, FinishReason.STOP)
 

@@ -1,7 +1,7 @@
 """GGUF files made from Hugging Face checkpoints as llama.cpp's converter makes them.
 
 Written against the converter (llama.cpp, conversion/) and the gguf package's own table of names,
-not against what is tested.
+not against the code under test.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_gguf(
     **split: Any,
 ) -> Path:
     """`folder`: a checkpoint with a byte-level BPE tokenizer. Matrices of layers and the embeddings
-    get `kind`, or that which `kinds` has for a part of their GGUF name; split: the writer's options
+    get `kind`, unless `kinds` has one for a part of their GGUF name; split: the writer's options
     for a model in parts."""
     config = json.loads((folder / "config.json").read_text())
     architecture = _NAMES[config["architectures"][0]]
@@ -60,7 +60,7 @@ def write_gguf(
         own = next((k for part, k in (kinds or {}).items() if part in name), kind)
         is_matrix = tensor.ndim > 1 and "ffn_gate_inp" not in name
         own = own if is_matrix else Kind.F32
-        # The package's writer makes bytes of what it quantizes.
+        # The package's writer takes quantized data as bytes.
         writer.add_tensor(name, gguf.quantize(tensor, own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -228,7 +228,7 @@ def _split_latent(
 
 
 def _paired(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """`LlamaModel.permute`: of each head, rows of the first and second half take turns."""
+    """`LlamaModel.permute`: interleaves, per head, rows of the first and second half."""
     halves = tensor.reshape(num_heads, 2, tensor.shape[0] // num_heads // 2, *tensor.shape[1:])
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
@@ -243,7 +243,7 @@ def _with_stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
             continue
         number, _, part = behind.partition(".")
         own = f"{before}.experts.{part}"
-        # The package's table has Mixtral's stacks under a name of their own.
+        # The package's table has Mixtral's stacks under a separate name.
         own = own.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
         own = own if "feed_forward" in own else f"{before}.experts.{part}"
         parts = stacked.setdefault(own, [])

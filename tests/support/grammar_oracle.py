@@ -1,4 +1,4 @@
-"""Whether a grammar matches a text, straight from the definition: the truth for fast paths.
+"""Whether a grammar matches a text, by the definition: the reference for fast paths.
 
 Memoised by (part, position): the set of positions where the part can end. No left recursion.
 """

@@ -1,4 +1,4 @@
-"""Small vocabularies, random expressions and JSON grammars, and the slow truth about masks."""
+"""Small vocabularies, random expressions and JSON grammars, and a slow reference for masks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUMBER = concat(optional(Literal("-")), alt(Literal("0"), repeat(DIGIT, 1)))
 
 
 def greedy_encode(token_bytes: Sequence[bytes | None], text: str) -> list[int]:
-    """The longest token at every place, the lowest id of those that write it."""
+    """The longest token at every position, the lowest id among equal ones."""
     ids: dict[bytes, int] = {}
     for token, data in reversed(list(enumerate(token_bytes))):
         if data:
@@ -71,7 +71,7 @@ def vocabularies(draw: st.DrawFn) -> Vocabulary:
 
 
 def expressions() -> st.SearchStrategy[Expression]:
-    """Regular ones over a few characters."""
+    """Regular expressions over a few characters."""
     characters = st.sampled_from(ALPHABET)
     leaves = st.one_of(
         st.text(ALPHABET, max_size=3).map(Literal),
@@ -93,7 +93,7 @@ def expressions() -> st.SearchStrategy[Expression]:
 
 
 def json_grammars() -> st.SearchStrategy[Grammar]:
-    """Of JSON texts, without recursion, through rules and with blanks here and there."""
+    """Grammars of JSON texts, without recursion, with rules and with blanks here and there."""
     blank = repeat(Chars(((0x0A, 0x0A), (0x20, 0x20))), 0, 3)
     leaves = st.sampled_from(
         [
@@ -135,7 +135,7 @@ def allowed(matcher: Matcher, vocabulary: Vocabulary) -> set[int]:
 
 
 def alive_tokens(dfa: Dfa, state: int, vocabulary: Vocabulary) -> set[int]:
-    """Token by token, byte by byte."""
+    """The allowed tokens, tested token by token, byte by byte."""
     return {
         token
         for token, data in enumerate(vocabulary.token_bytes)
@@ -146,7 +146,7 @@ def alive_tokens(dfa: Dfa, state: int, vocabulary: Vocabulary) -> set[int]:
 def random_walk(
     matcher: Matcher, vocabulary: Vocabulary, seed: int, max_tokens: int = 12
 ) -> list[int]:
-    """Tokens that the matcher was led through, picked from its masks."""
+    """Tokens of a random walk through the matcher, picked from its masks."""
     picks = random.Random(seed)
     taken: list[int] = []
     while len(taken) < max_tokens and not matcher.is_finished():

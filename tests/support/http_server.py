@@ -1,4 +1,4 @@
-"""The HTTP side on an engine that is there already, with settings of the test's choice."""
+"""The HTTP side on an existing engine, with settings of the test's choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stemma.server.settings import ServerSettings
 
 @contextmanager
 def http_server(engine: EngineLink, **settings: Any) -> Iterator[str]:
-    """Its address, while it is served."""
+    """Serves it within the block; yields its address."""
     app = create_app(engine, ServerSettings(**settings))
     config = uvicorn.Config(app, "127.0.0.1", 0, http=HttpProtocol, log_level="warning")
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""Small KV blocks for tests of the disk tier: layout, sequences, payloads that tell their block."""
+"""Small KV blocks for tests of the disk tier: layout, sequences, payloads unique to each block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sequence(*numbers: int, namespace: str = "", layout: BlockLayout = LAYOUT) -
 
 
 def payload_of(block: Block, layout: BlockLayout = LAYOUT) -> Payload:
-    """Random bytes that only this block has."""
+    """Random bytes unique to this block."""
     seed = int.from_bytes(block.key[:8], "little")
     return np.random.default_rng(seed).integers(0, 256, layout.block_bytes, dtype=np.uint8)
 
@@ -37,14 +37,14 @@ def open_store(
 
 
 def save_all(store: DiskStore, blocks: Sequence[Block]) -> None:
-    """Save and wait until all is on disk."""
+    """Save, and wait until everything is on disk."""
     for block in blocks:
         assert store.save(block, payload_of(block))
     assert store.flush(30.0)
 
 
 def wait_for(fetch: Fetch, store: DiskStore) -> list[Payload]:
-    """The payloads, as an event loop would wait for them."""
+    """The payloads, awaited as an event loop would."""
     import select
 
     while not fetch.is_done:
@@ -54,7 +54,7 @@ def wait_for(fetch: Fetch, store: DiskStore) -> list[Payload]:
 
 
 def fetched(store: DiskStore, blocks: Sequence[Block]) -> int:
-    """How many of the blocks come back; each must be what was saved."""
+    """How many of the blocks come back; each must equal what was saved."""
     fetch = store.fetch(blocks)
     payloads = wait_for(fetch, store)
     for block, payload in zip(blocks, payloads):

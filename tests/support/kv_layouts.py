@@ -20,7 +20,7 @@ LAYOUTS = {
 
 
 def random_pool(layout: KVLayout, num_pages: int, page_size: int) -> DeviceKVPool:
-    """Full of bits that are the same in every call, NaNs of every kind among them."""
+    """Full of random bits, the same in every call, including NaNs of every kind."""
     pool = DeviceKVPool(layout, num_pages=num_pages, page_size=page_size)
     generator = torch.Generator().manual_seed(1)
     for tensor in memory_of(pool):

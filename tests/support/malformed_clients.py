@@ -1,4 +1,4 @@
-"""A gateway over real sockets, and a client that sends it whatever it is told to."""
+"""A gateway over real sockets, and a client that sends it arbitrary frames."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Served:
 
 
 class Stranger:
-    """A client that sends whatever frames it is told to."""
+    """A client that sends arbitrary frames."""
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -80,7 +80,7 @@ class Stranger:
         return self.hear()
 
     def events(self) -> list[list[Any]]:
-        """All events up to a DONE."""
+        """All events up to and including a DONE."""
         events: list[list[Any]] = []
         while not events or events[-1][3] != wire.DONE:
             message = self.hear()

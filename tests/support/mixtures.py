@@ -91,7 +91,7 @@ def change_config(folder: Path, **fields: Any) -> None:
 
 
 def _randomize(model: torch.nn.Module, seed: int, init_std: float) -> None:
-    """Norms about 1; the bias that chooses experts large against its own differences."""
+    """Norms about 1; the bias that chooses experts is large compared with its own spread."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

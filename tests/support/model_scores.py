@@ -23,7 +23,7 @@ def make_runner(folder: Path, changes: dict[str, Any] | None = None, **options: 
 
 
 def scores(driver: PlanDriver, tokens: Sequence[int], chunks: Sequence[int]) -> list[torch.Tensor]:
-    """[len(tokens) - 1] log-probabilities of the tokens but the first, once for each chunk size,
+    """[len(tokens) - 1] log-probabilities of all tokens but the first, once for each chunk size,
     all in the same steps. Gives the pages back."""
     sequences = [driver.sequence() for _ in chunks]
     found: list[list[float]] = [[] for _ in chunks]

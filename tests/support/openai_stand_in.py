@@ -1,4 +1,4 @@
-"""A scripted server of OpenAI's API in a thread: what it answers, how slowly, and what it refuses.
+"""A scripted server of OpenAI's API in a thread: its responses, delays and refusals.
 
 A "token" is a word or a sign with the blanks before it. It cuts at `stop` and `max_tokens` as
 OpenAI does, and refuses more than four stop strings.
@@ -31,11 +31,11 @@ def tokens_of(text: str) -> list[str]:
 
 @dataclass
 class StandIn:
-    """What tests set and look at."""
+    """The script that tests set, and the record that they check."""
 
     url: str
     answer: Answer = lambda body: "hello"
-    failures: list[Response | str] = field(default_factory=list)  # answered first, one a call;
+    failures: list[Response | str] = field(default_factory=list)  # returned first, one per call;
     # "break": the stream ends early
     chunk_delay_s: float = 0.0
     delay_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Program sessions driven by hand: makers of ops, and a stage on which a test plays the model."""
+"""Program sessions driven by hand: makers of ops, and a harness in which a test is the model."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class ProgramHarness:
         self.send(*self.ops(branch, *makers), end=end)
 
     def generate(self, text: str, index: int = 0) -> None:
-        """The open request says this text, in bytes, and ends."""
+        """Make the open request generate this text, as bytes, and end."""
         assert isinstance(self.queue, FakeQueue)
         self.queue.generate(self.queue.open[index], list(text.encode()))
         self.session.advance()
 
     @property
     def prompts(self) -> list[str]:
-        """What the open requests are asked to continue."""
+        """The prompts of the open requests."""
         assert isinstance(self.queue, FakeQueue)
         decode = self.context.tokenizer.decode
         return [decode(request.prompt, skip_special=False) for request in self.queue.open]

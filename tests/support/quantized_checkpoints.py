@@ -1,7 +1,8 @@
-"""Quantized checkpoints of the layouts that others write, made number by number in numpy.
+"""Quantized checkpoints in other tools' layouts, made number by number in numpy.
 
-Written from the layouts' descriptions, apart from the code that reads them: of each module the
-unsigned numbers q, zero points and scales are drawn, then packed; its weight is scale * (q - zero).
+Written from the layouts' descriptions, independently of the code that reads them: for each module
+the unsigned numbers q, zero points and scales are drawn, then packed; its weight is scale * (q -
+zero).
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def random_module(
 
 
 def act_ordered(module: Module, seed: int) -> Module:
-    """With inputs in whichever groups, as GPTQ's act-order leaves them."""
+    """With inputs in arbitrary groups, as GPTQ's act-order leaves them."""
     groups = np.random.default_rng(seed).permutation(module.groups)
     return replace(module, groups=groups)
 
 
 def gptq_tensors(name: str, module: Module, zero_shift: int = 1) -> dict[str, torch.Tensor]:
-    """AutoGPTQ's: words run down the inputs, zero points' words along the outputs."""
+    """AutoGPTQ's layout: words along the inputs, zero points' words along the outputs."""
     return {
         f"{name}.qweight": _words(module.q.T, 0, module.bits),
         f"{name}.qzeros": _words(module.zeros.T - zero_shift, 1, module.bits),
@@ -86,8 +87,8 @@ def gptq_tensors(name: str, module: Module, zero_shift: int = 1) -> dict[str, to
 
 
 def awq_tensors(name: str, module: Module) -> dict[str, torch.Tensor]:
-    """AutoAWQ's gemm: words along the outputs, whose number i has the column [0, 2, 4, 6, 1, 3, 5,
-    7][i]."""
+    """AutoAWQ's gemm layout: words along the outputs; number i of a word has the column
+    [0, 2, 4, 6, 1, 3, 5, 7][i]."""
 
     def shuffled(columns: Array) -> Array:
         out = np.empty_like(columns)
@@ -106,7 +107,7 @@ def awq_tensors(name: str, module: Module) -> dict[str, torch.Tensor]:
 def compressed_tensors(
     name: str, module: Module, *, is_packed: bool, has_zeros: bool
 ) -> dict[str, torch.Tensor]:
-    """compressed-tensors': by output; signed numbers, which packing makes unsigned."""
+    """compressed-tensors' layout: by output; signed numbers, stored unsigned by packing."""
     half = 1 << (module.bits - 1)
     tensors = {f"{name}.weight_scale": torch.from_numpy(module.scales).to(torch.float16)}
     if is_packed:
@@ -124,8 +125,8 @@ def compressed_tensors(
 
 
 def _words(numbers: Array, axis: int, bits: int) -> torch.Tensor:
-    """int32s of numbers that follow each other along an axis, the first in the lowest bits; a last
-    word is filled with zeros."""
+    """int32s that pack consecutive numbers along an axis, the first in the lowest bits; the last
+    word is padded with zeros."""
     along = np.moveaxis(numbers.astype(np.uint64), axis, -1)
     count = 32 // bits
     words = np.zeros((along.shape[0], -(-along.shape[1] // count)), dtype=np.uint64)
@@ -138,7 +139,7 @@ def _words(numbers: Array, axis: int, bits: int) -> torch.Tensor:
 def write_checkpoint(
     folder: Path, tensors: dict[str, torch.Tensor], quantization_config: object
 ) -> Path:
-    """Tensors, and a config.json with nothing but the section."""
+    """Write tensors, and a config.json with only the quantization section."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     section = {"quantization_config": quantization_config}
@@ -147,7 +148,7 @@ def write_checkpoint(
 
 
 def by_input(module: str) -> str:
-    """The same for all modules that have one input: GPTQ finds one order for them."""
+    """The same for all modules that share an input: GPTQ finds one order for them."""
     layer, _, part = module.rpartition(".")
     return f"{layer}.{_SAME_INPUT.get(part, part)}"
 
@@ -156,7 +157,7 @@ def write_act_ordered(
     checkpoint: Path, out: Path, order_of: Callable[[str], str | None] = by_input
 ) -> tuple[Path, Path]:
     """Two copies of a checkpoint with the same random linears: in GPTQ's layout with act-order, and
-    as floats. order_of: the same for modules whose inputs have one order; None: in order."""
+    as floats. order_of: equal for modules whose inputs share an order; None: in order."""
     packed: dict[str, torch.Tensor] = {}
     plain: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():

@@ -1,4 +1,4 @@
-"""Random schemas of every keyword, and instances that come near them, from a Random."""
+"""Random schemas of every keyword, and instances close to them, from a Random."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_instance(rng: Random, depth: int = 3) -> Any:
 
 
 def random_schema(rng: Random, depth: int = 2, has_refs: bool = True) -> Any:
-    """A schema of 2020-12 with up to a few keywords; `#/$defs/d` may be referred to."""
+    """A schema of 2020-12 with up to a few keywords; may refer to `#/$defs/d`."""
     schema = _schema(rng, depth, has_refs)
     if isinstance(schema, dict) and has_refs:
         schema = {"$defs": {"d": _schema(rng, 1, False)}, **schema}

@@ -1,4 +1,4 @@
-"""Random work for an engine on the scripted device: who comes, who leaves, and what is changed."""
+"""Random work for an engine on the scripted device: arrivals, departures and changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_IDS = frozenset({STOP_ID})
 
 @st.composite
 def prompts(draw: st.DrawFn) -> list[int]:
-    """A prefix of one of three families and a few tokens of one's own: much is shared."""
+    """A prefix of one of three families and a few tokens of its own: much is shared."""
     family = draw(st.sampled_from(FAMILIES))
     shared = family[: draw(st.integers(0, 40))]
     return (shared + draw(st.lists(st.integers(1, 2), max_size=6))) or [1]
@@ -57,7 +57,7 @@ def events(
 
 
 def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[EngineHarness]:
-    """Small pools of both page sizes; `fields` of a House besides."""
+    """Small pools of both page sizes; `fields` set further fields of the harness."""
     return st.builds(
         EngineHarness,
         num_pages=st.sampled_from([48, 64, 200]),
@@ -80,7 +80,7 @@ def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[EngineHarne
 
 
 def play(harness: EngineHarness, events: list[tuple[str, object]]) -> None:
-    """Carry out the events, then run dry. Grammars that are late come after the next event."""
+    """Apply the events, then run until idle. Late grammars arrive after the next event."""
     due: list[tuple[PendingGrammar, ScriptedGrammar]] = []
     for kind, what in (*events, ("step", 1), ("step", 1)):
         due, late = [], due

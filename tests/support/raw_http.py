@@ -1,4 +1,4 @@
-"""An HTTP client of bytes: it sends what it likes, reads as little as it likes, and goes rudely."""
+"""An HTTP client of raw bytes: it sends anything, reads as little as it likes, and may reset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RawClient:
     """One connection."""
 
     def __init__(self, url: str, *, receive_bytes: int | None = None) -> None:
-        """`receive_bytes`: how much the kernel takes for a reader that does not read."""
+        """`receive_bytes`: the kernel's receive buffer for a reader that does not read."""
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.sock = socket.socket()
@@ -31,14 +31,14 @@ class RawClient:
         self.sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def read_until(self, mark: bytes, at_once: int = 65_536) -> bytes:
-        """Bytes up to the mark or the end, so many at once."""
+        """Bytes up to the mark or the end, read in pieces of `at_once`."""
         data = b""
         while mark not in data and (part := self.sock.recv(at_once)):
             data += part
         return data
 
     def read_all(self, at_once: int = 65_536) -> bytes:
-        """The whole answer of a stream."""
+        """The whole response of a stream."""
         return self.read_until(END_OF_BODY, at_once)
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class RawClient:
         self.sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """As a crashed client does: RST, not FIN."""
+        """Disconnect as a crashed client does: RST, not FIN."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 

@@ -1,4 +1,4 @@
-"""A channel that a test plays the runtime of: it keeps the ops and answers as it is told."""
+"""A channel on which a test is the runtime: it records ops and returns scripted events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def value(text: Any, **more: Any) -> Event:
 
 
 def answer_all(op: ir.Op) -> Event | None:
-    """A gen says its name in brackets, a select its first choice; joins and hints are done."""
+    """A gen returns its name in brackets, a select its first choice; joins and hints are done."""
     if isinstance(op, ir.Gen):
         texts = [f"<{op.name}>"] * (op.params.n or 1)
         return value(texts[0] if len(texts) == 1 else texts, meta={"id": op.seq})
@@ -43,7 +43,7 @@ def answer_all(op: ir.Op) -> Event | None:
 
 
 class PlayedChannel:
-    """Answers are delivered at the program's next flush; with `is_delayed` only by `deliver`, and
+    """Events are delivered at the program's next flush; with `is_delayed` only by `deliver`, and
     with `is_threaded` on a thread of the channel's."""
 
     def __init__(
@@ -108,13 +108,13 @@ class PlayedChannel:
             self._queue.put(None)
 
     def deliver(self, program: int) -> None:
-        """All answers so far."""
+        """Deliver all events so far."""
         events, self._events[program] = self._events[program], []
         for event in events:
             self._sinks[program].handle_event(*event)
 
     def deliver_all(self) -> None:
-        """To every program."""
+        """Deliver to every program."""
         for program in list(self._sinks):
             self.deliver(program)
 
@@ -125,5 +125,5 @@ class PlayedChannel:
 
 
 def kinds(ops: list[ir.Op]) -> list[str]:
-    """Of each op, with its branch where that is not the first."""
+    """The kind of each op, with its branch where that is not the first."""
     return [op.kind if op.branch == 0 else f"{op.kind}@{op.branch}" for op in ops]

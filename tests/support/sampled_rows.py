@@ -1,4 +1,4 @@
-"""Sampling parameters of a batch, written as one dict a row."""
+"""Sampling parameters of a batch, written as one dict per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULTS: dict[str, tuple[Any, Any]] = {
 
 
 def sampling_rows(*rows: dict[str, Any]) -> SamplingRows:
-    """What a row does not name is off, or 0."""
+    """A parameter that a row does not name is off, or 0."""
     columns = {
         name: np.array([row.get(name, default) for row in rows], dtype=dtype)
         for name, (default, dtype) in _DEFAULTS.items()

@@ -1,4 +1,4 @@
-"""A runtime that answers at once from a table, for tests of what a client makes of the answers."""
+"""A runtime that responds at once from a table, for tests of how a client uses the results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stemma.frontend.protocol import ir, wire
 
 
 class ScriptedChannel:
-    """Answers every op when it is flushed. `metas` has a gen's or select's meta by its name (a list
-    of them for samples), `failing` the names of those that fail."""
+    """Completes every op when it is flushed. `metas` has the meta of a gen or select by its name (a
+    list of them for samples), `failing` the names of those that fail."""
 
     def __init__(self, metas: dict[str, Any] | None = None, failing: tuple[str, ...] = ()) -> None:
         self.info = {"model": "scripted"}
@@ -25,7 +25,7 @@ class ScriptedChannel:
 
     @property
     def channel(self) -> ScriptedChannel:
-        """Itself: good as a backend, too."""
+        """Itself: it also serves as a backend."""
         return self
 
     def open_program(self, sink: EventSink, create: dict[str, object]) -> int:

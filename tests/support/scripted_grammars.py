@@ -1,7 +1,7 @@
-"""A grammar engine whose language is spelled out in the schema, for the benchmarks' own tests.
+"""A grammar engine whose language is listed in the schema, for the benchmarks' own tests.
 
-{"accepts": [text, ...]} is the language; {"raises": text} is not compiled, {"hangs": true} never
-ends, {"dies": true} takes its process along.
+{"accepts": [text, ...]} is the language; {"raises": text} fails to compile, {"hangs": true} never
+ends, {"dies": true} kills its process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ScriptedWalk:
         return self.done in self.texts
 
     def forced_tokens(self) -> Sequence[int]:
-        """All that all texts share from here on, tokenized by itself."""
+        """The common prefix of all remaining texts, tokenized by itself."""
         left = {text[len(self.done) :] for text in self.texts if text.startswith(self.done)}
         shortest = min(left, key=len)
         while not all(text.startswith(shortest) for text in left):

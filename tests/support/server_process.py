@@ -1,4 +1,4 @@
-"""`stemma serve` as a process of a test's own, and what the system says of its processes."""
+"""`stemma serve` as a test's own process, and what the system reports of its processes."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """All that it has printed."""
+        """Everything it has printed."""
         return self._log.read_text()
 
     @property
     def engine_pid(self) -> int:
-        """Of the engine that runs now."""
+        """The process id of the running engine."""
         (pid,) = children(self.process.pid)
         return pid
 
@@ -53,7 +53,7 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def stream(self, max_tokens: int, **fields: object) -> Iterator[Iterator[dict[str, Any]]]:
-        """The events of a streamed completion, as they come; the first one has come."""
+        """The events of a streamed completion, as they come; the first one has arrived."""
         body = _body(max_tokens, stream=True, **fields)
         with httpx.stream("POST", self.url + COMPLETIONS, json=body, timeout=60) as response:
             assert response.status_code == 200, response.read()
@@ -63,11 +63,11 @@ class ServerProcess:
             yield events
 
     def status(self, path: str) -> int:
-        """Of the answer to a GET."""
+        """The status of a GET."""
         return httpx.get(self.url + path, timeout=30).status_code
 
     def wait_healthy(self) -> None:
-        """Until the engine steps."""
+        """Wait until the engine steps."""
         wait_until(lambda: self.status("/health") == 200)
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
+    """The running child processes of a process."""
     done = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
     )
@@ -101,12 +101,12 @@ def children(pid: int) -> list[int]:
 
 
 def num_files(pid: int) -> int:
-    """File descriptors that a process has open (Linux)."""
+    """Number of file descriptors that a process has open (Linux)."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether the process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -115,7 +115,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-    """Raises AssertionError where it does not come to hold."""
+    """Raises AssertionError if the condition does not become true in time."""
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end, "waited in vain"

@@ -15,17 +15,17 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass
 class Sequence_:
-    """One sequence's place in the runner: its table row, its pages, its tokens with KV."""
+    """One sequence's state in the runner: its table row, its pages, its tokens with KV."""
 
     table_row: int
     pages: list[int] = field(default_factory=list)
-    num_sent: int = 0  # of these the runner's page table knows
+    num_sent: int = 0  # of these, how many the runner's page table has
     length: int = 0
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One row to be: `ids` appended to `sequence`."""
+    """One future row: `ids` appended to `sequence`."""
 
     sequence: Sequence_
     ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""Chat templates as checkpoints bring them, shortened, and one that no checkpoint should bring."""
+"""Chat templates as checkpoints have them, shortened, and one that no checkpoint should have."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MISTRAL = (
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-# Marks the last message, so that each further message changes the mark of the one before.
+# Marks the last message, so that each further message changes the text of the one before.
 UNSTABLE = (
     "{% for m in messages %}<{{ m.role }}{% if loop.last and not add_generation_prompt %}*"
     "{% endif %}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant?>{% endif %}"
 )
 
-# Templates that know tools, each in the manner of a family of models.
+# Templates with tools, one for each family's manner.
 HERMES_TOOLS = (
     "{% if tools %}{{ '<|im_start|>system\nFunctions: <tools>' }}{% for tool in tools %}"
     "{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>, called in <tool_call></tool_call>"
@@ -73,7 +73,7 @@ MISTRAL_TOOLS = (
     "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ']' + eos_token }}"
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
 )
-# Wants arguments as text and a content of none, and opens the reasoning itself.
+# Takes arguments as text and a content of none, and opens the reasoning itself.
 R1_TOOLS = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<|User|>' + m.content }}"
     "{% elif m.content is none %}{% for call in m.tool_calls %}{{ '<|Assistant|>call '"
@@ -82,7 +82,7 @@ R1_TOOLS = (
     "{% else %}{{ '<|Assistant|>' + m.content + eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
 )
-# The embedded model's own marks, with tools in the manner of Hermes and a switch for reasoning.
+# The embedded model's role delimiters, with tools as in Hermes and a switch for reasoning.
 TINY_TOOLS = (
     "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}"
     "{% endfor %}{{ eos_token }}{% endif %}"

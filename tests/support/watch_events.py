@@ -1,4 +1,4 @@
-"""Made-up states of `/watch`: a tree as large as one wants, all kinds of nodes in it."""
+"""Made-up states of `/watch`: a tree of any size, with all kinds of nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOW_S = 1000.0
 
 
 def large_state(num_nodes: int, *, seed: int, run: str) -> dict[str, Any]:
-    """A whole state with so many nodes, and 24 requests that run on some of them."""
+    """A whole state with that many nodes, and 24 requests that run on some of them."""
     drawn = random.Random(seed)
     rows: list[list[Any]] = [[1, None, 1, 0, 0, 0, 0, 0, 0, 0, None, 0, None]]
     texts: dict[str, str] = {}

@@ -12,7 +12,7 @@ from .tokenizer_file import TokenizerFile
 
 @dataclass(slots=True)
 class Verdict:
-    """On one instance."""
+    """The result for one instance."""
 
     text: str | None  # the spelling that was accepted
     num_disagreements: int = 0  # tokens that the mask allows and consume() refuses, or vice versa
@@ -35,7 +35,7 @@ def judge(
 
 
 def accepts(walk: Walk, ids: list[int], verdict: Verdict) -> bool:
-    """Whether the walk takes all of these tokens and may end there; notes disagreements."""
+    """Whether the walk accepts all of these tokens and may end there; counts disagreements."""
     for token_id in ids:
         walk.mask()
         is_allowed, is_consumed = allows(walk.words, token_id), walk.consume(token_id)

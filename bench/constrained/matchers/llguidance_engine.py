@@ -33,7 +33,7 @@ class LlguidanceEngine:
 
 
 class LlguidanceGrammar:
-    """A matcher at the beginning; a copy of it is an output's."""
+    """A matcher at the beginning; each output gets a copy."""
 
     path = ""
 
@@ -48,7 +48,7 @@ class LlguidanceGrammar:
 
 
 class LlguidanceWalk:
-    """A mask is kept until the next token: a second one at the same place costs nothing."""
+    """A mask is cached until the next token: a second one at the same place costs nothing."""
 
     def __init__(self, matcher: Any, size: int) -> None:
         self.words = new_words(size)

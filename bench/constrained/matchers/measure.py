@@ -19,7 +19,7 @@ from .tokenizer_file import TokenizerFile
 
 @dataclass(slots=True)
 class Figures:
-    """Of one grammar in one process. Equal engines and vocabularies give lists of equal lengths."""
+    """One grammar in one process. Equal engines and vocabularies give lists of equal lengths."""
 
     path: str
     compile_ms: float = 0.0  # with the first mask
@@ -74,7 +74,7 @@ def _first_visits(grammar: BoundGrammar, ids: list[int]) -> list[int]:
 
 
 def _masks(walk: Walk, ids: list[int]) -> list[float] | None:
-    """Microseconds a mask; None where the text is not taken."""
+    """Microseconds per mask; None where the text is not accepted."""
     clock, times = time.perf_counter_ns, []
     for token_id in ids:
         started = clock()
@@ -88,7 +88,7 @@ def _masks(walk: Walk, ids: list[int]) -> list[float] | None:
 def _consume_times(walk: Walk, ids: list[int]) -> list[float]:
     clock, times = time.perf_counter_ns, []
     for token_id in ids:
-        walk.mask()  # as when decoding: some engines prepare the one by the other
+        walk.mask()  # as in decoding: some engines speed up the next mask by this one
         started = clock()
         walk.consume(token_id)
         times.append((clock() - started) / 1e3)
@@ -106,8 +106,9 @@ def _forced_times(walk: Walk, ids: list[int]) -> list[float]:
 
 
 def _jump_forward(walk: Walk, file: TokenizerFile, ids: list[int], figures: Figures) -> None:
-    """Write the text as a model would: forced runs as they come, between them the canonical tokens
-    of what is left. A run that the text does not go on with counts as non-canonical throughout."""
+    """Write the text as a model would: forced runs as they come, and canonical tokens of the
+    remaining text between them. A run that does not match the text counts as non-canonical
+    throughout."""
     canonical, at = _spans(file, ids, 0), 0
     left = list(ids)
     while left:
@@ -130,7 +131,7 @@ def _jump_forward(walk: Walk, file: TokenizerFile, ids: list[int], figures: Figu
 
 
 def _spans(file: TokenizerFile, ids: list[int], at: int) -> set[tuple[int, int]]:
-    """Where each token begins and ends, in bytes from `at`."""
+    """The begin and end of each token, in bytes from `at`."""
     spans = set()
     for data in file.bytes_of(ids):
         spans.add((at, at + len(data)))
@@ -140,7 +141,7 @@ def _spans(file: TokenizerFile, ids: list[int], at: int) -> set[tuple[int, int]]
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without Python's own collections of garbage."""
+    """Without Python's garbage collections."""
     gc.collect()
     gc.disable()
     try:

@@ -50,7 +50,7 @@ class OutlinesGrammar:
 
 
 class OutlinesWalk:
-    """It has no forced tokens."""
+    """The engine has no forced tokens."""
 
     def __init__(self, guide: Any, size: int) -> None:
         self.words = new_words(size)

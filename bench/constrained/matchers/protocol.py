@@ -19,11 +19,11 @@ class GrammarRequest:
     kind: Literal["json_schema", "regex"]
     source: str
     is_lenient: bool = False  # enforce what can be
-    asserts_format: bool = True  # else formats say nothing
+    asserts_format: bool = True  # else formats are ignored
 
 
 class Walk(Protocol):
-    """One output's place in a grammar."""
+    """One output's position in a grammar."""
 
     words: Words
 
@@ -35,18 +35,18 @@ class Walk(Protocol):
     def is_accepting(self) -> bool: ...
 
     def forced_tokens(self) -> Sequence[int]:
-        """What follows in any case; () where nothing does or where the engine cannot say."""
+        """Tokens that must follow; () where there are none or the engine cannot say."""
 
 
 class BoundGrammar(Protocol):
     """A compiled grammar, ready for outputs."""
 
-    path: str  # how it is matched: "fsm", "pushdown", or "" where there is one way only
+    path: str  # how it is matched: "fsm", "pushdown", or "" where there is only one way
 
     def start(self) -> Walk: ...
 
     def places(self, token_ids: Sequence[int]) -> Sequence[Hashable] | None:
-        """The automaton's state before each token, where masks are kept by state."""
+        """The automaton's state before each token, where masks are cached by state."""
 
 
 class MaskEngine(Protocol):
@@ -55,11 +55,11 @@ class MaskEngine(Protocol):
     version: str
 
     def compile(self, request: GrammarRequest) -> BoundGrammar:
-        """Raises whatever the engine raises for a grammar that it does not take."""
+        """Raises the engine's own error for a grammar that it does not support."""
 
 
 def allows(words: Words, token_id: int) -> bool:
-    """Whether a mask has this token."""
+    """Whether a mask allows this token."""
     return bool((int(words[token_id >> 5]) >> (token_id & 31)) & 1)
 
 

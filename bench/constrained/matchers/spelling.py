@@ -25,9 +25,8 @@ def mentioned_names(schema: object) -> list[str]:
 
 
 def spellings(value: object, names: Iterable[str]) -> Iterator[str]:
-    """Texts of `value`, each once: properties as in `names` (others last), then as given, then
-    every order of the objects with at most MAX_PERMUTED_KEYS, until there are MAX_SPELLINGS or
-    MAX_CHARS."""
+    """Distinct texts of `value`: properties as in `names` (others last), then as given, then every
+    order of the objects with at most MAX_PERMUTED_KEYS, up to MAX_SPELLINGS or MAX_CHARS."""
     rank = {name: i for i, name in enumerate(names)}
     orders = itertools.chain([_ranked(value, rank), value], _permuted(value))
     seen: set[str] = set()
@@ -100,5 +99,5 @@ def _permuted(value: Any) -> Iterator[Any]:
 
 
 def _bounded(value: Any) -> list[Any]:
-    """`itertools.product` draws its arguments whole."""
+    """`itertools.product` consumes its arguments entirely."""
     return list(itertools.islice(_permuted(value), MAX_SPELLINGS))

@@ -29,7 +29,7 @@ class TokenizerFile:
 
     @property
     def eos_id(self) -> int:
-        """Which special token ends an output."""
+        """The special token that ends an output."""
         ends = (self.tokenizer.token_to_id(text) for text in END_OF_SEQUENCE)
         return next(i for i in ends if i is not None)
 
@@ -40,12 +40,12 @@ class TokenizerFile:
         return ids
 
     def bytes_of(self, token_ids: list[int]) -> list[bytes]:
-        """Of each of the tokens; of special ones none."""
+        """The bytes of each token; of special ones none."""
         return [self.token_bytes[i] or b"" for i in token_ids]
 
 
 def _bytes_by_character() -> dict[str, int]:
-    """GPT-2's byte-level alphabet: printable bytes stand for themselves, others from U+0100 on."""
+    """GPT-2's byte-level alphabet: printable bytes map to themselves, others to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     table = {chr(byte): byte for byte in printable}

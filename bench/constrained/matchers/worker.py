@@ -59,11 +59,11 @@ class Worker:
         self._file = file
         self.engine: MaskEngine = getattr(importlib.import_module(module, __package__), name)(file)
         self._grammar: BoundGrammar | None = None
-        with contextlib.suppress(Exception):  # what it cannot do, it says when it is asked
+        with contextlib.suppress(Exception):  # failures are reported by the requests that meet them
             measure(self.engine, file, WARM_UP, [WARM_UP_TEXT])
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one message."""
+        """Handle one message."""
         if message["op"] == "judge":
             assert self._grammar is not None, "judge before compile"
             return {

@@ -59,7 +59,7 @@ class XgrammarGrammar:
 
 
 class XgrammarWalk:
-    """Owns a bitmask of torch's, of which `words` is a view."""
+    """Owns a torch bitmask, of which `words` is a view."""
 
     def __init__(self, matcher: Any, file: TokenizerFile) -> None:
         self._matcher, self._file = matcher, file
@@ -68,7 +68,7 @@ class XgrammarWalk:
 
     def mask(self) -> None:
         if not self._matcher.fill_next_token_bitmask(self._bitmask):
-            self.words.fill(0xFFFFFFFF)  # it says so where every token is allowed
+            self.words.fill(0xFFFFFFFF)  # the return value means that every token is allowed
 
     def consume(self, token_id: int) -> bool:
         return bool(self._matcher.accept_token(token_id))

@@ -15,8 +15,8 @@ from .record import CallRecord, ProgramRecord, RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. Seconds a program add up to its completion, but for what the client itself takes;
-    of parallel calls, the one that ended last counts."""
+    """Figures of one run. Seconds per program add up to its completion, except for the client's own
+    time; of parallel calls, the one that ended last counts."""
 
     wall_s: float
     hit_rate: float  # of all prompt tokens
@@ -29,7 +29,7 @@ class Figures:
     p99_s: float
     longest_s: float
     idle_share: float  # of the wall time, in which no call was open
-    paused_s: float  # a program, on average
+    paused_s: float  # per program, on average
     queued_s: float | None
     prefill_s: float | None
     decode_s: float | None
@@ -72,7 +72,7 @@ def clairvoyant_share(run: RunRecord, num_tokens: int) -> float:
 
 
 def _infinite_hits(calls: Sequence[CallRecord]) -> int:
-    """Prompt tokens that a cache would have that never evicts; the last one is always computed."""
+    """Prompt tokens that a never-evicting cache would hold; the last one is always computed."""
     tree, hits = RadixTree(), 0
     for call in calls:
         hits += tree.match_length("", call.prompt, len(call.prompt) - 1)
@@ -82,8 +82,8 @@ def _infinite_hits(calls: Sequence[CallRecord]) -> int:
 
 
 def _num_prompt_computed(run: RunRecord, num_missed: int) -> int:
-    """Where the engine counts all that it computes, so that what preemption costs is in it: without
-    the inputs of decode steps, which are all tokens of an output but the last."""
+    """Prompt tokens computed, by the engine's own count if it has one, so that preemption's cost is
+    included: minus the inputs of decode steps, which are all tokens of an output but the last."""
     if run.added.num_computed is None:
         return num_missed
     return run.added.num_computed - sum(len(call.output) - 1 for call in run.calls)
@@ -99,7 +99,7 @@ def _busy_s(calls: Sequence[CallRecord]) -> float:
 
 
 def _mean_of(programs: Sequence[ProgramRecord], phase: str) -> float | None:
-    """The mean over programs of the seconds that their calls were in a phase."""
+    """Mean over programs of the seconds that their calls spent in a phase."""
     found = [[getattr(call, phase) for call in _critical(program)] for program in programs]
     if any(seconds is None for one in found for seconds in one):
         return None
@@ -107,7 +107,7 @@ def _mean_of(programs: Sequence[ProgramRecord], phase: str) -> float | None:
 
 
 def _critical(program: ProgramRecord) -> list[CallRecord]:
-    """Of each turn the call that ended last."""
+    """The call of each turn that ended last."""
     calls = iter(program.calls)
     turns = ([next(calls) for _ in turn.parts] for turn in program.script.turns)
     return [max(turn, key=lambda call: call.ended_s) for turn in turns]

@@ -24,7 +24,7 @@ from .stemma_engine import StemmaEngine
 from .variants import BASE, Variant
 from .vllm_server import VllmServer
 
-POOL_SHARE = 3  # the working set is so many times the pool
+POOL_SHARE = 3  # the working set is this many times the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ Runs = dict[str, list[Measured]]  # by engine, repeat by repeat
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all works have in common; `vllm_python`: also measure vLLM, in this environment."""
+    """What all works share; `vllm_python`: also measure vLLM, in this environment."""
 
     model: Path
     num_repeats: int
@@ -54,7 +54,7 @@ class Bench:
     def measure(
         self, make: Callable[[int], Work], warm_up: Work, variants: Sequence[Variant]
     ) -> Runs:
-        """`make(repeat)` on each variant that this engine knows, and on vLLM."""
+        """Run `make(repeat)` on each variant that this engine supports, and on vLLM."""
         pool = make(0).working_set // POOL_SHARE
         found: Runs = {}
         with ExitStack() as stack:
@@ -101,12 +101,12 @@ class Bench:
 
 
 def rows_of(work: str, runs: Runs) -> list[dict[str, Any]]:
-    """A row an engine: medians over its repeats; ratios of wall time, pair by pair."""
+    """A row per engine: medians over its repeats; ratios of wall time, pair by pair."""
     return [_row(work, measured, runs.get(BASE)) for measured in runs.values()]
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """The table's form of a row: how long it took, and what the cache gave."""
+    """The table's form of a row: how long it took, and the cache's figures."""
     return {
         "work": row["work"],
         "engine": row["engine"],
@@ -122,7 +122,7 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown_programs(row: dict[str, Any]) -> dict[str, Any]:
-    """The same for when programs were done and where their time went."""
+    """The same for the completion of programs and where their time went."""
     return {
         "work": row["work"],
         "engine": row["engine"],
@@ -138,7 +138,7 @@ def shown_programs(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Progress, and what is left out, on standard error."""
+    """Print progress, and what is left out, to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

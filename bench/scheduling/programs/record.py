@@ -21,13 +21,13 @@ class CallRecord:
     num_cached: int  # prompt tokens that needed no computing when it was admitted
     sent_s: float
     ended_s: float
-    queue_s: float | None = None  # until it was admitted; None: the engine does not tell
+    queue_s: float | None = None  # until it was admitted; None: not reported by the engine
     prefill_s: float | None = None  # from then to the first token
     decode_s: float | None = None  # and to the last one
 
     @property
     def admitted_s(self) -> float:
-        """When it was admitted; when it was sent, where that is not known."""
+        """When it was admitted, or sent if that is unknown."""
         return self.sent_s + (self.queue_s or 0.0)
 
 
@@ -42,7 +42,7 @@ class ProgramRecord:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """An engine's own, since it started; None where it does not tell."""
+    """An engine's own counters since its start; None where it does not report them."""
 
     num_computed: int | None = None  # tokens
     num_preemptions: int | None = None
@@ -51,7 +51,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A work carried out once; counters are what the run added."""
+    """One run of a work; counters are the run's increments."""
 
     work: Work
     wall_s: float
@@ -66,25 +66,25 @@ class RunRecord:
 
 
 class Player(Protocol):
-    """An engine that carries out scripts."""
+    """An engine that runs scripts."""
 
     name: str
 
     def play(self, script: Script, origin_s: float) -> list[CallRecord]:
-        """Carry out one script; many do so at once, each in a thread of its own.
+        """Run one script; called concurrently, each in its own thread.
 
         Times are counted from `origin_s`, of time.perf_counter().
         """
 
     def counters(self) -> Counters:
-        """As they are now."""
+        """The counters now."""
 
     def close(self) -> None:
         """End the engine."""
 
 
 def carry_out(player: Player, work: Work) -> RunRecord:
-    """Play all scripts, each from its start on."""
+    """Run all scripts, each from its start time on."""
     before, origin_s = player.counters(), time.perf_counter()
 
     def carry_out_one(script: Script) -> ProgramRecord:

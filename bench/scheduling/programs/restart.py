@@ -18,8 +18,8 @@ PROMPT_TOKENS = 2000
 
 
 def measure_restart(model: Path, *, vocab: int, num_prompt: int, repeats: int) -> dict[str, float]:
-    """Medians of seconds to the first token after a restart, of a prompt that was computed before
-    it and of one that was not, in this order, and their ratio."""
+    """Median seconds to the first token after a restart, for a prompt that was computed before it
+    and for one that was not, in this order, and their ratio."""
     known_s, cold_s = [], []
     for repeat in range(repeats):
         known, new, warm = (_prompt(f"{repeat} {i}", num_prompt, vocab) for i in range(3))
@@ -27,7 +27,7 @@ def measure_restart(model: Path, *, vocab: int, num_prompt: int, repeats: int) -
             with Engine(model, kv_store=folder) as engine:
                 _first_token_s(engine, known)
             with Engine(model, kv_store=folder) as engine:
-                _first_token_s(engine, warm)  # what only the first prompt of this length pays
+                _first_token_s(engine, warm)  # costs that only the first prompt of this length pays
                 known_s.append(_first_token_s(engine, known))
                 cold_s.append(_first_token_s(engine, new))
     pairs = [cold / known for known, cold in zip(known_s, cold_s, strict=True)]

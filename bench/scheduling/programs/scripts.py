@@ -18,7 +18,7 @@ from ...harness.workloads import BOS, LOW
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A tool that takes `pause_s`, where its author expects `expected_s`; then a call for each of
-    `parts`, the tokens that it appends, generating `num_output` tokens."""
+    `parts` (the tokens that it appends), generating `num_output` tokens."""
 
     parts: tuple[tuple[int, ...], ...]
     num_output: int
@@ -66,14 +66,14 @@ class Work:
 
     @property
     def working_set(self) -> int:
-        """Distinct tokens of all contexts: what a cache holds that never evicts."""
+        """Distinct tokens of all contexts: the contents of a cache that never evicts."""
         own = sum(script.num_tokens - self.num_common for script in self.scripts)
         return self.num_common + own
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool whose calls take `least_s` to `most_s`, evenly; its author expects the middle."""
+    """A tool whose calls take `least_s` to `most_s`, uniformly; its author expects the middle."""
 
     least_s: float
     most_s: float
@@ -85,8 +85,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ReactSizes:
-    """Of the ReAct agents. `num_common`: instructions and tools' descriptions, `num_task`: an
-    agent's own, `num_observed`: a tool's answer, `num_output`: a thought with its action."""
+    """Sizes of the ReAct agents. `num_common`: instructions and tool descriptions, `num_task`: an
+    agent's own task, `num_observed`: a tool's result, `num_output`: a thought with its action."""
 
     num_agents: int = 64
     num_turns: int = 6
@@ -99,8 +99,8 @@ class ReactSizes:
 
 @dataclass(frozen=True, slots=True)
 class MixedSizes:
-    """Of short and long programs: a short one has a call or two, a long one a plan and then many
-    parallel calls, each on a passage of its own. All arrive within `within_s`."""
+    """Sizes of short and long programs: a short one has a call or two, a long one a plan and then
+    many parallel calls, each on its own passage. All arrive within `within_s`."""
 
     num_short: int = 48
     num_long: int = 6
@@ -119,7 +119,7 @@ QUICK_MIXED = MixedSizes(6, 1, 16, 24, 6, 32, 5, 48, 8, 0.2)
 
 
 def react(sizes: ReactSizes, *, vocab: int, seed: int = 0, repeat: int = 0) -> Work:
-    """Agents that all start at once: a task, then turns of a tool's answer and a thought."""
+    """Agents that all start at once: a task, then turns of a tool's result and a thought."""
     shape, ids = random.Random(f"react {seed}"), _Ids(f"react {seed} {repeat}", vocab)
     common = (BOS, *ids.draw(sizes.num_common - 1))
     scripts = []
@@ -136,7 +136,7 @@ def react(sizes: ReactSizes, *, vocab: int, seed: int = 0, repeat: int = 0) -> W
 
 
 def mixed(sizes: MixedSizes, *, vocab: int, seed: int = 0, repeat: int = 0) -> Work:
-    """Short and long programs that arrive in any order, evenly over `within_s`."""
+    """Short and long programs in random order, arriving evenly over `within_s`."""
     shape, ids = random.Random(f"mixed {seed}"), _Ids(f"mixed {seed} {repeat}", vocab)
     common = (BOS, *ids.draw(sizes.num_common - 1))
     kinds = ["short"] * sizes.num_short + ["long"] * sizes.num_long

@@ -20,12 +20,12 @@ from .scripts import Script, Work
 from .variants import Variant
 
 # Where the programs were measured (docs/measure/programs.md) a prompt's token takes twice as long
-# as on the CPU that is modelled: 2,048 tokens 1.07 s, at 416 GFLOP/s.
+# as on the modelled CPU: 2,048 tokens 1.07 s, at 416 GFLOP/s.
 DEVICE = replace(simulation.CPU, prefill_token_ms=0.5, decode_row_ms=0.5)
 
 
 def simulate(work: Work, variants: Sequence[Variant]) -> Runs:
-    """The work once on each variant that this engine knows and that can be modelled."""
+    """Run the work once on each variant that this engine supports and that can be modelled."""
     pool, found = work.working_set // POOL_SHARE, Runs()
     for variant in variants:
         reason = variant.reason_against()
@@ -41,7 +41,7 @@ def simulate(work: Work, variants: Sequence[Variant]) -> Runs:
 
 
 def carry_out_simulated(work: Work, variant: Variant, pool: int) -> RunRecord:
-    """Play all scripts with `pool` tokens of KV, from an empty cache on."""
+    """Run all scripts with `pool` tokens of KV, from an empty cache on."""
     batch = int(str(variant.options.get("max_running_requests", DEVICE.max_running_requests)))
     device = replace(DEVICE, num_tokens=pool, max_running_requests=batch)
     run = _Run(
@@ -64,7 +64,7 @@ def carry_out_simulated(work: Work, variant: Variant, pool: int) -> RunRecord:
 
 
 class _Run(simulation.Simulation):
-    """Keeps of each call what a `CallRecord` has."""
+    """Records the `CallRecord` fields of each call."""
 
     def __init__(
         self, device: simulation.Device, *, policy: str, has_programs: bool, has_leases: bool

@@ -58,7 +58,7 @@ def _program(s: ProgramState, script: Script, origin_s: float, calls: list[CallR
 
 
 def _carry_out(s: ProgramState, turn: Turn, name: str) -> list[dict[str, Any]]:
-    """One call on the branch itself, or several on forks of it; how each came about."""
+    """One call on the branch itself, or several on forks of it; returns the meta of each."""
     call = gen(name, max_tokens=turn.num_output, temperature=0, ignore_eos=True)
     if len(turn.parts) == 1:
         s += tokens(turn.parts[0])

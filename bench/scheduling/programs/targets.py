@@ -12,7 +12,7 @@ from .variants import BASE, HOST, POLICIES, VLLM
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure and what it is to be at least or, with `is_least` False, at most."""
+    """A figure and its lower bound or, with `is_least` False, upper bound."""
 
     name: str
     figure: float
@@ -32,8 +32,8 @@ class Target:
 
 
 def react_targets(runs: Runs) -> list[Target]:
-    """Against the best of the policies without leases, against vLLM, and against Belady's choice,
-    as far as they were run."""
+    """Against the best policy without leases, against vLLM, and against Belady's choice, as far as
+    they were run."""
     found: list[Target] = []
     for engine, faster, fewer in ((BASE, 1.3, 2.0), (HOST, 1.5, 3.0)):
         if engine in runs and (rivals := [name for name in POLICIES if name in runs]):
@@ -76,7 +76,7 @@ def _median(measured: Sequence[Measured], figure: Callable[[Measured], float]) -
 def _ratio(
     upper: Sequence[Measured], lower: Sequence[Measured], figure: Callable[[Measured], float]
 ) -> float:
-    """The median over pairs of one's figure through the other's."""
+    """The median over pairs of the ratio of two figures."""
     return median(figure(a) / figure(b) for a, b in zip(upper, lower, strict=True))
 
 

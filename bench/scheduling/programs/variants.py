@@ -17,13 +17,13 @@ MIXED_BATCH = 8  # requests: see docs/measure/programs.md
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The engine with some of its options."""
+    """The engine with certain options."""
 
     name: str
     options: Mapping[str, object]
 
     def reason_against(self) -> str | None:
-        """Why this engine cannot be run so, if it cannot."""
+        """Why this engine does not support it, or None."""
         try:
             EngineConfig(**self.options)  # type: ignore[arg-type]
         except InvalidRequest as error:

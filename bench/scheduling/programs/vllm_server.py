@@ -30,7 +30,7 @@ _PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 class CompletionsClient:
-    """Makes each call of a script as a request of its own to the server at `url`."""
+    """Sends each call of a script as a separate request to the server at `url`."""
 
     name = VLLM
 
@@ -77,7 +77,7 @@ class CompletionsClient:
         return Counters(num_preemptions=preemptions if found else None)
 
     def close(self) -> None:
-        """The server is not this one's to end."""
+        """The server belongs to others: it is left running."""
 
 
 class VllmServer(CompletionsClient):
@@ -115,11 +115,11 @@ class VllmServer(CompletionsClient):
 
 
 def _environment() -> dict[str, str]:
-    """By default it keeps a core for its front end, which on a small machine is half of all."""
+    """By default vLLM reserves a core for its front end, half of a small machine."""
     return {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GB; the number of blocks is given all the same
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GB; required although the number of blocks is given
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

@@ -24,7 +24,7 @@ TARGET_MS = 2.0
 
 
 def measure(server: MeasuredServer, repeats: int) -> list[dict[str, Any]]:
-    """A row a length: medians and their difference."""
+    """A row per length: medians and their difference."""
     here, there = InProcess(), partial(_over_http, HttpClient(server.url))
     assert here.complete(8) == there(8), "they do not do the same"
     return [_row(length, there, here.complete, repeats) for length in LENGTHS]
@@ -62,7 +62,7 @@ def _over_http(client: HttpClient, length: int) -> str:
 
 
 class InProcess:
-    """The engine, and programs carried out on it, without a socket between."""
+    """The engine in this process, running programs without a socket between."""
 
     def __init__(self) -> None:
         from ....runtime.config import EngineConfig
@@ -77,7 +77,7 @@ class InProcess:
         self._values: list[Any] = []
 
     def complete(self, length: int) -> str:
-        """The text of a completion, as `over_http` gives it."""
+        """The text of a completion, as `over_http` returns it."""
         from ....runtime.programs.session import ProgramSession
 
         ready: list[ProgramSession] = []

@@ -26,7 +26,7 @@ class MeasuredServer:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-P", "-m", "stemma", "serve", "--port", str(self.port)]
         command += ["--endpoint", f"ipc://{self._folder.name}/serve.ipc", *flags]
-        with open(f"{self._folder.name}/log", "wb") as log:  # a line a request, as in earnest
+        with open(f"{self._folder.name}/log", "wb") as log:  # a line per request, as in production
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait_until_healthy(HttpClient(self.url), self._process)
@@ -36,12 +36,12 @@ class MeasuredServer:
 
     @property
     def api_pid(self) -> int:
-        """Of the process that speaks HTTP."""
+        """The process id of the HTTP server."""
         return self._process.pid
 
     @property
     def engine_pids(self) -> list[int]:
-        """Of its children: the engine, and what that has started."""
+        """Its descendants: the engine and the engine's own children."""
         return process_tree(self.api_pid)[1:]
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class MeasuredServer:
 
 
 class UseMeter:
-    """Measures a block: CPU of both processes, most descriptors and memory of the API process."""
+    """Measures a block: CPU of both processes, peak descriptors and memory of the API process."""
 
     def __init__(self, server: MeasuredServer) -> None:
         self._server = server
@@ -72,7 +72,7 @@ class UseMeter:
 
     @property
     def peak_rss_mb(self) -> float:
-        """Of the API process, since its start."""
+        """Peak memory of the API process since its start."""
         return peak_rss_bytes_of(self._server.api_pid) / 2**20
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the clients do; `num_requests` is of all clients together."""
+    """What the clients do; `num_requests` counts all clients together."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Findings:
-    """What the clients saw. Times in milliseconds, of requests that ended well."""
+    """The clients' measurements. Times in milliseconds, of successful requests."""
 
     num_ended: int = 0
     num_errors: int = 0
@@ -72,7 +72,7 @@ class StreamClients:
         self._findings = Findings()
 
     def run(self) -> Findings:
-        """Carry the plan out, once."""
+        """Run the plan, once."""
         started = time.perf_counter()
         for _ in range(min(self._plan.num_clients, self._plan.num_requests)):
             self._begin()
@@ -89,7 +89,7 @@ class StreamClients:
         return found
 
     def _begin(self) -> None:
-        """Another client, with its first request."""
+        """Start another client, with its first request."""
         sock = socket.create_connection((self._plan.host, self._plan.port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = _Client(sock)
@@ -98,7 +98,7 @@ class StreamClients:
         self._send(client)
 
     def _send(self, client: _Client) -> None:
-        """The next request, if there is one left."""
+        """Send the next request, if any is left."""
         if self._num_sent == self._plan.num_requests:
             return self._end(client)
         request = self._requests[self._num_sent % len(self._requests)]
@@ -160,7 +160,7 @@ class StreamClients:
 
 
 class _Client:
-    """A connection and the answer that comes on it."""
+    """A connection and the response being received on it."""
 
     __slots__ = ("body", "first_s", "last_s", "sent_s", "sock")
 
@@ -180,7 +180,7 @@ def _request(plan: Plan, body: str) -> bytes:
 
 
 def _in_ms(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Median, 99th percentile and the most; zeros of nothing."""
+    """Median, 99th percentile and maximum; zeros without values."""
     ordered = sorted(seconds)
     if not ordered:
         return 0.0, 0.0, 0.0

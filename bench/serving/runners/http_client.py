@@ -33,17 +33,17 @@ class HttpClient:
         self._idle: deque[http.client.HTTPConnection] = deque()
 
     def get(self, path: str) -> Any:
-        """The answer's JSON. Raises OSError, EngineError for a status other than 200."""
+        """The response's JSON. Raises OSError, EngineError for a status other than 200."""
         return self._send("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer's JSON. Raises as `get` does."""
+        """The response's JSON. Raises as `get` does."""
         return self._send("POST", path, json.dumps(body, separators=(",", ":")))
 
     def _send(self, method: str, path: str, body: str | None) -> Any:
         try:
             return self._exchange(self._idle.pop(), method, path, body)
-        except (IndexError, ConnectionError):  # none is idle, or the server has closed it
+        except (IndexError, ConnectionError):  # no idle connection, or the server has closed it
             fresh = http.client.HTTPConnection(self._host, self._port)
             return self._exchange(fresh, method, path, body)
 
@@ -61,7 +61,7 @@ class HttpClient:
 
 
 def wait_until_healthy(client: HttpClient, server: subprocess.Popen[bytes]) -> None:
-    """Wait for GET /health to answer 200. Raises EngineError if the server ends or is too slow."""
+    """Wait until GET /health returns 200. Raises EngineError if the server ends or is too slow."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -87,7 +87,7 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 def run_forest(
     workload: Workload, complete: Callable[[Workload, WorkItem, list[int]], list[int]]
 ) -> PromptBook:
-    """Carry out a workload: each request in its own thread, as soon as its parent is done.
+    """Run a workload: each request in its own thread, as soon as its parent is done.
 
     `complete` takes the workload, a request and its prompt and returns the output's ids.
     """

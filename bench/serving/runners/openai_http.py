@@ -17,7 +17,7 @@ from .protocol import main
 
 
 class OpenAIHttp:
-    """Talks to a server that runs already."""
+    """Connects to a server that already runs."""
 
     mode = "http"
     version = ""
@@ -48,7 +48,7 @@ class OpenAIHttp:
         return list(choice["token_ids"])
 
     def close(self) -> None:
-        """The server is not ours to end."""
+        """The server belongs to others: it is left running."""
 
 
 def _start(args: argparse.Namespace) -> OpenAIHttp:

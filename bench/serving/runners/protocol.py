@@ -34,7 +34,7 @@ class Runner(Protocol):
     mode: str  # "offline" or "http"
 
     def run(self, workload: Workload) -> PromptBook:
-        """Carry out all requests, greedily and under the workload's schema if it has one; prompts
+        """Run all requests, greedily and under the workload's schema if it has one; returns prompts
         and outputs by request."""
 
     def close(self) -> None:
@@ -43,8 +43,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A workload carried out. Equal `output_sha` means equal tokens; `outputs`, in the order of the
-    requests' ids, are there if the workload has a schema."""
+    """The result of a workload. Equal `output_sha` means equal tokens; `outputs`, in the order of
+    the requests' ids, are set if the workload has a schema."""
 
     wall_s: float
     prompt_tokens: int
@@ -76,13 +76,13 @@ def main(start: Callable[[argparse.Namespace], Runner]) -> int:
 
 
 def _abandon(runner: Runner) -> NoReturn:
-    """End in the middle of a workload, without waiting for threads that wait for the engine."""
+    """Exit in the middle of a workload, without waiting for threads that wait for the engine."""
     runner.close()
     os._exit(1)
 
 
 def _take_stdout() -> TextIO:
-    """The pipe to the driver, out of the reach of an engine that prints: that goes to stderr."""
+    """The pipe to the driver; an engine's own prints go to stderr instead."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return replies
@@ -100,7 +100,7 @@ def _serve(runner: Runner, replies: TextIO) -> None:
             else:
                 assert workload is not None, "run before load"
                 _reply(replies, asdict(_carry_out(runner, workload)))
-        except Exception as error:  # an engine's own, of any kind: the driver tells it
+        except Exception as error:  # an engine's own, of any kind: the driver reports it
             _reply(replies, {"error": f"{type(error).__name__}: {error}"})
 
 

@@ -23,7 +23,7 @@ States = dict[int, ProgramState]
 def _tree(
     s: ProgramState, root: WorkItem, workload: Workload, children: Children, states: States
 ) -> None:
-    """`root` and all below it; `states` gets the branch that each request was made on."""
+    """Runs `root` and all below it; `states` gets the branch of each request."""
     _grow(s, root, workload, children, states)
 
 
@@ -64,7 +64,7 @@ class StemmaOffline:
 
 
 def run_workload(workload: Workload, backend: Backend) -> PromptBook:
-    """One program a tree, all at once."""
+    """One program per tree, all at once."""
     children, states = workload.children(), States()
     rows = [{"root": root} for root in children[None]]
     _tree.run_batch(rows, workload=workload, children=children, states=states, backend=backend)

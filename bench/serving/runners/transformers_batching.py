@@ -72,7 +72,7 @@ class TransformersBatching:
         return book
 
     def _add(self, items: list[WorkItem], book: PromptBook) -> dict[str, WorkItem]:
-        """Requests of these, by the library's ids."""
+        """Add requests for these items; returns the items by the library's ids."""
         return {
             self._manager.add_request(book.prompt(item), max_new_tokens=item.max_tokens): item
             for item in items
@@ -83,8 +83,8 @@ class TransformersBatching:
 
 
 def batching_options(is_cuda: bool, kv_tokens: int | None) -> dict[str, Any]:
-    """On a GPU the library picks attention and graphs and, unless it is told, sizes its cache by
-    what memory is free; on a CPU it would take most of the machine's."""
+    """On a GPU the library chooses attention and graphs and, unless given, sizes its cache by free
+    memory; on a CPU it would take most of the machine's."""
     if is_cuda and not kv_tokens:
         return {"allow_block_sharing": True}
     page = _GPU_PAGE if is_cuda else _CPU_PAGE

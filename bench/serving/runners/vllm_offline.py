@@ -76,8 +76,8 @@ def _kv_bytes_per_token(folder: Path) -> int:
 
 
 def _set_environment(threads: int) -> None:
-    """What vLLM reads when it is imported. By default it keeps a core free for its front end,
-    which on a small machine is half of all; in one process it has none."""
+    """Variables that vLLM reads on import. By default it reserves a core for its front end, half of
+    a small machine; in one process it has no front end."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS=str(threads),

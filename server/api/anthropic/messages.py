@@ -1,4 +1,4 @@
-"""`/v1/messages`: chats in Anthropic's words."""
+"""`/v1/messages`: chats in Anthropic's format."""
 
 from __future__ import annotations
 

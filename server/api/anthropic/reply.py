@@ -1,4 +1,4 @@
-"""Answers of /v1/messages: content blocks, whole or as the events that build them."""
+"""Responses of /v1/messages: content blocks, whole or as the events that build them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessagesReply:
-    """One message. A block of a stream is open until another kind of content begins."""
+    """One message. A streamed block stays open until another kind of content begins."""
 
     def __init__(self, model: str, reader: MessageReader, *, max_model_len: int) -> None:
-        """`max_model_len`: tokens that fit; an output that was cut there says so."""
+        """`max_model_len`: tokens that fit; an output cut off at that limit reports it."""
         self.id = f"msg_{secrets.token_hex(12)}"
         self._model = model
         self._reader = reader
@@ -56,7 +56,7 @@ class MessagesReply:
         return _event(error_body(failure_of(error).status, str(error)))
 
     def _begin(self, prompt_tokens: int | None, cached_tokens: int) -> bytes:
-        """`message_start`, once. Where the prompt's length is not known yet, the end tells it."""
+        """`message_start`, once. If the prompt's length is not known yet, the end reports it."""
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -89,14 +89,14 @@ class MessagesReply:
 
 
 class _OpenBlocks:
-    """The content blocks of a stream, of which the last may be open."""
+    """The content blocks of a stream; only the last may be open."""
 
     def __init__(self) -> None:
         self._index = -1
         self._open: str | None = None
 
     def say(self, delta: Delta) -> bytes:
-        """A delta of a `MessageReader` as events."""
+        """The events of a delta from a `MessageReader`."""
         said = b""
         if thought := delta.get("reasoning_content"):
             said += self._ensure("thinking", {"thinking": "", "signature": ""})
@@ -115,7 +115,7 @@ class _OpenBlocks:
         return said
 
     def close(self) -> bytes:
-        """End the open block, if one is."""
+        """End the open block, if there is one."""
         if self._open is None:
             return b""
         self._open = None
@@ -135,7 +135,7 @@ class _OpenBlocks:
 
 
 def _event(payload: dict[str, Any]) -> bytes:
-    """Named by its type."""
+    """One event, named by its type."""
     return event(payload, payload["type"])
 
 
@@ -154,7 +154,7 @@ def _blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; what is none was cut, and is given as text."""
+    """Arguments as an object; arguments that were cut off are given as text."""
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
@@ -163,7 +163,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
-    """Anthropic counts what came from the cache apart from the input."""
+    """Token counts; Anthropic counts cached tokens separately from the input."""
     return {
         "input_tokens": prompt - cached,
         "cache_read_input_tokens": cached,

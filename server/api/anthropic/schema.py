@@ -1,8 +1,7 @@
-"""Bodies of Anthropic's Messages API, and the same request in OpenAI's words.
+"""Bodies of Anthropic's Messages API, and their conversion to OpenAI's chat format.
 
-What the two APIs share is made once, by `openai/chat.py`; here fields are only renamed. What
-Anthropic runs on its own machines (server tools, containers, files) is refused, as are parts that
-are no text.
+`openai/chat.py` handles what the two APIs share; this file only renames fields. What Anthropic runs
+on its own machines (server tools, containers, files) is refused, as are parts that are not text.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ class MessagesRequest(PromptFields):
     mcp_servers: Any = None
 
     def chat(self) -> ChatRequest:
-        """The same in OpenAI's words. Raises InvalidRequest that names a field of ours."""
+        """The same request in OpenAI's format. Raises InvalidRequest that names a field of ours."""
         for name in ("container", "mcp_servers"):
             if getattr(self, name):
                 raise InvalidRequest.of(name, "...", "left out: nothing runs on this server")
@@ -211,7 +210,7 @@ def _messages(body: PromptFields) -> list[dict[str, Any]]:
 
 
 def _user_messages(blocks: list[Any]) -> list[dict[str, Any]]:
-    """Each result of a tool is a message of its own, before what the user says."""
+    """Each tool result becomes a message of its own, before the user's text."""
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     if len(results) + len(texts) < len(blocks):

@@ -1,4 +1,4 @@
-"""`/abort`: end requests by their ids, with what they have so far."""
+"""`/abort`: end requests by their ids, with their output so far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AbortRequest(BaseModel):
 
     @property
     def wanted(self) -> str | None:
-        """None: all. Raises InvalidRequest."""
+        """The id to abort; None: all. Raises InvalidRequest."""
         given = [name for name in (self.id, self.rid) if name]
         if len(given) + self.abort_all != 1:
             raise InvalidRequest("one of id, rid and abort_all is needed", "id")

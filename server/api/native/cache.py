@@ -63,13 +63,13 @@ def router(service: Service) -> APIRouter:
 
 
 def own_version() -> str:
-    """Of Stemma, as it is installed."""
+    """The version of the installed Stemma."""
     from importlib.metadata import version
 
     return version("stemma-lm")
 
 
 def _add_texts(texts: ModelText, nodes: list[dict[str, Any]]) -> None:
-    """What each node's first tokens say; the engine has no time for that."""
+    """Add the text of each node's first tokens; the engine's loop has no time for that."""
     for node in nodes:
         node["text"] = texts.decode(node["token_ids"], skip_special=False)

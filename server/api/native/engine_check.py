@@ -1,6 +1,6 @@
-"""Whether the engine really steps: one has just succeeded, or one can be made to.
+"""Whether the engine really steps: either it has just completed a step, or it is made to.
 
-An engine that is busy proves itself by its own steps; an idle one is asked for a token.
+A busy engine proves itself by its own steps; an idle one is asked to generate a token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ....frontend.protocol import ir, wire
 from ...generation.service import Service
 
 TIMEOUT_S = 5.0
-RECENT_S = 5.0  # a step that succeeded so long ago at most is proof enough
-FRESH_S = 1.0  # an answer is given again for so long
+RECENT_S = 5.0  # a step at most this long ago is proof enough
+FRESH_S = 1.0  # how long a result is reused
 
 
 class EngineCheck:
-    """Simultaneous callers share one look at the engine. Used on one event loop."""
+    """Simultaneous callers share one check of the engine. Used on one event loop."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -28,8 +28,8 @@ class EngineCheck:
         self._looked_s = -math.inf
 
     async def problem(self) -> str | None:
-        """Why the engine does not work, None where it does; within TIMEOUT_S. Raises EngineError
-        where there is none."""
+        """Why the engine does not work, or None; within TIMEOUT_S. Raises EngineError where there
+        is no engine."""
         connection = self._service.engine.connection
         now = asyncio.get_running_loop().time()
         if self._look is None or (self._look.done() and now - self._looked_s > FRESH_S):
@@ -48,18 +48,18 @@ class EngineCheck:
         return None
 
     async def _require_step(self, connection: Connection) -> None:
-        """Raises EngineError."""
+        """Raises EngineError unless the engine steps."""
         vitals = await connection.acall("vitals", TIMEOUT_S)
         age_s = vitals["since_step_s"]
         is_proven = age_s is not None and age_s < RECENT_S
         if (
             not is_proven and self._service.drain_state.is_open
-        ):  # while draining it takes no programs
+        ):  # while draining it accepts no programs
             await _generate_a_token(connection)
 
 
 async def _generate_a_token(connection: Connection) -> None:
-    """Raises EngineError."""
+    """Run a program of one token. Raises EngineError."""
     token = _Token()
     program = connection.open_program(token, {"seed": 0, "instance": 0, "stream": False})
     try:
@@ -83,7 +83,7 @@ class _Token:
         self._failure: str | None = None
 
     async def wait(self) -> None:
-        """Raises EngineError."""
+        """Return once it has come. Raises EngineError."""
         await self._has_ended.wait()
         if self._failure is not None:
             raise EngineError(self._failure)

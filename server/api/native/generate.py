@@ -1,4 +1,4 @@
-"""`/generate`, in SGLang's shape: text or token ids in, one or several, streamed or whole."""
+"""`/generate`, in SGLang's format: text or token ids in, one or several, streamed or whole."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class GenerateRequest(PromptFields):
         return read
 
     def _each(self, field: str, given: _T | Sequence[_T], num: int) -> Sequence[_T]:
-        """One for each prompt."""
+        """The field's value for each prompt."""
         if not isinstance(given, list):
             return [given] * num  # type: ignore[list-item]
         if not self.is_batch or len(given) != num:

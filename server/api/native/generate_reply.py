@@ -1,4 +1,4 @@
-"""How `/generate` words its answers: SGLang's `text`, `output_ids` and `meta_info`."""
+"""Responses of `/generate`: SGLang's `text`, `output_ids` and `meta_info`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...protocol.task import Task
 
 @dataclass(frozen=True, slots=True)
 class LogprobForm:
-    """Whether log probabilities were asked for, and with each token's text."""
+    """Whether log probabilities were requested, and whether with each token's text."""
 
     is_wanted: bool
     has_text: bool
 
     def output(self, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Of what was generated: [log probability, token id, text or null]."""
+        """For generated tokens: [log probability, token id, text or null]."""
         return {
             "output_token_logprobs": [self._triple(entry) for entry in entries],
             "output_top_logprobs": [[self._triple(top) for top in e["top"]] for e in entries],
         }
 
     def prompt(self, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Of the prompt's own tokens; the very first one has none."""
+        """For the prompt's tokens; the very first one has none."""
         return {"input_token_logprobs": [self._triple(entry) for entry in entries]}
 
     def _triple(self, entry: dict[str, Any]) -> list[Any]:
@@ -36,7 +36,7 @@ class LogprobForm:
 
 @dataclass(slots=True)
 class _Sample:
-    """What has streamed of it."""
+    """What has been streamed of one sample."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -45,12 +45,12 @@ class _Sample:
 
 
 class GenerateReply:
-    """Answers of /generate."""
+    """Responses of /generate."""
 
     def __init__(
         self, id: str, task: Task, form: LogprobForm, *, is_batch: bool, is_incremental: bool
     ) -> None:
-        """`is_batch`: the answer is a list, and a stream's events have an index."""
+        """`is_batch`: the response is a list, and a stream's events have an index."""
         self.id = id
         self._task = task
         self._form = form
@@ -128,7 +128,7 @@ class GenerateReply:
         return {"text": outcome.text, "output_ids": meta["output_ids"], "meta_info": told}
 
     def _failed_answer(self, index: int, error: GenerationFailed) -> dict[str, Any]:
-        """Of one sample among others, with what of it has streamed."""
+        """The entry of one failed sample among others, with what it has streamed."""
         sample, failure = self._sample(index), failure_of(error)
         reason = {"type": "error", "message": failure.message, "status_code": failure.status}
         counts = {**sample.counts, "completion_tokens": len(sample.ids)}

@@ -1,4 +1,4 @@
-"""`/load_lora_adapter` and `/unload_lora_adapter`: adapters come and go while the engine runs.
+"""`/load_lora_adapter` and `/unload_lora_adapter`: change adapters while the engine runs.
 
 SGLang's paths, and vLLM's under `/v1`.
 """
@@ -33,7 +33,7 @@ def router(service: Service) -> APIRouter:
         args = {"lora_name": body.lora_name, "lora_path": body.lora_path}
         try:
             adapter = await service.engine.connection.acall("load_lora_adapter", None, **args)
-        except ModelLoadError as error:  # of the caller's choice, unlike the model
+        except ModelLoadError as error:  # the caller chose the path, unlike the model's
             raise Refusal(400, str(error), field="lora_path") from error
         return {"success": True, "adapter": adapter, "loaded_adapters": await _names(service)}
 
@@ -72,5 +72,5 @@ class LoadRequest(UnloadRequest):
 
 
 async def _names(service: Service) -> dict[str, str]:
-    """Folders by name, as SGLang tells them."""
+    """Folders by adapter name, as SGLang reports them."""
     return {told["name"]: told["path"] for told in await service.adapters()}

@@ -1,4 +1,4 @@
-"""Prompts as SGLang's requests have them: `text` or `input_ids`, one or several."""
+"""Prompts in the format of SGLang's requests: `text` or `input_ids`, one or several."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class PromptFields(BaseModel):
 
     @property
     def is_batch(self) -> bool:
-        """Whether the answer is a list."""
+        """Whether the response is a list."""
         if isinstance(self.text, list):
             return True
         return bool(self.input_ids) and isinstance(self.input_ids[0], list)  # type: ignore[index]
 
     def prompts(self) -> list[Prompt]:
-        """Each by itself. Raises InvalidRequest."""
+        """The prompts, one by one. Raises InvalidRequest."""
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("one of text and input_ids is needed", "text")
         field, given = ("input_ids", self.input_ids) if self.text is None else ("text", self.text)

@@ -1,5 +1,5 @@
-"""`/score`: how likely each of some choices is after a prompt; and SGLang's `/v1/score`, how likely
-single tokens are after texts."""
+"""`/score`: the likelihood of each choice after a prompt; and SGLang's `/v1/score`, the likelihood
+of single tokens after texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...protocol.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
 from ..openai.chat_messages import ChatMessage
 from .prompts import PromptFields
 
-MAX_SCORES = 4096  # prompts times choices, each a request of the engine's (guess)
+MAX_SCORES = 4096  # prompts times choices, each an engine request (guess)
 
 
 def router(service: Service) -> APIRouter:
@@ -63,7 +63,7 @@ class ScoreRequest(PromptFields):
     ] = "token_length_normalized"
 
     def programs(self) -> list[list[ir.Op]]:
-        """One for each prompt. Raises InvalidRequest."""
+        """One program per prompt. Raises InvalidRequest."""
         prompts = self._all_prompts()
         _require_scores(len(prompts) * len(self.choices), "choices")
         if not all(self.choices):
@@ -75,8 +75,8 @@ class ScoreRequest(PromptFields):
         return [_select(prompt, ids=ids, method=self.method) for prompt in prompts]
 
     def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Of one prompt. A choice's log probability is the sum over its tokens, its normalized one
-        the mean; the probabilities say how it stands against the other choices."""
+        """The result of one prompt. A choice's log probability is the sum over its tokens, its
+        normalized one the mean; the probabilities compare it with the other choices."""
         meta = answer["meta"]
         token_logprobs: list[list[float]] = meta["choice_token_logprobs"]
         sums = [sum(each) for each in token_logprobs]
@@ -115,7 +115,7 @@ class LabelScoreRequest(BaseModel):
     item_first: bool = False
 
     def programs(self) -> list[list[ir.Op]]:
-        """One for each item. Raises InvalidRequest."""
+        """One program per item. Raises InvalidRequest."""
         items = [self.items] if isinstance(self.items, str) else self.items
         if not 1 <= len(items) <= MAX_PROMPTS:
             raise InvalidRequest.of("items", f"{len(items)} items", f"1 to {MAX_PROMPTS}")
@@ -124,7 +124,7 @@ class LabelScoreRequest(BaseModel):
         return [_select(self._prompt(item), ids=labels) for item in items]
 
     def scores(self, answer: dict[str, Any]) -> list[float]:
-        """Of one item: each label's probability, with `apply_softmax` among the labels only."""
+        """One item's label probabilities, with `apply_softmax` among the labels only."""
         logprobs = [logprob for (logprob,) in answer["meta"]["choice_token_logprobs"]]
         return _softmax(logprobs) if self.apply_softmax else [math.exp(lp) for lp in logprobs]
 

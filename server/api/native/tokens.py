@@ -1,5 +1,5 @@
-"""`/tokenize` and `/detokenize`: the ids that the engine would compute, and back. SGLang's and
-vLLM's names are both known."""
+"""`/tokenize` and `/detokenize`, with the engine's tokenizer. Accepts SGLang's and vLLM's field
+names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool = False
 
     def answer(self, texts: ModelText, max_model_len: int) -> dict[str, Any]:
-        """Raises InvalidRequest, ModelLoadError."""
+        """The response body. Raises InvalidRequest, ModelLoadError."""
         ids = self._ids(texts)
         is_batch = bool(ids) and isinstance(ids[0], list)
         body = {
@@ -97,7 +97,7 @@ class DetokenizeRequest(BaseModel):
     skip_special_tokens: bool = True
 
     def answer(self, texts: ModelText) -> dict[str, Any]:
-        """`text` is SGLang's name of it, `prompt` vLLM's. Raises InvalidRequest,
+        """The response body: `text` is SGLang's name, `prompt` vLLM's. Raises InvalidRequest,
         ModelLoadError."""
         if (self.tokens is None) == (self.input_ids is None):
             raise InvalidRequest("one of tokens and input_ids is needed", "tokens")

@@ -1,9 +1,9 @@
 """`/watch`: the engine at work, as server-sent events.
 
-    event: state     what the engine does now: whole at first, then what has changed
-    event: engine    it cannot be asked at the moment, and why; `state` events follow once it can
+    event: state     what the engine does now: whole at first, then the changes
+    event: engine    the engine cannot be asked now, and why; `state` events resume once it can
 
-docs/serve/watch.md says what is in them.
+docs/serve/watch.md describes the content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
     feed = WatchFeed(service.engine)
 
-    @routes.get("/watch", include_in_schema=False)  # endless: nothing for who tries all endpoints
+    @routes.get("/watch", include_in_schema=False)  # would hang tools that try all endpoints
     async def watch(
         request: Request, events: Annotated[int | None, Query(ge=1)] = None
     ) -> StreamingResponse:
@@ -46,7 +46,7 @@ def router(service: Service) -> APIRouter:
 
 
 class FeedResponse(StreamingResponse):
-    """Events for a reader that takes them; one that does not is hung up on."""
+    """Events for a reader that keeps up; a reader that stalls is disconnected."""
 
     def __init__(self, stream: AsyncIterator[bytes], stall_s: float) -> None:
         """`stall_s`: how long a write may wait for the reader."""

@@ -1,4 +1,4 @@
-"""One question to the engine for all who watch, four times a second, and only while one does."""
+"""Polls the engine once for all watchers, four times a second, only while somebody watches."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CALL_TIMEOUT_S = 10.0
 
 
 class Watcher:
-    """What one client has still to be sent: never more than one event.
+    """What one client has still to receive: never more than one event.
 
-    Who takes its events too slowly is given the whole picture next, not what it has missed.
+    A client that reads too slowly gets the whole picture next, not the changes it missed.
     """
 
     def __init__(self, picture: Picture, namespace: str | None) -> None:
-        """`namespace`: all that it may read; None: everything."""
+        """`namespace`: the only one it may read; None: everything."""
         self._picture = picture
         self._namespace = namespace
         self._waiting: bytes | None = None
@@ -61,7 +61,7 @@ class Watcher:
 
 
 class WatchFeed:
-    """Owns the picture, those who see it, and the task that asks the engine."""
+    """Owns the picture, its watchers, and the task that polls the engine."""
 
     def __init__(self, engine: EngineLink) -> None:
         self._engine = engine
@@ -74,7 +74,7 @@ class WatchFeed:
 
     @contextmanager
     def watcher(self, namespace: str | None) -> Iterator[Watcher]:
-        """A new one, for as long as the block lasts."""
+        """A new watcher, for the duration of the block."""
         watcher = Watcher(self._picture, namespace)
         self._watchers.add(watcher)
         if self._task is None or self._task.done():
@@ -85,7 +85,7 @@ class WatchFeed:
             self._watchers.discard(watcher)
 
     async def _run(self) -> None:
-        """Ask while anybody watches."""
+        """Poll while anybody watches."""
         while self._watchers:
             try:
                 answer = await self._ask()

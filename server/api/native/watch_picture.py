@@ -1,7 +1,7 @@
-"""What all watchers see: the engine's answers put together, and the rates that follow from them.
+"""The state that all watchers see: the engine's reports combined, and the rates computed from them.
 
-The engine tells changes. Here they become the whole picture, so that a new watcher, or one that was
-too slow for the changes, is given all of it without another question to the engine.
+The engine reports changes. Here they are merged into the whole picture, which a new watcher, or one
+too slow for the changes, receives without another question to the engine.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections import deque
 from typing import Any
 
 MAX_STEPS = 256  # in a whole picture
-RATE_S = 1.0  # rates are means over so long
+RATE_S = 1.0  # rates are means over this period
 HIT_RATE_S = 10.0
 OWNER = 12  # the place of the owner's label in a node's row
 ROOT = 2
 
 
 class Picture:
-    """Owns what is known of one engine since it was first asked."""
+    """Owns what is known of one engine since the first poll."""
 
     def __init__(self) -> None:
         self.run: str | None = None
@@ -40,7 +40,7 @@ class Picture:
         }  # fmt: skip
 
     def take(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Put an answer in; it as an event's data for those who have seen all before."""
+        """Merge a report; returns the event's data for watchers who have seen everything before."""
         is_new = answer["run"] != self.run
         if is_new:
             self._forget()
@@ -65,7 +65,7 @@ class Picture:
         return {**self._last, "is_whole": is_new or tree["is_whole"]}
 
     def whole(self) -> dict[str, Any]:
-        """Everything, for those who have seen nothing."""
+        """Everything, for watchers who have seen nothing."""
         steps = list(self._steps)[-MAX_STEPS:]
         return {
             **self._last,
@@ -82,8 +82,8 @@ class Picture:
         }
 
     def seen_from(self, event: dict[str, Any], namespace: str) -> dict[str, Any]:
-        """An event's data as who may see one namespace only sees it: of other namespaces' nodes and
-        requests the numbers, without texts and names."""
+        """An event's data for a caller who may see one namespace only: nodes and requests of other
+        namespaces keep their numbers, without texts and names."""
         roots = event["tree"]["roots"]
         own = {int(number) for number, name in roots.items() if is_within(name, namespace)}
         tree = {
@@ -110,7 +110,7 @@ class Picture:
         }  # fmt: skip
 
     def _forget(self) -> None:
-        """Another engine answers, or one that has forgotten what it told."""
+        """Reset: another engine reports, or one that has lost track of what it reported."""
         self.last_step = 0
         for kept in (self._steps, self._names, self._counts):
             kept.clear()
@@ -146,8 +146,8 @@ class Picture:
 
 
 def is_within(name: str, namespace: str) -> bool:
-    """Whether a namespace is a caller's own, or a salted part of it; who has none of his own knows
-    of no salt whose it is."""
+    """Whether a namespace is the caller's own or a salted part of it; for a caller without a
+    namespace a salted one never is, since its owner is unknown."""
     return name == namespace or (bool(namespace) and name.startswith(f"{namespace}#"))
 
 

@@ -1,1 +1,1 @@
-"""OpenAI's endpoints: fields in, wording out."""
+"""OpenAI's endpoints: request fields and response formats."""

@@ -1,4 +1,4 @@
-"""Messages of a chat as OpenAI's API has them, and as the chat template is to see them."""
+"""Chat messages in OpenAI's format, converted for the chat template."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ChatMessage(BaseModel):
     function_call: Any = None
 
     def plain(self, index: int) -> Message:
-        """As a template sees it that knows all this; "developer" is today's name of "system".
-        Raises InvalidRequest; `index`: among the messages."""
+        """The message for a template that knows all fields; "developer" is today's name of
+        "system". Raises InvalidRequest; `index`: among the messages."""
         self._check(f"messages.{index}")
         text = text_of(self.content or "", f"messages.{index}.content")
         fields = self._fields(has_text=bool(text))
@@ -85,7 +85,7 @@ class ChatMessage(BaseModel):
 def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Message]:
     """The messages as this model's template can write them.
 
-    One that knows no calls gets these as text of the assistant's, as JSON, and results as a user's
+    A template without calls gets them as JSON text of the assistant, and results as a user's
     message, each led by the function's name. Raises InvalidRequest where calls have no results.
     """
     for message, follows in pairwise([*messages, None]):
@@ -104,7 +104,7 @@ def _calls_of(message: Message) -> Sequence[Any]:
 
 
 def _without_unread(message: Message, chat_format: ChatFormat) -> Message:
-    """Reasoning that a template does not write would only cost time."""
+    """Drop reasoning that the template does not write: it would only cost time."""
     if message.fields is None or chat_format.knows_reasoning:
         return message
     fields = json.loads(message.fields)

@@ -1,4 +1,4 @@
-"""Fields of a request that say what the output must be, under each name that clients use.
+"""Request fields that constrain the output, under each name that clients use.
 
 OpenAI's `response_format`; SGLang's `regex`, `ebnf`, `json_schema`, `structural_tag`; vLLM's
 `guided_*` and `structured_outputs`. Exactly one of them may be given.
@@ -38,7 +38,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchemaFormat | None = None
 
     def asked(self) -> dict[str, Any]:
-        """What it is for `constraint_of`."""
+        """The arguments for `constraint_of`."""
         if self.type == "json_object":
             return {"is_json_object": True}
         if self.type == "structural_tag":
@@ -69,7 +69,7 @@ class StructuredOutputs(BaseModel):
     disable_fallback: bool | None = None
 
     def asked(self) -> dict[str, Any]:
-        """What it is for `constraint_of`, which refuses more than one. Raises InvalidRequest."""
+        """The arguments for `constraint_of`, which refuses more than one. Raises InvalidRequest."""
         if self.disable_additional_properties:
             name = "structured_outputs.disable_additional_properties"
             raise InvalidRequest.of(name, True, 'false; the schema says "additionalProperties"')
@@ -85,7 +85,7 @@ class StructuredOutputs(BaseModel):
 
     @property
     def _whitespace(self) -> Whitespace | None:
-        """Only where there is JSON: clients send it with anything."""
+        """Only where the constraint is JSON: clients send it with anything."""
         has_json = self.json_ is not None or self.json_object or self.structural_tag is not None
         if self.disable_any_whitespace is None or not has_json:
             return None
@@ -115,11 +115,11 @@ class ConstraintFields(BaseModel):
 
     @property
     def constraint_field(self) -> str | None:
-        """The field that gives the constraint, if one does."""
+        """The field that gives the constraint, if any does."""
         return next(iter(self._asked()), None)
 
     def constraint(self) -> Constraint | None:
-        """What the output must be. Raises InvalidRequest that names the field."""
+        """The output's constraint. Raises InvalidRequest that names the field."""
         self._refuse_patterns()
         asked = self._asked()
         if len(asked) > 1:
@@ -151,7 +151,7 @@ class ConstraintFields(BaseModel):
                 raise InvalidRequest.of(name, value, allowed)
 
     def _asked(self) -> dict[str, dict[str, Any]]:
-        """By field, what is asked for in the words of `constraint_of`."""
+        """By field, the arguments for `constraint_of`."""
         names = {
             "regex": "regex",
             "ebnf": "ebnf",

@@ -1,4 +1,4 @@
-"""The content of a chat's message: text, or a list of parts of which only text is known here."""
+"""The content of a chat message: text, or a list of parts; only text parts are supported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....errors import InvalidRequest
 class ContentPart(BaseModel):
     """A part of a message; a model's earlier refusal is text that it wrote."""
 
-    model_config = ConfigDict(extra="allow")  # an image's fields, so that it is refused by its type
+    model_config = ConfigDict(extra="allow")  # an image: refused by its type
 
     type: str
     text: str | None = None
@@ -20,7 +20,7 @@ class ContentPart(BaseModel):
 
 
 def text_of(content: str | Sequence[ContentPart], field: str) -> str:
-    """All text; `field` is where the content stands. Raises InvalidRequest naming the part."""
+    """All text; `field`: path of the content. Raises InvalidRequest naming the part."""
     if isinstance(content, str):
         return content
     return "".join(_text_of_part(part, f"{field}.{i}") for i, part in enumerate(content))

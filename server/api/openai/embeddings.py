@@ -59,8 +59,8 @@ class EmbeddingRequest(BaseModel):
     lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)
 
     def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
-        """One for each input; `model`: what the engine says of its embeddings. Raises
-        HTTPException where it makes none, InvalidRequest for fields at fault."""
+        """One program per input; `model`: the engine's report on its embeddings. Raises
+        HTTPException where it computes none, InvalidRequest for fields at fault."""
         if model["refusal"] is not None:
             raise HTTPException(400, f"this model gives no embeddings: {model['refusal']}")
         if self.dimensions is not None and self.dimensions > model["size"]:
@@ -99,7 +99,7 @@ def _answer(model: str, body: EmbeddingRequest, answers: Sequence[dict[str, Any]
 
 
 def _vector(body: EmbeddingRequest, values: list[float]) -> list[float] | str:
-    """As it was asked for: perhaps its first values only, scaled to length 1 again."""
+    """In the requested form: perhaps only its first values, scaled to length 1 again."""
     if body.dimensions is not None:
         values = values[: body.dimensions]
         if body.normalize:

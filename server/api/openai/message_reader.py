@@ -1,4 +1,4 @@
-"""The seam between an answer and what is read out of it: content, tool calls, reasoning."""
+"""The interface that parses an output into content, tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Delta = dict[str, Any]  # a `delta` of a chunk: some of content, reasoning_conte
 
 
 class MessageReader(Protocol):
-    """Reads the output of one sample; a reader is fed a stream or asked once, never both."""
+    """Parses the output of one sample; is fed a stream or called once, never both."""
 
     def message(self, outcome: Outcome) -> tuple[dict[str, Any], str]:
         """The whole message without its role, and the finish reason."""
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What a stream says of fresh text; nothing where it has to wait for more."""
+        """The deltas of fresh text; empty where it has to wait for more."""
 
     def finish(self, outcome: Outcome) -> tuple[Sequence[Delta], str]:
-        """What a stream has yet to say when the sample has ended, and the finish reason."""
+        """The remaining deltas when the sample has ended, and the finish reason."""
 
     def num_reasoning_tokens(self, outcome: Outcome) -> int:
-        """How many of the output's tokens were reasoning; asked after `message` or `finish`."""
+        """How many of the output's tokens were reasoning; called after `message` or `finish`."""
 
 
 class PlainReader:

@@ -47,7 +47,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 def _adapter(service: Service, told: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM's and SGLang's: `root` is the adapter's folder, `parent` the base model; and
-    `revision`, which the namespace of its KV ends with."""
+    """As vLLM and SGLang list it: `root` is the adapter's folder, `parent` the base model; and
+    `revision`, with which the namespace of its KV ends."""
     own = {"id": told["name"], "root": told["path"], "parent": service.model}
     return {**_model(service), **own, "created": told["loaded_s"], "revision": told["revision"]}

@@ -1,6 +1,6 @@
-"""Fields of OpenAI's, SGLang's and vLLM's APIs that change nothing here, or that cannot be had.
+"""Fields of OpenAI's, SGLang's and vLLM's APIs that have no effect or are not supported here.
 
-What would have changed the answer is refused unless it asks for what happens anyhow.
+A field that would have changed the output is refused unless it asks for what happens anyhow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NO_LIST: tuple[Any, ...] = (None, [], {})
 _OFF = (None, False)
 _LEFT_OUT = "left out"
 
-# What may be asked for, and the same in words.
+# The allowed values, and the same in words.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((None,), "left out: the model makes text only"),
     "modalities": ((None, [], ["text"]), '["text"]'),
@@ -64,7 +64,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 class OtherFields(BaseModel):
     """Known by name and of no effect, or refused by `refuse_others`."""
 
-    # Of no effect on what is generated.
+    # No effect on what is generated.
     user: Any = None
     safety_identifier: Any = None
     metadata: Any = None
@@ -88,7 +88,7 @@ class OtherFields(BaseModel):
     routed_dp_rank: Any = None
     data_parallel_rank: Any = None
 
-    # Of no effect for one value, and refused with any other: see _REFUSED.
+    # No effect for one value, and refused with any other: see _REFUSED.
     audio: Any = None
     modalities: Any = None
     web_search_options: Any = None
@@ -132,7 +132,7 @@ class OtherFields(BaseModel):
     task: Any = None
 
     def refuse_others(self) -> None:
-        """Raises InvalidRequest naming what cannot be honoured."""
+        """Raises InvalidRequest naming a field that cannot be honoured."""
         for name in self.model_fields_set & _REFUSED.keys():
             value = getattr(self, name)
             harmless, allowed = _REFUSED[name]

@@ -28,7 +28,7 @@ class ReasoningFields(BaseModel):
     include_reasoning: bool = True
 
     def template_variables(self, chat_format: ChatFormat) -> dict[str, Any]:
-        """What of the fields the model's template reads. Raises InvalidRequest."""
+        """The fields that the model's template reads. Raises InvalidRequest."""
         given = self.chat_template_kwargs or {}
         for name in _NOT_THE_CLIENTS:
             if name in given:
@@ -46,7 +46,7 @@ class ReasoningFields(BaseModel):
     def reasoning_warnings(
         self, variables: Mapping[str, Any], chat_format: ChatFormat
     ) -> list[str]:
-        """What of the fields changes nothing, as the template does not read it."""
+        """Warnings for fields that change nothing, as the template does not read them."""
         unread = sorted(set(self.chat_template_kwargs or ()) - set(variables))
         found = []
         if unread:
@@ -61,7 +61,7 @@ class ReasoningFields(BaseModel):
     def reasoning_use(
         self, chat_format: ChatFormat, *, starts_inside: bool, must_split: bool
     ) -> ReasoningUse | None:
-        """`must_split`: what follows the reasoning can be read only without it."""
+        """`must_split`: what follows the reasoning can be parsed only without it."""
         if chat_format.reasoning is None or not (self.separate_reasoning or must_split):
             return None
         return ReasoningUse(

@@ -1,6 +1,6 @@
-"""What the answers of OpenAI's completion endpoints have in common.
+"""What the responses of OpenAI's completion endpoints have in common.
 
-A chunk of a stream costs its text: all that stays the same is encoded once, when its sample begins.
+A stream's chunk costs its text: the fixed parts are encoded once, when its sample begins.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _TIMES = ("queue_s", "prefill_s", "decode_s", "latency_s")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a client asked of an answer's form."""
+    """The response options that a client requested."""
 
     n: int = 1  # choices for each prompt
-    num_drawn: int | None = None  # samples of each prompt, of which the n likeliest are told
+    num_drawn: int | None = None  # samples of each prompt, of which the n likeliest are returned
     includes_usage: bool = False  # in the last chunk of a stream
     has_running_usage: bool = False  # in every chunk
     has_token_ids: bool = False
-    num_logprobs: int | None = None  # of the likeliest tokens at each place
-    num_prompt_logprobs: int | None = None  # the same of the prompt: vLLM's field
-    has_stop_text: bool = False  # the text goes on to the end of the stop string
+    num_logprobs: int | None = None  # of the likeliest tokens at each position
+    num_prompt_logprobs: int | None = None  # the same for the prompt: vLLM's field
+    has_stop_text: bool = False  # the text includes the stop string
     has_timing: bool = False
 
     @property
     def needs_token_ids(self) -> bool:
-        """Whether a stream has to know them."""
+        """Whether a stream needs them."""
         return self.has_token_ids or self.has_running_usage
 
 
@@ -60,14 +60,14 @@ def usage(
 
 
 def timing(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """In seconds; of several samples the longest, and the first token of the soonest."""
+    """In seconds; of several samples the longest, and the earliest first token."""
     longest = {name: max(outcome.meta[name] for outcome in outcomes) for name in _TIMES}
     soonest = min(outcome.meta["time_to_first_token_s"] for outcome in outcomes)
     return {**longest, "time_to_first_token_s": soonest}
 
 
 class Sample:
-    """What a stream has said of one sample, and the tokens that wait to go with its next chunk."""
+    """What has been streamed of one sample, and the tokens held for its next chunk."""
 
     __slots__ = ("cached_tokens", "index", "logprobs", "num_tokens", "prompt_tokens", "token_ids")
 
@@ -78,7 +78,7 @@ class Sample:
         self.num_tokens = self.prompt_tokens = self.cached_tokens = 0
 
     def hold(self, piece: Piece) -> None:
-        """Its tokens wait from now on."""
+        """Hold its tokens for the next chunk."""
         if piece.logprobs is not None:
             self.logprobs += piece.logprobs
         if piece.token_ids is not None:
@@ -88,18 +88,18 @@ class Sample:
             self.prompt_tokens, self.cached_tokens = piece.prompt_tokens, piece.cached_tokens
 
     def take_logprobs(self) -> list[dict[str, Any]]:
-        """Those that waited."""
+        """Take the held entries."""
         taken, self.logprobs = self.logprobs, []
         return taken
 
     def take_token_ids(self) -> list[int]:
-        """Those that waited."""
+        """Take the held ids."""
         taken, self.token_ids = self.token_ids, []
         return taken
 
 
 class CompletionReply:
-    """Id, model and time that all bodies of one answer share."""
+    """Id, model and time that all bodies of one response share."""
 
     prefix = ""
     whole_object = ""
@@ -108,7 +108,7 @@ class CompletionReply:
     def __init__(
         self, model: str, wanted: Wanted | None = None, *, fingerprint: str | None = None
     ) -> None:
-        """`fingerprint`: of the model and of what runs it."""
+        """`fingerprint`: of the model and of the software that runs it."""
         self.wanted = wanted = wanted or Wanted()
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head = {
@@ -143,11 +143,11 @@ class CompletionReply:
         raise NotImplementedError
 
     def num_reasoning_tokens(self, outcomes: Sequence[Outcome]) -> int:
-        """Of all samples; asked once their choices or their ends were worded."""
+        """Of all samples; call it after their choices or ends were formatted."""
         return 0
 
     def _chosen(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Of each prompt's samples the n likeliest, numbered anew."""
+        """The n likeliest samples of each prompt, numbered anew."""
         n, drawn = self.wanted.n, self._num_drawn
         if n == drawn:
             return list(outcomes)
@@ -164,7 +164,7 @@ class CompletionReply:
         )
 
     def _with_stop_text(self, outcome: Outcome) -> Outcome:
-        """Its text goes on to the end of the stop string, where that is wanted."""
+        """The outcome with the stop string in its text, where that is requested."""
         stop_text = self._stop_text(outcome)
         return replace(outcome, text=outcome.text + stop_text) if stop_text else outcome
 
@@ -177,27 +177,27 @@ class CompletionReply:
         return {**head, **self._chunk_usage}
 
     def _around_text(self, choice: dict[str, Any]) -> tuple[bytes, bytes]:
-        """The chunk of this choice before and behind TEXT."""
+        """The chunk of this choice before and after TEXT."""
         head, tail = event(self._chunk(choice)).rsplit(orjson.dumps(TEXT), 1)
         return head, tail
 
     def _chunk_of_tokens(
         self, choice: dict[str, Any], sample: Sample, samples: Iterable[Sample]
     ) -> bytes:
-        """A chunk with the ids that waited, where these are wanted."""
+        """A chunk with the held ids, where these are requested."""
         if self.wanted.has_token_ids:
             choice["token_ids"] = sample.take_token_ids()
         return self._event(choice, samples)
 
     def _event(self, choice: dict[str, Any], samples: Iterable[Sample]) -> bytes:
-        """A chunk with the usage of all samples so far, where that is wanted."""
+        """A chunk with the usage of all samples so far, where that is requested."""
         chunk = self._chunk(choice)
         if self.wanted.has_running_usage:
             chunk["usage"] = _running_usage(samples, self._num_drawn)
         return event(chunk)
 
 
-TEXT = "\0text\0"  # stands for the text in a chunk that is encoded beforehand
+TEXT = "\0text\0"  # placeholder of the text in a chunk that is encoded beforehand
 
 
 def extras_of(outcome: Outcome) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def extras_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def prompt_logprobs_of(outcome: Outcome, num_top: int) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: by token id, at each place, nothing at the first."""
+    """vLLM's `prompt_logprobs`: by token id at each position, null at the first."""
 
     def told(entry: dict[str, Any], rank: int | None) -> dict[str, Any]:
         return {"logprob": entry["logprob"], "rank": rank, "decoded_token": entry["token"]}
@@ -223,7 +223,7 @@ def prompt_logprobs_of(outcome: Outcome, num_top: int) -> list[dict[str, Any] | 
 
 
 def fingerprint_of(info: dict[str, Any]) -> str:
-    """`system_fingerprint`: the same while the model, its number format and the kernels are."""
+    """`system_fingerprint`: changes with the model, its number format or the kernels."""
     seen = repr([info[name] for name in ("model", "dtype", "device", "kernels")]).encode()
     return f"fp_{hashlib.blake2b(seen, digest_size=5).hexdigest()}"
 
@@ -235,7 +235,7 @@ def _unlikeliness(outcome: Outcome) -> float:
 
 
 def _running_usage(samples: Iterable[Sample], num_drawn: int) -> dict[str, Any]:
-    """What is known while an answer grows; a prompt counts once."""
+    """Counts while a response grows; a prompt counts once."""
     samples = tuple(samples)
     prompts = {sample.index // num_drawn: sample for sample in samples}.values()
     prompt = sum(sample.prompt_tokens for sample in prompts)

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: items in and out, and conversations that the server remembers."""
+"""OpenAI's Responses API: items in and out, and conversations that the server stores."""

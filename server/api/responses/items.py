@@ -1,4 +1,4 @@
-"""Output items of a response, grown from the deltas of a `MessageReader`, and their events."""
+"""Output items of a response, built from the deltas of a `MessageReader`, and their events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..openai.message_reader import Delta
 
 
 class Events:
-    """Words server-sent events, numbered through."""
+    """Encodes server-sent events with sequence numbers."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -32,7 +32,7 @@ class OutputItems:
         self._grown: list[str] = []  # the open item's text
 
     def say(self, delta: Delta) -> bytes:
-        """Grow by a delta; the events of that."""
+        """Add a delta; returns its events."""
         said = b""
         if thought := delta.get("reasoning_content"):
             said += self._ensure("reasoning")
@@ -49,7 +49,7 @@ class OutputItems:
         return said
 
     def close(self, status: str = "completed", logprobs: list[Any] | None = None) -> bytes:
-        """End the open item, if one is."""
+        """End the open item, if there is one."""
         if not self._is_open:
             return b""
         self._is_open = False

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses: a response object, whole or as the events that build it."""
+"""Responses of /v1/responses: a response object, whole or as the events that build it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnDone = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 class ResponsesReply:
-    """One response. Streamed or not, its items are grown by the same code."""
+    """One response. Streamed or not, the same code builds its items."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class ResponsesReply:
         *,
         num_logprobs: int | None = None,
     ) -> None:
-        """`echo`: what it repeats of its request; `on_done` takes the body and the assistant's
-        message as a chat has it; `num_logprobs`: of each token and so many others."""
+        """`echo`: fields repeated from the request; `on_done` receives the body and the assistant's
+        message in chat format; `num_logprobs`: alternatives reported with each token."""
         self.id = f"resp_{secrets.token_hex(16)}"
         self._reader = reader
         self._on_done = on_done

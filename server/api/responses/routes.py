@@ -1,4 +1,4 @@
-"""`/v1/responses`: make one, continue it, see it again, forget it."""
+"""`/v1/responses`: create, continue, retrieve and delete responses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _owner(caller: Caller) -> tuple[str | None, str]:
 
 
 def _before(store: ResponseStore, caller: Caller, response_id: str | None) -> list[dict[str, Any]]:
-    """The chat up to a response. Raises InvalidRequest."""
+    """The chat up to and including a response. Raises InvalidRequest."""
     if response_id is None:
         return []
     kept = store.get(_owner(caller), response_id)

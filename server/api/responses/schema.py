@@ -1,7 +1,7 @@
-"""Bodies of OpenAI's Responses API, and the same request as a chat.
+"""Bodies of OpenAI's Responses API, and their conversion to a chat request.
 
 What runs on OpenAI's own machines (hosted tools, conversations, background work) is refused, as are
-parts that are no text.
+parts that are not text.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class ResponsesRequest(BaseModel):
         return "message.output_text.logprobs" in (self.include or ())
 
     def messages(self) -> list[ChatFields]:
-        """Its input as messages of a chat. Raises InvalidRequest."""
+        """Its input as chat messages. Raises InvalidRequest."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[ChatFields] = []
@@ -135,7 +135,7 @@ class ResponsesRequest(BaseModel):
         return messages
 
     def chat(self, messages: list[ChatFields]) -> ChatRequest:
-        """The same as a chat of these messages, led by the instructions. Raises InvalidRequest."""
+        """A chat request of these messages, preceded by the instructions. Raises InvalidRequest."""
         self._refuse_hosted()
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         fields: dict[str, Any] = {
@@ -167,7 +167,7 @@ class ResponsesRequest(BaseModel):
         return chat_request({name: value for name, value in fields.items() if value is not None})
 
     def echo(self) -> dict[str, Any]:
-        """What an answer repeats of its request."""
+        """The request fields that a response repeats."""
         choice = self.tool_choice or "auto"
         return {
             "instructions": self.instructions,
@@ -204,7 +204,7 @@ class ResponsesRequest(BaseModel):
 
 
 def _append(messages: list[ChatFields], item: InputItem, field: str) -> None:
-    """An item as a message, or as a part of the assistant's that is being told."""
+    """Append an item as a message, or as a part of the assistant's current turn."""
     if item.type == "message":
         if item.role is None or item.content is None:
             raise InvalidRequest(f"{field}: a message has role and content", field)
@@ -233,7 +233,7 @@ def _append(messages: list[ChatFields], item: InputItem, field: str) -> None:
 
 
 def _turn(messages: list[ChatFields]) -> ChatFields:
-    """The assistant's turn at the end, begun here if there is none."""
+    """The assistant's turn at the end; begun here if there is none."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]

@@ -1,4 +1,4 @@
-"""Responses that later requests may continue: bounded in number, bytes and time."""
+"""Stored responses that later requests may continue: bounded in number, bytes and time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response and the chat that it ended: its own messages and all before them."""
+    """A response and its chat: its own messages and all before them."""
 
-    owner: Hashable  # only who made it may see it
+    owner: Hashable  # only its creator may see it
     body: dict[str, Any]
     input_items: list[Any]
     messages: list[dict[str, Any]]
@@ -27,11 +27,11 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """By id, the oldest forgotten first. A continued response shares its messages with what
-    continues it but counts in full, so that the bound holds whichever of them is forgotten."""
+    """Responses by id; the oldest is dropped first. A continued response shares its messages with
+    its continuation but counts in full, so that the bound holds whichever is dropped."""
 
     def __init__(self, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`ttl_s`: how long a response is kept after it was made."""
+        """`ttl_s`: how long a response is stored after its creation."""
         self._ttl_s = ttl_s
         self._clock = clock
         self._by_id: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -47,7 +47,7 @@ class ResponseStore:
         input_items: list[Any],
         messages: list[dict[str, Any]],
     ) -> None:
-        """Keep a response, unless it alone is too large."""
+        """Store a response, unless it alone is too large."""
         num_bytes = len(orjson.dumps([body, input_items, messages]))
         if num_bytes > MAX_BYTES:
             return
@@ -58,13 +58,13 @@ class ResponseStore:
         self._forget_old()
 
     def get(self, owner: Hashable, response_id: str) -> StoredResponse | None:
-        """None where there is none (any more), or it is another's."""
+        """None where there is none (any more), or it belongs to another owner."""
         self._forget_old()
         kept = self._by_id.get(response_id)
         return kept if kept is not None and kept.owner == owner else None
 
     def remove(self, owner: Hashable, response_id: str) -> bool:
-        """Whether there was one."""
+        """Remove it; returns whether there was one."""
         if self.get(owner, response_id) is None:
             return False
         self.num_bytes -= self._by_id.pop(response_id).num_bytes
