@@ -1,1 +1,1 @@
-"""Carries out a step's plan: inputs, forward, sampler, captured graphs."""
+"""Executes a step's plan: inputs, forward, sampler, captured graphs."""

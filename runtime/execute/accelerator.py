@@ -1,8 +1,8 @@
-"""A device that works beside the host: work is queued on it, and the host goes on.
+"""A device that works asynchronously: the host queues work on it and goes on.
 
 Two kinds. `CudaAccelerator` is a GPU: everything is queued on one stream of its own, so work runs
-in the order in which it was queued, and one step's tensors may be reused by the next. In
-`InterpretedAccelerator` (Triton's interpreter, on a machine without a GPU) tensors lie on the CPU
+in the order in which it was queued, and the next step may reuse one step's tensors. In
+`InterpretedAccelerator` (Triton's interpreter, on a machine without a GPU) tensors are on the CPU
 and everything is done when the call returns. The rest of the device half does not know which it is.
 """
 
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 
 class Event(Protocol):
-    """A moment in the order of the queued work."""
+    """A point in the order of the queued work."""
 
     def wait(self) -> None:
-        """Block the host until all work that was queued before it is done."""
+        """Block the host until all work queued before is done."""
 
     def seconds_since(self, earlier: Event) -> float:
-        """Between two moments that have both passed."""
+        """Seconds between two events that have both passed."""
 
 
 class Accelerator(Protocol):
-    """What the device half needs of a device. One thread at a time."""
+    """What the device half needs of a device. Used by one thread at a time."""
 
-    device: torch.device  # where its tensors lie
+    device: torch.device  # of its tensors
 
     @property
     def is_interpreted(self) -> bool:
@@ -47,25 +47,25 @@ class Accelerator(Protocol):
         """Within it, torch and the kernels queue their work on this accelerator's stream."""
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 of host memory that copies run from and to beside the host."""
+        """[num_bytes] uint8 of host memory that asynchronous copies can use."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Queue a copy between pinned memory and the device, of one dtype and shape."""
 
     def event(self) -> Event:
-        """The moment after all that was queued so far."""
+        """The point after all work queued so far."""
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Do `run` once, and record it: what is returned queues the same work again, over the same
-        tensors, in one launch (or, where it cannot be recorded, in as many as `run` does). All
-        tensors that `run` makes stay within it."""
+        """Run `run` once and record it. The result queues the same work again, over the same
+        tensors, in one launch (or, where it cannot be recorded, in as many as `run` makes). All
+        tensors that `run` creates stay within it."""
 
     def available_bytes(self) -> int:
-        """Memory that may still be taken on the device."""
+        """Memory that may still be allocated on the device."""
 
 
 def accelerator_for(device: str) -> Accelerator:
-    """Of "cuda" or "cuda:N".
+    """The accelerator named "cuda" or "cuda:N".
 
     Raises InvalidRequest where there is no such device.
     """
@@ -83,9 +83,9 @@ def accelerator_for(device: str) -> Accelerator:
 
 
 class CudaAccelerator:
-    """A GPU, through one stream and one pool of memory for all its graphs.
+    """A GPU, with one stream and one memory pool for all its graphs.
 
-    NOTE: graphs share their memory, so what a graph leaves must be used before the next is run.
+    NOTE: graphs share their memory, so a graph's results must be used before the next one runs.
     """
 
     is_interpreted = False
@@ -111,8 +111,8 @@ class CudaAccelerator:
         return CudaEvent(self._stream)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        # The first run compiles kernels and makes cuBLAS's workspaces, which a capture may not; its
-        # results are the step's.
+        # The first run compiles kernels and creates cuBLAS's workspaces, which a capture may not;
+        # it produces the step's results.
         run()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile (copies between tiers).
@@ -122,7 +122,7 @@ class CudaAccelerator:
         try:
             with record:
                 run()
-        except RuntimeError as error:  # no memory left for it, or a call that waits
+        except RuntimeError as error:  # out of memory, or a call that waits
             log.warning("a step cannot be recorded, its launches are made one by one: %s", error)
             return run
         return graph.replay
@@ -135,14 +135,14 @@ class CudaAccelerator:
 
 
 class CudaEvent:
-    """A moment on a stream, recorded when made."""
+    """A point on a stream, recorded at construction."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def wait(self) -> None:
-        # Asked first: a wait is then always a wait, also to who counts them in a profile.
+        # Queried first, so that a profile counts a wait only where the host really waits.
         if not self._event.query():  # type: ignore[no-untyped-call]
             self._event.synchronize()
 
@@ -153,7 +153,7 @@ class CudaEvent:
 
 
 class InterpretedAccelerator:
-    """The CPU, where Triton's interpreter runs the kernels: nothing is ever pending."""
+    """The CPU, on which Triton's interpreter runs the kernels: nothing is ever pending."""
 
     is_interpreted = True
 
@@ -182,13 +182,13 @@ class InterpretedAccelerator:
 
 
 class PassedEvent:
-    """The moment at which it was made."""
+    """The time of its construction."""
 
     def __init__(self) -> None:
         self._at_s = time.perf_counter()
 
     def wait(self) -> None:
-        """It has passed."""
+        """Returns at once: it has passed."""
 
     def seconds_since(self, earlier: Event) -> float:
         assert isinstance(earlier, PassedEvent)

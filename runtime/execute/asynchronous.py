@@ -1,4 +1,4 @@
-"""Steps on an accelerator: `submit` queues a step and returns, `result` waits for its answers.
+"""Steps on an accelerator: `submit` queues a step and returns, `result` waits for its outputs.
 
     host     plan t | lay out, stage, launch | ...plan t+1 ...| read t | ...
     device            copy in | forward, logits | sample | copy out | next step
@@ -23,8 +23,8 @@ from .staging import ReadBack, Staging
 
 
 class AsynchronousSteps:
-    """Carries out plans in their order; at most two are pending. Nothing in `submit` waits for the
-    device, except to capture a graph."""
+    """Executes plans in their order; at most two are pending. `submit` waits for the device only
+    to capture a graph."""
 
     can_overlap = True
 
@@ -65,11 +65,11 @@ class AsynchronousSteps:
         readout = Sampler(plan, wanted, self._vocab_size)
         prepared = self.forward.prepare(inputs, wanted)
         updates = page_updates(plan.rows)
-        # NOTE: the forward pass's arrays come first, so that a graph finds them at their places.
+        # NOTE: the forward pass's arrays come first, so that a graph finds them at fixed offsets.
         arrays = {**prepared.arrays, "page_updates": updates, **readout.arrays()}
         begun = self._accelerator.event()
         staged = self._staging.stage(arrays)
-        # Not in the graph: a cached prefix may be any number of pages.
+        # Not in the graph: the number of page updates varies with the cached prefix.
         if len(updates):
             self._kernels.update_pages(self.forward.page_table, staged["page_updates"])
         hidden, logits = self.forward(prepared, staged)
@@ -89,7 +89,7 @@ class AsynchronousRows:
         self._begun = begun
 
     def result(self, plan: StepPlan) -> StepResult:
-        """Waits for them."""
+        """Wait for the rows' results."""
         rows = self._readout.results(self._read_back.arrays())
         duration_s = self._read_back.done.seconds_since(self._begun)
         return StepResult(plan.step_id, rows, duration_s)
@@ -111,7 +111,7 @@ class AsynchronousStep:
         self._queued = queued
 
     def result(self) -> StepResult:
-        """Waits for the device."""
+        """Wait for the device."""
         plan = self._plan
         result = StepResult(plan.step_id, ()) if self._queued is None else self._queued.result(plan)
         if self._copies is None:

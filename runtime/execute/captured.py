@@ -1,9 +1,9 @@
 """Small steps replay a recorded forward pass, where the kernels can record one.
 
-One recording for each number of tokens up to a limit, with and without adapters, made at the first
-such step. Its inputs are fixed tensors, into which a step's are copied; what a row attends to and
-which adapter a token goes through comes with the plans, so prompts and decode rows of the same
-number of tokens share a recording.
+There is one recording for each number of tokens up to a limit, with and without adapters, made at
+the first such step. Its inputs are fixed tensors, into which a step's inputs are copied; what a row
+attends to and a token's adapter come with the plans, so prompts and decode rows of the same number
+of tokens share a recording.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...kernels.ops import Capture, Captured
 from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
 
-# Past this many tokens the interpreter's share is small, and so is what a recording would save
-# (llama-160m, AMD EPYC: 15% of a step at 1 token, a guess for the limit).
+# Above this many tokens the interpreter's share of a step is small, and so is the gain of a
+# recording (llama-160m, AMD EPYC: 15% of a step at 1 token, a guess for the limit).
 MAX_CAPTURED_TOKENS = 16
 
 
@@ -45,7 +45,7 @@ class CapturedForward:
     def __init__(self, model: Decoder, capture: Capture | None) -> None:
         self._model = model
         self._capture = capture
-        # By number of tokens, and whether with adapters; None: it does more than call kernels.
+        # By (number of tokens, with adapters); None: the pass does more than call kernels.
         self._replays: dict[tuple[int, bool], _Replay | None] = {}
 
     def __call__(self, batch: ForwardBatch) -> Tensor:

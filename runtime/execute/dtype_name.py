@@ -1,4 +1,4 @@
-"""How flags, layouts and reports name a dtype; imports torch for its types only."""
+"""A dtype's name in flags, layouts and reports; imports torch for its types only."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """ "bfloat16" and so on."""
+    """For example "bfloat16"."""
     return str(dtype).removeprefix("torch.")

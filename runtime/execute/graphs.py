@@ -2,12 +2,12 @@
 
 What rows attend to is data, and so are the rows' pages, positions and number: a step of any mix of
 prompt chunks and decodes fills the arrays of the next larger size and replays that size's graph.
-The arrays lie in one buffer of fixed layout, into which a step's are copied on the device.
+The arrays are in one buffer of fixed layout, into which a step's arrays are copied on the device.
 
     a step of 21 tokens   |token_ids 21 + 3|sources 21 + 3|...|attention's lists, as for 24 tokens|
 
-Tokens of padding have no attention, and write their KV to a spare page that no row has. The pass
-ends with the logits of the rows that sample, so that a decode step is this one launch and sampling.
+Padding tokens attend to nothing, and write their KV to a spare page that no row has. The pass ends
+with the logits of the rows that sample, so that a decode step is this one launch plus sampling.
 """
 
 from __future__ import annotations
@@ -58,11 +58,10 @@ def graph_sizes(max_tokens: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PreparedForward:
-    """A step's forward pass on the host: what has to be on the device before `GraphForward` runs
-    it."""
+    """A step's forward pass on the host: what must be on the device before `GraphForward` runs."""
 
     arrays: Arrays
-    # A plan for each kind of attention: a DevicePlan, or what the kernels take as it is.
+    # A plan for each kind of attention: a DevicePlan, or one that the kernels take as it is.
     attention: tuple[object, ...]
     adapters: object | None  # the same for the tokens' adapters; None: no token has one
     padded_tokens: int | None  # None: the step is not padded, nor captured
@@ -73,15 +72,15 @@ class PreparedForward:
 class _Graph:
     inputs: Staged  # at fixed addresses
     replay: Callable[[], None]
-    # NOTE: the graph reads what the plans hold; they must live as long.
+    # NOTE: the graph reads the plans' memory; they must live as long.
     attention: tuple[object, ...]
     adapters: object | None
 
 
 class GraphForward:
-    """Owns the graphs, and the page table and the tokens sampled last, which graphs read.
+    """Owns the graphs, and what they read: the page table and the last sampled tokens.
 
-    Invariant: results of a captured step are in the same tensors as those of any other, valid until
+    Invariant: a captured step's results are in the same tensors as any other step's, valid until
     the next call.
     """
 
@@ -105,11 +104,11 @@ class GraphForward:
         self._config = config
         self._max_rows = table_shape[0]
         self._num_adapter_slots = num_adapter_slots
-        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by size, and whether with adapters
+        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by (size, with adapters)
         self.sizes = sizes
         device = accelerator.device
         self.page_table = torch.zeros(table_shape, dtype=torch.int32, device=device)
-        # [max_running_requests] int64, by row of the plan before
+        # [max_running_requests] int64, by row of the previous plan
         self.previous = torch.zeros(self._max_rows, dtype=torch.int64, device=device)
         largest = sizes[-1] if sizes else 0
         wide = torch.promote_types(dtype, torch.float32)
@@ -123,13 +122,13 @@ class GraphForward:
         return len(self._graphs)
 
     def prepare(self, inputs: StepInputs, wanted: WantedLogits) -> PreparedForward:
-        """Lay out the step's arrays, padded where a size fits."""
+        """Lay out the step's arrays, padded if a size fits."""
         padded = self._padded_size(inputs.num_tokens)
         attention = plan_attentions(
             self._kernels, inputs.attention_rows, self._pool.layers, self._config, padded
         )
         if not all(isinstance(plan, DevicePlan) for plan in attention):
-            padded = None  # the plan holds this step's integers: nothing to replay
+            padded = None  # the plan contains this step's integers: it cannot be replayed
         adapters = None
         if inputs.adapters is not None:
             adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots, padded)
@@ -154,8 +153,8 @@ class GraphForward:
         return PreparedForward(arrays, attention, adapters, padded, len(tokens))
 
     def __call__(self, prepared: PreparedForward, staged: Staged) -> tuple[Tensor, Tensor | None]:
-        """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample;
-        None: no row does."""
+        """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample, or
+        None if no row does."""
         if prepared.padded_tokens is None:
             attention = self._bound(prepared.attention, staged)
             adapters = self._bound_plan("adapters", prepared.adapters, staged)
@@ -176,7 +175,7 @@ class GraphForward:
         return self.sizes[place] if place < len(self.sizes) else None
 
     def _captured(self, prepared: PreparedForward, staged: Staged) -> _Graph:
-        """A graph of this size; its first run is this step's."""
+        """Capture a graph of this size; its first run computes this step."""
         own: dict[str, Field] = {name: staged.fields[name] for name in prepared.arrays}
         inputs = Staged(staged.buffer[: num_bytes_of(own.values())].clone(), own)
         attention = self._bound(prepared.attention, inputs)
@@ -215,7 +214,7 @@ class GraphForward:
 
 
 def _name_of(kind: int) -> str:
-    """Of an attention plan, before the names of its arrays."""
+    """The prefix of the names of an attention plan's arrays."""
     return f"attention{kind}"
 
 

@@ -1,4 +1,4 @@
-"""From a `StepPlan` of plain integers to what one forward pass takes.
+"""Converts a `StepPlan` of plain integers to the inputs of one forward pass.
 
     row 0          row 1      row 2
     |..............|.|........|....|      the flat token axis, T tokens
@@ -32,7 +32,7 @@ NO_SOURCE = -1
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Where the R rows lie on the token axis."""
+    """The places of the R rows on the token axis."""
 
     table_rows: Int64Array  # [R]
     starts: Int64Array  # [R] position of the first input
@@ -77,7 +77,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What goes into a forward pass, on the host. T tokens, R rows."""
+    """The inputs of a forward pass, on the host. T tokens, R rows."""
 
     layout: StepLayout
     token_ids: Int64Array  # [T], 0 where the token is not known yet
@@ -86,7 +86,7 @@ class StepInputs:
     positions: Int64Array  # [T]
     slots: Int64Array  # [T]
     attention_rows: AttentionRows
-    adapters: npt.NDArray[np.int32] | None  # [T] slots, 0 where there is none; None: nowhere
+    adapters: npt.NDArray[np.int32] | None  # [T] slots, 0: no adapter; None: no token has one
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +101,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class WantedLogits:
-    """Which of the step's T hidden states are turned into logits, or summed. N sampled, M
+    """Which of the step's T hidden states are turned into logits, or summed. N are sampled, M
     scored."""
 
     sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample
@@ -116,14 +116,14 @@ class WantedLogits:
 class PageTable:
     """Page ids by table row: `entries` [max_running_requests, max_pages] int32.
 
-    A row's entries past what updates have written are stale and must not be read.
+    A row's entries beyond the written ones are stale and must not be read.
     """
 
     def __init__(self, max_running_requests: int, max_pages: int) -> None:
         self.entries = np.zeros((max_running_requests, max_pages), dtype=np.int32)
 
     def apply(self, rows: Sequence[Row]) -> None:
-        """Write the rows' updates; most are one page (decode), taken in one assignment."""
+        """Write the rows' updates; most are one page (decode), written in one assignment."""
         single_rows, single_firsts, single_pages = [], [], []
         for row in rows:
             update = row.page_update
@@ -141,7 +141,7 @@ class PageTable:
 
 
 class InputBuilder:
-    """Reads plans, one after the other; owns the host's page table."""
+    """Converts plans, one after the other; owns the host's page table."""
 
     def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
         self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
@@ -210,7 +210,7 @@ def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
 
 
 def wanted_logits(plan: StepPlan, layout: StepLayout) -> WantedLogits:
-    """Which hidden states the plan's rows ask logits of."""
+    """Which hidden states the plan's rows need logits of."""
     rows = plan.rows
     sampled = tuple(index for index, row in enumerate(rows) if row.sampling is not None)
     scored = tuple(index for index, row in enumerate(rows) if row.target_ids)
@@ -246,7 +246,7 @@ def _sources(rows: Sequence[Row], layout: StepLayout) -> Int64Array | None:
 
 
 def _scored_tokens(rows: Sequence[Row], scored: Sequence[int], layout: StepLayout) -> Int64Array:
-    """[M] places on the token axis of all targets, row after row."""
+    """[M] places of all targets on the token axis, row after row."""
     parts = []
     for index in scored:
         row = rows[index]

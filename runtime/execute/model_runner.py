@@ -1,7 +1,7 @@
-"""The device half of one engine: loads the model, sizes its KV pool, and carries out step plans.
+"""The device half of one engine: loads the model, sizes its KV pool, and executes step plans.
 
-Decides nothing: which rows run, with which pages, comes in with the plan. How a step is carried out
-differs between a CPU (`in_order`) and an accelerator (`queued`); what both share lies here.
+Decides nothing: the plan says which rows run, with which pages. A CPU (synchronous.py) and an
+accelerator (asynchronous.py) execute steps differently; the code that they share is here.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class ModelRunner:
         num_adapter_slots: int = 0,
         max_adapter_rank: int = 0,
     ) -> None:
-        """Loads the weights, makes room for `num_adapter_slots` adapters (0: none are served), then
-        takes KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of what is free then.
-        Steps of up to `graph_max_tokens` tokens are captured on a GPU.
+        """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
+        then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
+        free. Steps of up to `graph_max_tokens` tokens are captured on a GPU.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -162,14 +162,14 @@ class ModelRunner:
 
     @property
     def can_overlap(self) -> bool:
-        """Whether `submit` may return before the step is computed."""
+        """Whether `submit` may return before the step has been computed."""
         return self.steps.can_overlap
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
-        sample, score and sum hidden states where rows ask for it.
+        sample, score and sum hidden states for the rows that request it.
 
-        A row whose logits or sums are not finite gets `error`; the others are not affected.
+        A row whose logits or sums are not finite gets `error`; other rows are not affected.
         """
         return self.steps.submit(plan)
 
@@ -179,14 +179,13 @@ class ModelRunner:
         return {} if self._adapters is None else self._adapters.modules
 
     def prepare_adapter(self, modules: Sequence[AdapterModule]) -> object:
-        """An adapter's tensors as its slot takes them; any thread's to call."""
+        """An adapter's tensors as its slot takes them; may be called by any thread."""
         assert self._adapters is not None, "this runner has no slots"
         with torch.inference_mode():
             return self._adapters.prepare(modules)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Fill a slot, numbered from 1; steps that were submitted before still see what was
-        there."""
+        """Fill a slot, numbered from 1; steps submitted before still use its old contents."""
         assert self._adapters is not None, "this runner has no slots"
         with torch.inference_mode():
             if self.accelerator is None:
@@ -196,15 +195,15 @@ class ModelRunner:
                 self._adapters.load(slot, adapter.weights)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Submit and wait."""
+        """Submit a step and wait for its result."""
         return self.submit(plan).result()
 
     def warm_up(self, on_graph: GraphProgress | None = None) -> None:
         """Run a short prompt and two decode steps, so that the first request pays no set-up; where
-        kernels are compiled, a step of those that few requests need; on a GPU also the largest
-        step, whose memory is then known to be there, and a graph of every size.
+        kernels are compiled, also a step with the rarely used kernels; on a GPU also the largest
+        step, whose memory is then known to suffice, and capture a graph of every size.
 
-        NOTE: writes to page 0 on; call it before any page is in use.
+        NOTE: writes to pages from 0 on; call it before any page is in use.
         """
         length = min(16, self.max_model_len - 2, self.num_pages * self.page_size - 2)
         if length < 1:
@@ -225,7 +224,7 @@ class ModelRunner:
             self._capture(self.steps.forward.sizes, on_graph)
 
     def _rare_step(self) -> StepPlan:
-        """One token, with all that is done to logits, and a page copied to the host and back."""
+        """One token with every adjustment of logits, and a page copied to the host and back."""
         adjustment = Adjustment(array("i"), array("i", [0]), array("d", [0.0]), array("i"))
         row = Row(0, 0, 0, (0,), sampling=_PENALISED, adjustment=adjustment, mask=0)
         masks = np.full((1, -(-self.config.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
@@ -236,8 +235,8 @@ class ModelRunner:
         )
 
     def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
-        """Largest first, so that the others find the memory that it took; each also for steps with
-        adapters, where they are served."""
+        """Largest first, so that the others reuse its memory; each size also with adapters, if they
+        are served."""
         kinds = (0, 1) if self._num_adapter_slots else (0,)
         wanted = [(size, adapter) for size in reversed(sizes) for adapter in kinds]
         for done, (size, adapter) in enumerate(wanted, 1):
@@ -249,7 +248,7 @@ class ModelRunner:
                 on_graph(done, len(wanted))
 
     def _prompts_of(self, num_tokens: int, adapter: int = 0) -> StepPlan | None:
-        """Prompts of so many tokens in all, as few as can be; None where they do not fit."""
+        """As few prompts as possible with this many tokens in all; None if they do not fit."""
         rows: list[Row] = []
         first_page = 0
         while num_tokens > 0:
@@ -268,7 +267,7 @@ class ModelRunner:
         return self.accelerator is not None and not self.accelerator.is_interpreted
 
     def _available_bytes(self, max_step_tokens: int, max_running_requests: int) -> int | None:
-        """For KV on a GPU, where a step's own tensors are left room for; None: as a CPU has."""
+        """Memory for KV on a GPU, after a step's own tensors; None: a CPU's rule applies."""
         if self.accelerator is None or not self._is_gpu:
             return None
         reserve = step_bytes(
@@ -366,8 +365,8 @@ class ModelRunner:
 
 
 def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:
-    """The dtype to compute in. "auto" is bfloat16 on a GPU, and where this CPU multiplies it
-    natively (AVX512-BF16 or AMX, and oneDNN is not told otherwise); else float32.
+    """The dtype to compute in. "auto" is bfloat16 on a GPU, and on a CPU that multiplies it
+    natively (AVX512-BF16 or AMX, if oneDNN's settings allow it); else float32.
 
     Raises:
         InvalidRequest: an unknown name, or bfloat16 in Triton's interpreter.
@@ -386,11 +385,11 @@ def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether bfloat16 products run natively on this CPU, under ONEDNN_MAX_CPU_ISA too."""
+    """Whether bfloat16 products run natively on this CPU, given ONEDNN_MAX_CPU_ISA."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if limit and limit not in ("DEFAULT", "ALL") and "BF16" not in limit and "AMX" not in limit:
         return False
-    # Private in torch 2.11 to 2.13, so looked for.
+    # Private in torch 2.11 to 2.13, so its presence is checked.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
 
@@ -400,7 +399,7 @@ def _pageable(num_bytes: int) -> torch.Tensor:
 
 
 def _accelerator_of(device: str) -> Accelerator | None:
-    """None: the CPU, which needs none."""
+    """None for the CPU, which needs none."""
     if device == "cpu":
         return None
     if torch.device(device).type != "cuda":

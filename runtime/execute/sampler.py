@@ -1,10 +1,10 @@
-"""What a step makes of its hidden states: tokens, log-probabilities, sums; and the rows' results.
+"""From a step's hidden states to tokens, log-probabilities and sums, and to the rows' results.
 
-    arrays   numpy, of the plan     ->  the device
-    launch   device tensors         ->  answers, device tensors by name
-    results  the answers in numpy   ->  RowResults
+    arrays   numpy, from the plan    ->  the device
+    launch   device tensors          ->  outputs, device tensors by name
+    results  the outputs in numpy    ->  RowResults
 
-The three are called one after the other on a CPU; on an accelerator the answers are read a step
+On a CPU the three are called one after the other; on an accelerator the outputs are read a step
 later. Nothing in `launch` waits for the device.
 """
 
@@ -34,9 +34,9 @@ NON_FINITE = "the model produced non-finite logits"
 NON_FINITE_STATES = "the model produced non-finite hidden states"
 NOTHING_ALLOWED = "the grammar allows no token"
 _NOTHING = RowResult()
-# Scored positions whose logits are in memory at once: 256 x 152k float32 is 155 MB.
+# Scored positions whose logits are in memory at a time: 256 x 152k float32 is 155 MB.
 _SCORED_AT_ONCE = 256
-# Of these, so many have their best tokens found at once (a key of 8 bytes a logit).
+# Of these, positions whose top tokens are found at a time (a key of 8 bytes a logit).
 _TOLD_AT_ONCE = 32
 
 
@@ -47,7 +47,7 @@ class Tensors(Protocol):
 
 
 class Sampler:
-    """One step's; made when the plan is, asked for results when the step is done."""
+    """One step's sampler; made with the plan, asked for results when the step is done."""
 
     def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
         self._plan = plan
@@ -72,8 +72,8 @@ class Sampler:
         previous: Tensor,
     ) -> dict[str, Tensor]:
         """hidden [>= T, hidden_size]; logits [N, vocab_size] of the rows that sample, changed IN
-        PLACE; previous [P] int64: what the rows of the step before sampled, overwritten with what
-        this one's do."""
+        PLACE; previous [P] int64: the tokens sampled by the rows of the previous step, overwritten
+        with this step's."""
         answers: dict[str, Tensor] = {}
         if self._sampling is not None:
             assert logits is not None
@@ -88,14 +88,14 @@ class Sampler:
         return answers
 
     def results(self, answers: Answers) -> tuple[RowResult, ...]:
-        """One a row of the plan; a row whose values are not finite gets `error`."""
+        """One for each row of the plan; a row whose values are not finite gets `error`."""
         results = [_NOTHING] * len(self._plan.rows)
         if self._sampling is not None:
             self._sampling.fill(results, answers)
         if self._scoring is not None:
             self._scoring.fill(results, answers)
         for place, (index, _, _) in enumerate(self._pooled):
-            # A copy: the memory of answers may be the next step's.
+            # A copy: the next step may reuse the outputs' memory.
             results[index] = _pooled(answers["pooled"][place].copy())
         return tuple(results)
 
@@ -142,7 +142,7 @@ class Sampling:
     def launch(
         self, kernels: Kernels, logits: Tensor, staged: Tensors, previous: Tensor
     ) -> dict[str, Tensor]:
-        # What the model said, before it is changed.
+        # The model's own logits, before they are changed.
         said = logits.index_select(0, staged["told"]) if self._told else None
         if self._adjusted:
             adjusted = AdjustedRows(**_fields(AdjustedRows, "adjusted", staged))
@@ -151,7 +151,7 @@ class Sampling:
             kernels.apply_token_mask(logits, staged["masked"], staged["masks"])
         rows = SamplingRows(**_fields(SamplingRows, "sampling", staged))
         token_ids, is_finite = kernels.sample(logits, rows)
-        # A failed row's token is never shown, but a plan made ahead may name it.
+        # A failed row's token is never shown, but a plan made ahead may refer to it.
         previous.index_copy_(0, staged["sampled_rows"], token_ids)
         answers = {"token_ids": token_ids, "is_finite": is_finite}
         if said is not None:
@@ -183,7 +183,7 @@ class Sampling:
 
 
 class Scoring:
-    """The rows of a step that have targets, M of these in all."""
+    """The rows of a step that have targets, M targets in all."""
 
     def __init__(self, plan: StepPlan, wanted: WantedLogits) -> None:
         assert wanted.scored_tokens is not None
@@ -209,7 +209,7 @@ class Scoring:
         return answers | {name: torch.cat(parts) for name, parts in told.items()}
 
     def _tell(self, logits: Tensor, first: int, told: dict[str, list[Tensor]]) -> None:
-        """Add the best tokens at the targets whose logits these are, `first` and after."""
+        """Add the top tokens at the targets from `first` on, whose logits are given."""
         for index, start, end, count in self._wants_tops(logits.shape[-1]):
             own = range(max(start - first, 0), min(end - first, len(logits)), _TOLD_AT_ONCE)
             for at in own:
@@ -219,7 +219,8 @@ class Scoring:
                 told.setdefault(f"target_top_logprobs.{index}", []).append(logprobs)
 
     def _wants_tops(self, vocab_size: int) -> list[tuple[int, int, int, int]]:
-        """(row of the plan, first and end of its targets, tokens told) of the rows that do."""
+        """(row of the plan, first and end of its targets, number of top tokens) for rows that want
+        any."""
         ends = np.cumsum([len(row.target_ids) for _, row in self._rows]).tolist()
         return [
             (index, end - len(row.target_ids), end, min(row.num_top_targets, vocab_size))
@@ -266,7 +267,7 @@ def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> 
 
 
 def _pooled(total: npt.NDArray[np.float64]) -> RowResult:
-    """total [hidden_size]: a sum in float64, whatever the states are in."""
+    """total [hidden_size]: a float64 sum, whatever the states' dtype."""
     if not np.isfinite(total).all():
         return RowResult(error=NON_FINITE_STATES)
     return RowResult(pooled=total)

@@ -1,7 +1,7 @@
 """From sampling parameters and adjustments to the arrays of `kernels.sampling_rows`.
 
 A row's adjusted tokens, from its prompt, output, bias and mask, become distinct entries without a
-sort: each token writes its index to the token's place in a table, and the one that is found there
+sort: each token writes its index to the token's place in a table, and the index found there
 afterwards is the entry. Cost: a scatter, a gather and a few passes over the tokens.
 """
 
@@ -21,7 +21,7 @@ from ..schedule.sampling_params import MIN_TEMPERATURE, SamplingParams
 def sampling_arrays(
     params: Sequence[SamplingParams], positions: npt.NDArray[np.int64]
 ) -> dict[str, npt.NDArray[Any]]:
-    """The fields of SamplingRows by name, for N rows; positions [N]: of each row's new token."""
+    """The fields of SamplingRows by name, for N rows; positions [N]: each row's new token's."""
     num_rows = len(params)
     temperature = np.fromiter([row.temperature for row in params], np.float64, num_rows)
     temperature[temperature < MIN_TEMPERATURE] = 0.0
@@ -37,27 +37,27 @@ def sampling_arrays(
 
 Int64Array = npt.NDArray[np.int64]
 
-# Where a token comes from; a row's tokens lie in this order.
+# Where a token comes from; a row's tokens are in this order.
 _NUM_SOURCES = 4
 _PROMPT, _OUTPUT, _BIAS, _MASKED = range(_NUM_SOURCES)
-# Places of the table, so that it stays in a core's second-level cache or near (a guess).
+# Size of the table, so that it stays in or near a core's second-level cache (a guess).
 _TABLE_SIZE = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class RowAdjustment:
-    """A row of logits that is changed, and what by."""
+    """A row of logits to change, and the changes."""
 
     place: int  # the row's index in the logits
     params: SamplingParams
     adjustment: Adjustment
-    latest: int = -1  # which token of the step before ends the output; -1: the output is known
+    latest: int = -1  # previous step's row whose token ends the output; -1: the output is known
 
 
 def adjusted_arrays(rows: Sequence[RowAdjustment], vocab_size: int) -> dict[str, npt.NDArray[Any]]:
     """The fields of AdjustedRows by name, for R rows, one or more.
 
-    Of the ids that must not be sampled, those beyond the vocabulary cannot be and are left out.
+    Banned ids beyond the vocabulary are left out, as they cannot be sampled anyway.
     """
     parts = [part for row in rows for part in _tokens_of(row, vocab_size)]
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
@@ -104,8 +104,8 @@ def _tokens_of(row: RowAdjustment, vocab_size: int) -> tuple[npt.NDArray[np.intc
 def _distinct(
     token_ids: npt.NDArray[np.intc], starts: Int64Array, vocab_size: int
 ) -> tuple[npt.NDArray[np.bool_], Int64Array]:
-    """Which of the tokens [K] are the entries of their rows, and for each token which entry it
-    means, counted over all rows; row r has the tokens from starts[r] to starts[r + 1]."""
+    """Which of the tokens [K] are the entries of their rows, and for each token the index of its
+    entry, counted over all rows; row r has the tokens from starts[r] to starts[r + 1]."""
     num_rows, order = len(starts) - 1, np.arange(len(token_ids), dtype=np.int32)
     rows_at_once = min(max(1, _TABLE_SIZE // vocab_size), num_rows)
     table = np.empty(rows_at_once * vocab_size, dtype=np.int32)

@@ -3,9 +3,9 @@
     |token_ids..|sources..|positions..|slots..|attention...|sampling...|masks......|
     0           16-byte boundaries
 
-The host fills a buffer while the copy of the one before may still be waiting for the device; a
-buffer's own last copy must be done before it is written again. Where an array lies follows from the
-names, shapes and dtypes before it, so that steps which begin with the same ones lay them out alike.
+The host fills a buffer while the previous buffer's copy may still wait for the device; a buffer is
+written again only after its own last copy is done. An array's offset follows from the names, shapes
+and dtypes before it, so that steps with equal first arrays have the same layout for these.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 from .accelerator import Accelerator, Event
 
 Array = npt.NDArray[Any]
-# As many as steps may be pending.
+# As many as there may be pending steps.
 NUM_BUFFERS = 2
-# Bytes; the widest load of a GPU's thread.
+# Bytes; the widest load of a GPU thread.
 ALIGNMENT = 16
 _TORCH_DTYPES = {
     np.dtype(np.bool_): torch.bool,
@@ -39,7 +39,7 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where one array lies in a buffer."""
+    """The place of one array in a buffer."""
 
     offset: int  # bytes
     dtype: torch.dtype
@@ -47,11 +47,11 @@ class Field:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first byte after it."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The array in a buffer [any] uint8, as a tensor over the same memory."""
+        """The array in a buffer [any] uint8, as a tensor that shares its memory."""
         return buffer[self.offset : self.end].view(self.dtype).view(self.shape)
 
 
@@ -75,8 +75,8 @@ class Staging:
         self._next = 0
 
     def stage(self, arrays: Mapping[str, Array]) -> Staged:
-        """Queue the copy of the arrays to the device. Waits only where so many steps are pending
-        that every buffer's copy is."""
+        """Queue the copy of the arrays to the device. Waits only if the copies of all buffers are
+        still pending."""
         fields = fields_of(arrays)
         num_bytes = num_bytes_of(fields.values())
         buffer = self._buffers[self._next]
@@ -96,7 +96,7 @@ class Staging:
 
 
 def fields_of(arrays: Mapping[str, Array]) -> dict[str, Field]:
-    """Where each array lies, one after the other."""
+    """The arrays' places, one after the other."""
     fields: dict[str, Field] = {}
     offset = 0
     for name, array in arrays.items():
@@ -107,12 +107,12 @@ def fields_of(arrays: Mapping[str, Array]) -> dict[str, Field]:
 
 
 def num_bytes_of(fields: Iterable[Field]) -> int:
-    """How long a buffer of these is."""
+    """The length of a buffer with these fields."""
     return max((field.end for field in fields), default=0)
 
 
 def aligned(num_bytes: int) -> int:
-    """Up to the next boundary."""
+    """Rounded up to the next boundary."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -123,10 +123,10 @@ class _Buffer:
 
 
 class ReadBack:
-    """Owns the pinned memory of one step's answers."""
+    """Owns the pinned memory of one step's outputs."""
 
     def __init__(self, accelerator: Accelerator, answers: Mapping[str, Tensor]) -> None:
-        """Queue the copies."""
+        """Queue the copies to the host."""
         self._fields: dict[str, Field] = {}
         offset = 0
         for name, tensor in answers.items():
@@ -138,6 +138,6 @@ class ReadBack:
         self.done = accelerator.event()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Waits for the copies. The arrays are this object's memory."""
+        """Wait for the copies. The arrays share this object's memory."""
         self.done.wait()
         return {name: field.view(self._host).numpy() for name, field in self._fields.items()}

@@ -20,7 +20,7 @@ from .sampler import Sampler
 
 
 class SynchronousSteps:
-    """Carries out plans one after the other. Owns what a plan may refer to of the one before."""
+    """Executes plans one after the other. Owns the state of a plan that the next may refer to."""
 
     can_overlap = False
 

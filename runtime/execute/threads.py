@@ -3,8 +3,8 @@
 Must be called before torch is imported: OpenMP reads its settings when it is loaded. The default
 was measured, see docs/how-it-works/threads.md: threads that never sleep are fastest on a quiet
 machine and very slow beside a busy process; threads that sleep at once lose much at batch 1. A
-bounded spin has most of both. A small model gets one thread: its operations are too short to share,
-and beside a busy process every barrier of a step can cost a time slice.
+bounded spin has most of both advantages. A small model gets one thread: its operations are too
+short to share, and beside a busy process every barrier of a step can cost a time slice.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DEFAULT_SPIN_US = 50  # for several threads; 43% of the best beside a busy proce
 # One turn of libgomp's loop is a `pause`: 25 ns on an AMD EPYC (Zen 4, measured 2026-11), about
 # twice that on recent Intel cores. libgomp counts turns, not time.
 SPINS_PER_US = 40
-# Below this much of weights, one thread (measured with 9 MB; where two begin to pay is a guess).
+# Below this size of weights, one thread (measured with 9 MB; the break-even point is a guess).
 SMALL_MODEL_BYTES = 64 * 2**20
 
 
 def default_num_threads(model: Path) -> int:
-    """One for a small model, else as many as this process may use cores."""
+    """One for a small model, else the number of cores that this process may use."""
     files = [file for kind in ("*.safetensors", "*.gguf") for file in model.glob(kind)]
     num_bytes = sum(file.stat().st_size for file in files)
     return 1 if num_bytes < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))

@@ -1,12 +1,12 @@
-"""Copies KV between a GPU and the host, bit by bit, as plans say: queued, not waited for.
+"""Copies KV between a GPU and the host, bit by bit, as plans list it: queued, not waited for.
 
     device layers --pack--> staged pages --one copy a run of host pages--> pinned pool
     device layers <-unpack- staged pages <--------------------------------
 
-Everything goes to the queue in which steps are computed, in plan order, which is all the order that
-plans need; a kernel packs the pages of all layers in one launch a part, and a run of host pages is
-one copy. What the host is to get (blocks for the disk) lies in pinned memory of its own, to be read
-when the step's results are. docs/how-it-works/tiers.md says what that costs.
+All work goes to the stream on which steps are computed, in plan order, which is all the ordering
+that plans need. A kernel packs the pages of all layers in one launch a part, and a run of host
+pages is one copy. Payloads for the host (blocks for the disk) are in pinned memory of their own,
+and are read together with the step's results. docs/how-it-works/tiers.md gives the cost.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from .disk.block_key import BLOCK_TOKENS
 from .host_pool import PinnedKVPool
 from .transfer import contiguous_runs
 
-# Device memory of a staging buffer, as long as a copy takes several tens of launches' time (a
-# guess).
+# Device memory of a staging buffer. A copy of this size takes as long as several tens of launches
+# (a guess).
 _MAX_STAGED_BYTES = 64 << 20
 
 
 class Moment(Protocol):
-    """A moment in the order of queued work."""
+    """A point in the order of queued work."""
 
     def wait(self) -> None:
-        """Block the host until all that was queued before is done."""
+        """Block the host until all work queued before is done."""
 
 
 class CopyQueue(Protocol):
-    """The part of an accelerator that copies need; what is queued is done in order."""
+    """The part of an accelerator that copies need; queued work is done in order."""
 
     device: torch.device
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 of pinned host memory; it outlives the copies that were queued."""
+        """[num_bytes] uint8 of pinned host memory; it outlives the copies queued on it."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Queue a copy between pinned memory and the device, of one dtype and shape."""
 
     def event(self) -> Moment:
-        """The moment after all that was queued so far."""
+        """The point after all work queued so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class AsynchronousCopies:
     done: Moment
 
     def payloads(self) -> tuple[Payload, ...]:
-        """Of the plan's BlockSaves, in their order; waits for the copies where there are any. A
-        payload's memory is its own."""
+        """The payloads of the plan's BlockSaves, in their order; waits for the copies if there are
+        any. A payload owns its memory."""
         if self.saved:
             self.done.wait()
         return tuple(block.numpy() for block in self.saved)
@@ -71,7 +71,7 @@ class AsynchronousCopies:
 
 class AsynchronousKVTransfer:
     """Queues the copies of one device's plans, in their order. Called where steps are queued, so
-    that they lie between the steps before and after."""
+    that copies run between the steps before and after."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class AsynchronousKVTransfer:
         self._pages = [make_page_copy(part, self._page_size) for part in device_pool.parts]
 
     def run(self, copies: Iterable[TierCopy]) -> AsynchronousCopies:
-        """Queue the copies; what is queued later finds them done."""
+        """Queue the copies; work queued later sees them done."""
         saved = []
         for copy in copies:
             if isinstance(copy, Transfer):
@@ -184,7 +184,7 @@ class AsynchronousKVTransfer:
         return device
 
     def _copy_in(self, target: Tensor, source: Payload) -> None:
-        """Through pinned memory, for a copy out of any other waits for the device."""
+        """Through pinned memory, since a copy from other memory waits for the device."""
         pinned = self._queue.pinned(source.size)
         pinned.numpy()[:] = source
         self._queue.copy(target, pinned)

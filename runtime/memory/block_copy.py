@@ -1,9 +1,9 @@
 """Copies between a block's bytes and its slots in the device's pool, bit for bit.
 
-A block lies scattered in the pool (any 256 slots of each layer) and in one piece outside of it:
-part after part (kv_layout.py), each [num_layers, num_vectors, 256, vector_bytes]. Slots that follow
-each other are copied as a run; where there are many runs, by index. numpy's copies, for the reason
-that transfer.py gives. docs/how-it-works/tiers.md has the figures.
+A block is scattered in the pool (any 256 slots of each layer) and contiguous outside of it: part
+after part (kv_layout.py), each [num_layers, num_vectors, 256, vector_bytes]. Consecutive slots are
+copied as a run; many runs are copied by index. Uses numpy's copies, for the reason given in
+transfer.py. docs/how-it-works/tiers.md has the figures.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MAX_RUNS = 32
 
 
 def slots_of(pages: Sequence[int], page_size: int) -> Slots:
-    """[len(pages) * page_size]: the slots of pages, in their order."""
+    """[len(pages) * page_size]: the slots of pages, in order."""
     first = np.array(pages, dtype=np.int64) * page_size
     return (first[:, None] + np.arange(page_size)).ravel()
 
 
 def gather_block(memory: Sequence[Bytes], slots: Slots) -> Payload:
-    """The bytes of the block in 256 slots, a copy; `memory` by part, then layer."""
+    """A copy of the bytes of the block in 256 slots; `memory` by part, then layer."""
     payload = np.empty(sum(map(_block_bytes, memory)), dtype=np.uint8)
     runs = _runs(slots)
     for pool, block in _pieces(memory, payload):
@@ -47,7 +47,7 @@ def gather_block(memory: Sequence[Bytes], slots: Slots) -> Payload:
 def scatter_block(
     memory: Sequence[Bytes], slots: Slots, payload: Payload, first_token: int = 0
 ) -> None:
-    """Write the bytes of a block's tokens from `first_token` on to as many slots, all distinct."""
+    """Write the block's tokens from `first_token` on to the same number of distinct slots."""
     expected = sum(map(_block_bytes, memory))
     assert payload.size == expected, f"{payload.size} bytes for a block of {expected}"
     runs = _runs(slots)
@@ -77,7 +77,7 @@ def _block_bytes(pool: Bytes) -> int:
 
 
 def _runs(slots: Slots) -> list[tuple[int, int]] | None:
-    """The index ranges over which slots follow each other; None for more than pay."""
+    """The index ranges of consecutive slots; None where there are too many to copy one by one."""
     breaks = np.flatnonzero(np.diff(slots) != 1) + 1
     if len(breaks) >= _MAX_RUNS:
         return None

@@ -1,4 +1,4 @@
-"""Copies of KV between tiers, as plain data: a step lists them, `memory/` carries them out."""
+"""Copies of KV between tiers, as plain data: a step lists them, `memory/` executes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .disk.block_key import Block
 
 
 class Transfer(NamedTuple):
-    """A copy of whole pages between device and host: `device_pages[i]` and `host_pages[i]` belong
-    together. No two entries of one transfer write the same page."""
+    """A copy of whole pages between device and host: `device_pages[i]` and `host_pages[i]` are a
+    pair. No two entries of one transfer write the same page."""
 
     kind: Literal["store", "load"]  # device to host, host to device
     device_pages: array[int]  # 'i'

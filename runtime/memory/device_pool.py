@@ -6,11 +6,11 @@
 
 with num_slots = (num_pages + num_spare_pages) * page_size and slot = page * page_size + offset.
 
-Heads come before slots, so that what attention gathers is contiguous head by head, as a batched
-matrix product wants it (measured on a CPU, 32 rows of 320 keys, 12 query and 4 KV heads of 64,
+Heads come before slots, so that attention gathers contiguous memory head by head, as a batched
+matrix product needs it (measured on a CPU, 32 rows of 320 keys, 12 query and 4 KV heads of 64,
 bfloat16, one thread: gather and attend 1.4 ms a layer against 5.8 ms with slots first), and a run
-of pages is 2 * num_kv_heads contiguous pieces for tier moves. Page ids only come in from outside;
-who owns a page is the host half's business.
+of pages is 2 * num_kv_heads contiguous pieces for tier copies. Callers pass page ids; the host half
+decides who owns a page.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .kv_layout import KVLayout, KVPart
 
 
 class DeviceKVPool:
-    """Owns the KV memory for the life of the runner. All pages, from 0 on, are usable.
+    """Owns the KV memory for the life of the runner. All `num_pages` pages, from 0 on, are usable.
 
-    Behind them lie spare pages, which no request gets: padding of captured steps is written there.
+    Spare pages follow, which no request gets: padding of captured steps is written there.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DeviceKVPool:
         device: torch.device | str = "cpu",
         num_spare_pages: int = 0,
     ) -> None:
-        """num_spare_pages: behind those that may be handed out, for what is written to no end."""
+        """num_spare_pages: extra pages after the usable ones, for writes that are discarded."""
         self.layout = layout
         self.num_pages = num_pages
         self.page_size = page_size
@@ -60,7 +60,7 @@ class DeviceKVPool:
 def zeroed_parts(
     layout: KVLayout, num_slots: int, device: torch.device
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """For each part and layer [num_vectors, num_slots, vector_bytes] uint8."""
+    """For each part and layer: [num_vectors, num_slots, vector_bytes] uint8."""
     return tuple(
         tuple(
             zeros((part.num_vectors, num_slots, part.vector_bytes), device)
@@ -71,16 +71,16 @@ def zeroed_parts(
 
 
 def zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Bytes of zeros, finite in any dtype; on a CPU they cost no memory and no time until a page is
-    written: numpy asks for fresh mappings where torch.zeros writes them (770 MB took 0.05 s in
-    place of 4 s)."""
+    """Zero bytes, finite in any dtype. On a CPU they take no memory and no time until a page is
+    written: numpy asks for fresh mappings where torch.zeros writes them (770 MB took 0.05 s
+    instead of 4 s)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=torch.uint8, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape), dtype=np.uint8)).view(shape)
 
 
 def _layer(parts: tuple[KVPart, ...], tensors: tuple[Tensor, ...]) -> KVLayer:
-    """What the kernels take for one layer's KV."""
+    """One layer's KV as the kernels take it."""
     views = [
         tensor.view(getattr(torch, part.dtype)) for part, tensor in zip(parts, tensors, strict=True)
     ]

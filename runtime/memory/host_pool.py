@@ -1,7 +1,7 @@
-"""The KV pool in host memory, behind the device's.
+"""The KV pool in host memory, the tier behind the device's.
 
-Behind a CPU's pool it has the same layout, so that a copy is a copy. Behind a GPU's a page lies in
-one piece, so that pages that follow each other cross the bus in one copy of all layers.
+For a CPU's pool it has the same layout, so that copies need no conversion. For a GPU's a page is
+contiguous, so that consecutive pages cross the bus in one copy of all layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .device_pool import DeviceKVPool, zeroed_parts, zeros
 
 
 class HostKVPool:
-    """Owns the host's KV memory for the life of the runner; it costs memory once it is written.
+    """Owns the host's KV memory for the life of the runner; memory is taken when first written.
 
     parts[p][i]  [num_vectors, num_pages * page_size, vector_bytes] uint8
     """
@@ -36,7 +36,7 @@ class HostKVPool:
 
 
 class PinnedKVPool:
-    """The same for a GPU: pinned, which takes the memory at once.
+    """The same for a GPU: pinned, so all its memory is taken at once.
 
     pages  [num_pages, page_bytes] uint8; a page is part after part, each
            [num_layers, num_vectors, page_size, vector_bytes]
@@ -57,9 +57,9 @@ class PinnedKVPool:
 
 
 def _pin(memory: Tensor) -> Callable[[], object]:
-    """Lock memory, so that a GPU copies from and to it beside the host; returns what unlocks it.
+    """Lock memory, so that a GPU copies from and to it asynchronously; returns what unlocks it.
 
-    (torch's own pinned memory comes in powers of two: of a large pool up to half would be waste.)
+    (torch rounds pinned memory up to powers of two: up to half of a large pool would be wasted.)
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))

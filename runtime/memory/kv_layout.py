@@ -1,11 +1,11 @@
-"""What a token's KV is made of: the one answer for pools, tiers, files and estimates of memory.
+"""What a token's KV consists of: the one definition for pools, tiers, files and memory estimates.
 
     plain         kv      2 * num_kv_heads vectors of head_dim      keys, then values
     quantized     values  2 * num_kv_heads vectors of head_dim      one byte a number
                   scales  2 * num_kv_heads vectors of one float32   see kernels/quantized_kv.py
     latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
 
-Whoever moves KV sees none of these, only parts: vectors of so many bytes. Torch-free.
+Code that moves KV sees only parts: vectors of a number of bytes. Torch-free.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUANTIZED = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
-    """What each layer keeps of a token in one tensor: vectors of one width."""
+    """What each layer stores of a token in one tensor: vectors of one width."""
 
     name: str
     num_vectors: int
@@ -60,7 +60,7 @@ class KVLayout:
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto") -> KVLayout:
-        """Of a model computed in `dtype` ("bfloat16"), whose KV is kept so ("auto") or in 8 bits.
+        """For a model computed in `dtype` ("bfloat16"), whose KV has this dtype ("auto") or 8 bits.
 
         Raises InvalidRequest for latents in 8 bits: they are small already.
         """

@@ -1,8 +1,8 @@
 """How many KV pages fit: from an explicit token count, or from a share of the free memory.
 
-Torch-free. On a GPU the caller says what is free once the weights are there and the memory of a
-step (`step_bytes`) is set aside. A CPU's is on Linux the smaller of /proc/meminfo's
-MemAvailable and what the control group leaves; elsewhere what os.sysconf knows.
+Torch-free. On a GPU the caller passes the memory that is free after the weights are loaded and the
+memory of a step (`step_bytes`) is set aside. On a CPU with Linux it is the smaller of
+/proc/meminfo's MemAvailable and what the control group leaves; elsewhere os.sysconf gives it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ...errors import InvalidRequest
 from ..checkpoint.config.model_config import ModelConfig
 from .kv_layout import KVLayout
 
-# A laptop's owner keeps most of it (a guess); the cap below is usually far smaller anyway.
+# On a laptop other programs need most of it (a guess); the cap below is usually far smaller anyway.
 DEFAULT_CPU_MEM_FRACTION = 0.3
-# A GPU's memory is the engine's; the rest is for what the estimate of a step leaves out.
+# The engine has a GPU to itself; the rest is for what the estimate of a step leaves out.
 DEFAULT_GPU_MEM_FRACTION = 0.9
 # cuBLAS's workspaces (32 MB a stream on Hopper), compiled kernels, and the nodes of some fifty
 # graphs of several hundred launches each (a guess, to be measured).
@@ -26,13 +26,13 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_rows: int) -> int:
-    """Memory that the tensors of a step of so many tokens take at a time, at most; an estimate for
-    a GPU. `num_rows`: of logits.
+    """Peak memory of the tensors of a step of this many tokens; an estimate for a GPU.
+    `num_rows`: rows of logits.
 
     One layer's tensors are alive at a time: residual, norm, block output; those of attention; those
     of the feed-forward block. Partial results of attention are float32, some eight a token and
-    8,192 for a few long rows. Logits exist as the product's, as float32 in a graph and outside it,
-    and sampling sorts keys of 8 bytes at worst.
+    8,192 for a few long rows. Logits exist as the product's output, as float32 in a graph and
+    outside it, and sampling sorts keys of 8 bytes at worst.
     """
     width = 4 * config.hidden_size + _attention_width(config) + _feed_forward_width(config)
     head_dim = config.head_dim if config.latent is None else config.latent.latent_dim
@@ -42,7 +42,7 @@ def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_ro
 
 
 def _attention_width(config: ModelConfig) -> int:
-    """Numbers a token: queries, keys, values and attended heads; of latent attention queries before
+    """Numbers a token: queries, keys, values and attended heads; in latent attention queries before
     and after W_UK, attended latents and their values, rotated parts before and after."""
     latent = config.latent
     if latent is None:
@@ -74,8 +74,8 @@ def num_pages_for(
 ) -> int:
     """The number of pages of the pool.
 
-    `max_total_tokens` wins where given. Otherwise `mem_fraction` of the memory that is available
-    now, but never more than every running request at full length could use.
+    `max_total_tokens` takes precedence. Otherwise `mem_fraction` of the memory that is available
+    now, but never more than all running requests at full length could use.
 
     Raises:
         InvalidRequest: a value out of range, or a pool too small for one sequence of
@@ -105,7 +105,7 @@ def num_pages_for(
 
 
 def available_memory_bytes() -> int:
-    """Memory that this process may still take, in bytes."""
+    """Memory that this process may still allocate, in bytes."""
     candidates = [_meminfo_available(), _cgroup_available()]
     known = [value for value in candidates if value is not None]
     return min(known) if known else _sysconf_memory()
@@ -154,7 +154,7 @@ def _cgroup_paths() -> list[Path]:
 
 
 def _read_int(limit_file: Path, used_file: Path) -> int | None:
-    """Limit less use, or None where there is no limit ("max") or no such file."""
+    """Limit minus use, or None where there is no limit ("max") or no such file."""
     try:
         limit, used = int(limit_file.read_text()), int(used_file.read_text())
     except (OSError, ValueError):

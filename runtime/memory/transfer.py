@@ -1,10 +1,10 @@
-"""Copies KV between the tiers, bit by bit, as plans say.
+"""Copies KV between the tiers, bit by bit, as plans list it.
 
-On a CPU both pools are ordinary memory and a copy is numpy's: one memcpy a layer, vector of its KV
-and contiguous run of slots, in the calling thread. (torch hands copies of this size to its thread
-pool, whose barriers cost milliseconds on a machine that has other work.) Pages come in runs, since
-the free lists keep them together; a run of one token costs about as much as an indexed gather of
-one. docs/how-it-works/tiers.md has the figures.
+On a CPU both pools are ordinary memory and copies use numpy: one memcpy for each layer, vector of
+its KV and contiguous run of slots, in the calling thread. (torch hands copies of this size to its
+thread pool, whose barriers cost milliseconds on a machine that has other work.) Pages come in runs,
+since the free lists keep them together; a run of one token costs about as much as an indexed gather
+of one. docs/how-it-works/tiers.md has the figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .host_pool import HostKVPool
 
 
 class KVTransfer:
-    """Carries out the copies of one device's plans, in their order."""
+    """Executes the copies of one device's plans, in their order."""
 
     def __init__(self, device_pool: DeviceKVPool, host_pool: HostKVPool | None) -> None:
         self._page_size = device_pool.page_size
@@ -30,8 +30,8 @@ class KVTransfer:
         self._host = None if host_pool is None else _memory_of(host_pool)
 
     def run(self, copies: Iterable[TierCopy]) -> tuple[Payload, ...]:
-        """Make the copies; they are done when this returns. The payloads of the blocks that were
-        to be saved."""
+        """Make the copies; they are done when this returns. Returns the payloads of the
+        BlockSaves, in order."""
         payloads = []
         for copy in copies:
             if isinstance(copy, Transfer):
@@ -77,5 +77,5 @@ def contiguous_runs(*pages: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _memory_of(pool: DeviceKVPool | HostKVPool) -> list[Bytes]:
-    """Of each part and layer; not a copy."""
+    """The memory of each part and layer; not a copy."""
     return [tensor.numpy() for part in pool.parts for tensor in part]

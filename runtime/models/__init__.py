@@ -1,1 +1,1 @@
-"""Decoder-only models, made of layers."""
+"""Decoder-only models, composed of layers."""

@@ -1,5 +1,5 @@
 """A decoder-only model: embedding, a stack of layers around one residual stream, a norm, and the
-output projection. What its layers are made of, the config says (`families/`)."""
+output projection. The config specifies the layers (`families/`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The layers of decoders: an attention block and a feed-forward block around a residual stream.
 
-They differ in where their norms stand. A layer's output is not yet in the residual stream, so that
-the norm of the layer above adds it in the same pass.
+They differ in where their norms are. A layer returns its output without adding it to the residual
+stream, so that the norm of the next layer adds it in the same pass.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class DecoderLayer(Protocol):
     def __call__(
         self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
     ) -> Tensor:
-        """x: the layer below's output, not yet in `residual` (None: nothing), both
-        [T, hidden_size] -> this layer's, not yet in `residual`, which is updated in place."""
+        """x: the previous layer's output, not yet added to `residual` (None: nothing), both
+        [T, hidden_size] -> this layer's, not yet added to `residual`, which is updated in place."""
         ...
 
 
 def decoder_layer(build: ModelBuild, name: str, index: int) -> DecoderLayer:
-    """The layer that the config describes; name: its name in checkpoints."""
+    """The layer that the config specifies; name: its name in checkpoints."""
     match build.config.norm_placement:
         case "after":
             return PostNormLayer(build, name, index)

@@ -1,4 +1,4 @@
-"""What a model gets to know of a step."""
+"""A model's input for one step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...kernels.ops import KVLayer
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """All that a model's `forward` gets to know of a step. T tokens, R rows."""
+    """All of a model's input to `forward`. T tokens, R rows."""
 
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64, of each token in its own sequence
-    slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct but for padding
+    slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct except for padding
     kv_layers: tuple[KVLayer, ...]
-    # What the kernels' plans made of the R rows, for each of the config's attention_kinds.
+    # The kernels' plans for the R rows, one for each of the config's attention_kinds.
     attention: tuple[object, ...]
-    # What `plan_lora` made of the tokens' adapters; None: no token has one.
+    # The plan of `plan_lora` for the tokens' adapters; None: no token has one.
     adapters: object | None = None

@@ -1,7 +1,7 @@
 """A checkpoint folder's config.json and generation_config.json, read and checked.
 
 Torch-free, so that the host half (tokenizer, scheduler, planning) can read them too. Every problem
-is a `ModelLoadError` that names the file, the field, what was expected and what was found.
+raises a `ModelLoadError` that names the file, the field, what was expected and what was found.
 """
 
 from __future__ import annotations

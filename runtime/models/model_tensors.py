@@ -1,4 +1,4 @@
-"""Which tensors a model has, and which of its modules are linears, as it says while it is built."""
+"""The tensors and linear modules that a model requests while it is built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .layers.build import ModelBuild
 
 
 def model_tensors(config: ModelConfig) -> ModelTensors:
-    """Nothing is read and no memory taken for weights."""
+    """Reads nothing and takes no memory for weights."""
     source = _Names()
     kernels = select_kernels(torch.float32, "cpu", "reference")
     device = torch.device("meta")
@@ -26,7 +26,7 @@ def model_tensors(config: ModelConfig) -> ModelTensors:
 
 
 class _Names:
-    """A `WeightSource` of tensors without contents."""
+    """A `WeightSource` of tensors without contents that records what is requested."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}

@@ -1,8 +1,8 @@
-"""A chat template's marks for a conversation that grows, without rendering it anew at each message.
+"""Role delimiters of a growing conversation, without rendering it whole at each message.
 
-Nearly every template writes a message as its neighbours have it, whatever lies further back. So
-the marks of one more message are read off a short conversation with the same beginning and the same
-end. That is a guess: who uses it renders the whole conversation once before anything is generated.
+Nearly every template writes a message by its neighbours alone, whatever comes earlier. So the
+delimiters of one more message are read off a short conversation with the same beginning and end.
+This is a guess: callers render the whole conversation once before anything is generated.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from ...errors import InvalidProgram
 from .chat_template import ChatTemplate, TemplateArgs, Turn
 
-MIN_TURNS = 8  # shorter conversations are rendered as they are
-_TAIL_TURNS = 4  # at least so many of the last messages are rendered
+MIN_TURNS = 8  # conversations of up to so many messages are rendered whole
+_TAIL_TURNS = 4  # at least this many of the last messages are rendered
 
 
 def grown_marks(
@@ -23,8 +23,8 @@ def grown_marks(
     turn: Turn | None,
     args: TemplateArgs,
 ) -> list[str] | None:
-    """The marks of `turns`, whose own are `delimiters`, with one more message, or with a generation
-    prompt (None). None where that cannot be guessed.
+    """The delimiters of `turns` plus one more message, or plus a generation prompt (`turn` None),
+    given the `delimiters` of `turns`. Returns None where they cannot be guessed.
 
     Raises InvalidProgram with a `field` where the template leaves out the message's content.
     """
@@ -49,8 +49,8 @@ def grown_marks(
 
 
 def _shortened(turns: Sequence[Turn]) -> list[Turn] | None:
-    """The first user's message with what is before it, and some last messages that could follow
-    it; None where that would not be shorter."""
+    """The messages up to the first user's, then last messages that could follow it; None where
+    that is not shorter."""
     first = next((i for i, turn in enumerate(turns[:MIN_TURNS]) if turn.role == "user"), None)
     if first is None or len(turns) <= MIN_TURNS:
         return None

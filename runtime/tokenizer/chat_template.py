@@ -1,13 +1,13 @@
-"""The model's chat template: which marks stand around the messages of a conversation.
+"""The model's chat template: which role delimiters surround the messages of a conversation.
 
-The template (jinja2, sandboxed) is rendered with a placeholder in place of each content, and cut at
-the placeholders. So the runtime learns the marks between contents and never re-tokenizes a content.
-A template that changes contents (say, drops earlier reasoning) therefore cannot do so here.
+The template (jinja2, sandboxed) is rendered with a placeholder in place of each content, and split
+at the placeholders. This yields the delimiters between contents, and contents are never tokenized
+again. A template that changes contents (say, drops earlier reasoning) therefore cannot do so here.
 
-What else clients say (tool calls of earlier turns, tools, variables) is rendered into the marks, in
-which special tokens are recognised. It must not make any: wherever such text holds one, or ends
-like the beginning of one, a seam goes into it, and marks are tokenized piece by piece between
-seams.
+Other client input (tool calls of earlier turns, tools, variables) is rendered into the delimiters,
+in which special tokens are recognised. It must not create any: wherever such text contains a
+special token, or ends like the beginning of one, a seam is inserted, and delimiters are tokenized
+piece by piece between seams.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...errors import InvalidProgram, ModelLoadError
 from .tokenizer import STRUCTURE_MARKS, Tokenizer
 
-_MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' marks
+_MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' delimiters
 _MAX_CACHED_CHARS = 8 * 1024 * 1024
-_MAX_VARIABLES = 64  # that `describe` names
+_MAX_VARIABLES = 64  # how many `describe` lists
 _SWITCHES = ("enable_thinking", "thinking")
 
-# By these the formats are told apart that a template may ask the model to write calls in.
+# Texts that identify the format in which a template asks the model to write tool calls.
 _FORMAT_TOKENS = (
     *STRUCTURE_MARKS,
     "ipython",
@@ -44,7 +44,7 @@ _FORMAT_TOKENS = (
     "reasoning_content",
 )
 
-# How messages with fields are shown: arguments as objects or as text, and what no content is.
+# How to pass messages with fields: (arguments as objects, else as text; stand-in for no content).
 _VARIANTS = ((True, None), (False, None), (True, ""), (False, ""))
 
 _CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -58,16 +58,16 @@ _FALLBACK = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message without its content. `fields`: JSON text of what the template sees beside it."""
+    """A message without its content. `fields`: JSON text of its other fields for the template."""
 
     role: str
     fields: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    has_content: bool = True  # else it is all marks
+    has_content: bool = True  # False: the whole message is part of the delimiters
 
     @classmethod
     def of(cls, role: str, fields: str | None) -> Turn:
-        """Raises InvalidProgram for fields that are no object, or name role or a content."""
+        """Raises InvalidProgram for fields that are not an object, or that set role or content."""
         if fields is None:
             return cls(role)
         try:
@@ -83,18 +83,18 @@ class Turn:
         return cls(role, fields, values, has_content)
 
     def without_content(self) -> Turn:
-        """The same as one that is all marks."""
+        """The same turn, written wholly into the delimiters."""
         return Turn(self.role, self.fields, self.values, has_content=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateArgs:
-    """What a template is told beside messages: tools in OpenAI's format, variables of its own."""
+    """A template's input besides messages: tools in OpenAI's format, and template variables."""
 
     tools: tuple[Any, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
-    key: bytes = b""  # equal for equal ones
-    num_chars: int = 0  # of it all as JSON
+    key: bytes = b""  # equal for equal arguments
+    num_chars: int = 0  # length of all of it as JSON
 
     @classmethod
     def of(cls, tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> TemplateArgs:
@@ -108,8 +108,8 @@ NO_TEMPLATE_ARGS = TemplateArgs()
 
 
 class ChatTemplate:
-    """Renders marks for a list of messages. Raises ModelLoadError for a template that is no
-    jinja2."""
+    """Renders the delimiters of a list of messages. Raises ModelLoadError for a template that is
+    not jinja2."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         source = _find_template(folder, tokenizer.config)
@@ -129,7 +129,7 @@ class ChatTemplate:
         self._variables = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
         self._reads = jinja2.meta.find_undeclared_variables(environment.parse(self._source))
         self.knows_tools = "tools" in self._reads
-        secret = secrets.randbits(64)  # private-use characters and a number: nobody else writes it
+        secret = secrets.randbits(64)  # private-use characters and a number that no text can guess
         self._placeholder = f"\ue000{secret}-{{index}}\ue001"
         self._any_placeholder = re.compile(f"\ue000{secret}-([0-9]+)\ue001")
         self._seam = f"\ue002{secret}\ue001"
@@ -147,11 +147,12 @@ class ChatTemplate:
         open_turn: bool = False,
         args: TemplateArgs = NO_TEMPLATE_ARGS,
     ) -> list[str]:
-        """One text more than there are contents: before the first one, between, after the last.
+        """The texts before the first content, between contents, and after the last: one more than
+        there are contents.
 
-        A role alone is a message without fields. With `open_turn` a generation prompt (an opened
-        assistant's turn) ends the last text. Raises InvalidProgram with the template's own words
-        when it refuses these messages; its `field` names a message whose content is left out.
+        A plain role is a message without fields. With `open_turn` a generation prompt (an opened
+        assistant's turn) ends the last text. Raises InvalidProgram with the template's own message
+        when it refuses these messages; `field` names a message whose content is left out.
         """
         turns = tuple(Turn(m) if isinstance(m, str) else m for m in messages)
         if not args.variables and not self.knows_tools:
@@ -164,17 +165,17 @@ class ChatTemplate:
         return self._cache[key]
 
     def encode(self, delimiter: str) -> list[int]:
-        """Ids of a mark, or of a part of one."""
+        """Ids of a delimiter, or of a part of one."""
         encode = self._tokenizer.encode_delimiters
         return [i for piece in delimiter.split(self._seam) for i in encode(piece)]
 
     def shown(self, delimiter: str) -> str:
-        """A mark as text."""
+        """A delimiter as text."""
         return delimiter.replace(self._seam, "")
 
     def around_answer(self, args: TemplateArgs = NO_TEMPLATE_ARGS) -> tuple[str, str]:
-        """The generation prompt, and what follows an answer, as they are in a short conversation;
-        "" where the template refuses that."""
+        """The generation prompt and the text after an answer, as in a short conversation; "" where
+        the template refuses that."""
         try:
             closed = self.delimiters(["user"], args=args)[-1]
             opened = self.delimiters(["user"], open_turn=True, args=args)[-1]
@@ -184,10 +185,10 @@ class ChatTemplate:
             return "", ""
 
     def describe(self) -> dict[str, Any]:
-        """What an HTTP side needs to know to read what the model writes: the marks that the
-        template mentions or the tokenizer has as tokens (with their ids, if so), the variables that
-        the template reads, and its generation prompts (behind a user's message, behind a tool's
-        result) by what switches reasoning on or off."""
+        """What an HTTP server needs to parse the model's output: the structure tokens that the
+        template mentions or the tokenizer has (with their ids, if so), the variables that the
+        template reads, and its generation prompts (after a user's message, after a tool's result)
+        for each setting that switches reasoning on or off."""
         ids = self._tokenizer.structure_tokens
         markers = [m for m in _FORMAT_TOKENS if m in ids or m in self._source]
         return {
@@ -212,8 +213,8 @@ class ChatTemplate:
         return prompt, self.shown(opened.removeprefix(closed))
 
     def _render(self, turns: Sequence[Turn], open_turn: bool, args: TemplateArgs) -> list[str]:
-        """Calls' arguments are objects, and a content that there is not is None; a template that
-        fails over these gets JSON text, or ""."""
+        """Passes calls' arguments as objects, and a missing content as None; where the template
+        fails on these, as JSON text, or ""."""
         slots = [self._placeholder.format(index=i) for i in range(len(turns))]
         has_fields = any(turn.fields for turn in turns)
         variants = self._variants if has_fields else _VARIANTS[:1]
@@ -229,7 +230,7 @@ class ChatTemplate:
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
                 continue
-            if has_fields:  # the first to be tried from now on
+            if has_fields:  # this variant is tried first from now on
                 self._variants = sorted(self._variants, key=lambda other: other != variant)
             kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
             parts = self._any_placeholder.split(text)
@@ -241,14 +242,14 @@ class ChatTemplate:
         raise InvalidProgram(self.shown(message)) from failure
 
     def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
-        """As the template sees it; it cannot change it."""
+        """The message as the template sees it; the template cannot change it."""
         key = turn, as_objects
         if turn.fields is not None and key not in self._guarded_turns:
             values = dict(turn.values)
             if as_objects and isinstance(calls := values.get("tool_calls"), list):
                 values["tool_calls"] = [_with_object(call) for call in calls]
             values = self._guard.guarded(values)
-            self._make_room(4 * len(turn.fields))  # guess: what values take beside their text
+            self._make_room(4 * len(turn.fields))  # guess: size of the values beside their text
             self._guarded_turns[key] = values
         return {**self._guarded_turns.get(key, {}), "role": turn.role, "content": content}
 
@@ -269,7 +270,7 @@ class ChatTemplate:
         return _joined(pieces)
 
     def _make_room(self, num_chars: int) -> None:
-        """What is kept stays below a bound, by all being dropped when it is reached."""
+        """Keep the caches below a bound: drop everything once it is reached."""
         self._num_cached_chars += num_chars
         if self._num_cached_chars > _MAX_CACHED_CHARS:
             self._cache.clear()
@@ -279,10 +280,10 @@ class ChatTemplate:
 
 
 class _Guard:
-    """Puts seams into texts of clients, so that no special token comes of them."""
+    """Inserts seams into clients' texts, so that they produce no special token."""
 
     def __init__(self, special_texts: Iterable[str], seam: str) -> None:
-        """Letters' case is ignored: a template may change it."""
+        """Ignores letter case: a template may change it."""
         self._seam = seam
         texts = [text for text in special_texts if len(text) > 1]
         delimiters = [text for text in texts if not text[0].isalnum()]
@@ -304,7 +305,7 @@ class _Guard:
         return value
 
     def _guarded_name(self, name: str) -> str:
-        """Words stay: by these a template looks things up."""
+        """Leaves identifiers as they are: a template looks things up by them."""
         return name if name.isidentifier() else self._guarded_text(name)
 
     def _guarded_text(self, text: str) -> str:
@@ -316,7 +317,7 @@ class _Guard:
 
 
 def _with_object(call: Any) -> Any:
-    """A call with its arguments as an object, where they are JSON text of one."""
+    """A call with its arguments as an object, if they are the JSON text of one."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
@@ -330,7 +331,7 @@ def _with_object(call: Any) -> Any:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """The rendering, given up once it is longer than any marks can be."""
+    """The rendered text; gives up once it is longer than any delimiters can be."""
     text = ""
     for piece in pieces:
         text += piece
@@ -340,7 +341,8 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _split(text: str, slots: Mapping[int, str]) -> list[str]:
-    """`slots`: by the message's index, of which not each is there once and in its place."""
+    """Split at `slots`, by message index; each must appear exactly once and in order, or
+    InvalidProgram is raised."""
     delimiters = []
     for index, slot in slots.items():
         before, found, text = text.partition(slot)
@@ -362,7 +364,7 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
         except UnicodeDecodeError as error:
             raise ModelLoadError(f"{path}: not UTF-8: {error}") from error
     template = config.get("chat_template")
-    if isinstance(template, list):  # several named ones
+    if isinstance(template, list):  # several named templates
         entries = [entry for entry in template if isinstance(entry, dict)]
         named = {entry.get("name"): entry.get("template") for entry in entries}
         template = named.get("default") or next(iter(named.values()), None)

@@ -1,11 +1,11 @@
-"""Token ids to text as they come: never half a character, never part of a stop string or of what
-a stop pattern matches.
+"""Token ids to text, incrementally: never half a character, never part of a stop string or of a
+stop pattern's match.
 
     output tokens   t0      t1     t2         t3
     text            |Hel    |lo    |, wor     |ld          `ends[i]`: characters that are final
                                                             once t0..ti are known
-A stop string that begins inside t2 drops t2 and all later tokens; what survives of their text
-(between the end of t1 and the stop string) becomes a text segment of its own.
+A stop string that begins inside t2 drops t2 and all later tokens; the rest of their text (between
+the end of t1 and the stop string) becomes a text segment of its own.
 
 Method: decode a window that starts a few tokens back, hold back a trailing U+FFFD (an unfinished
 character), as vLLM and TGI do. Cost: one decode of a short window a token.
@@ -23,8 +23,8 @@ from .tokenizer import REPLACEMENT, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class StopHit:
-    """Where a stop string or a pattern's match cut the output: tokens kept, and the surviving text
-    after them."""
+    """Where a stop string or a pattern's match cut the output: the tokens kept, and the remaining
+    text after them."""
 
     num_tokens: int
     tail: str
@@ -32,8 +32,8 @@ class StopHit:
 
 
 class Detokenizer:
-    """The text of one growing output. No stop string or pattern is seen that ends within the first
-    `min_tokens` tokens."""
+    """The text of one growing output. Stop strings and patterns that end within the first
+    `min_tokens` tokens are ignored."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Detokenizer:
         self._ids: list[int] = []
         self._window = 0  # the window's first token
         self._read = 0  # tokens whose text is final
-        self._ends: list[int] = []  # per token: len(text) once it was known
-        self._clean: list[bool] = []  # per token: nothing was held back after it
+        self._ends: list[int] = []  # per token: len(text) after it was decoded
+        self._clean: list[bool] = []  # per token: whether no text was held back after it
         self._pieces: list[str] = []
         self._length = 0
         self._tail = ""  # the last characters, for stop strings across tokens
@@ -69,7 +69,7 @@ class Detokenizer:
         return self._text
 
     def append(self, token_id: int) -> StopHit | None:
-        """Take one more token; the stop string that it completes, if any."""
+        """Add one token; returns the stop string that it completes, if any."""
         self._ids.append(token_id)
         fresh = self._decode_window()
         self._extend(fresh)
@@ -84,7 +84,7 @@ class Detokenizer:
         return self._hit(min(found, key=attrgetter("start"))) if found else None
 
     def flush(self) -> None:
-        """The output has ended: bytes that are no whole character become U+FFFD."""
+        """End the output: bytes that are no whole character become U+FFFD."""
         if self._read < len(self._ids):
             decode = self._tokenizer.decode
             before = decode(self._ids[self._window : self._read])
@@ -93,7 +93,7 @@ class Detokenizer:
             self._ends[-1] = self._length
 
     def take_delta(self, *, is_final: bool = False) -> str:
-        """Text not handed out yet; what may become part of a stop string is held back."""
+        """Text not returned before; holds back what may become part of a stop string."""
         until = self._length if is_final else self._length - self._held_back()
         if until <= self._num_emitted:
             return ""
@@ -102,7 +102,7 @@ class Detokenizer:
         return delta
 
     def num_settled(self) -> int:
-        """Tokens, from the first on, whose text was handed out: no stop string drops them now."""
+        """How many leading tokens have had their text emitted: no stop string can drop them."""
         for index in range(self._num_settled, len(self._ends)):
             if self._ends[index] > self._num_emitted:
                 break
@@ -111,7 +111,7 @@ class Detokenizer:
         return self._num_settled
 
     def cut(self, hit: StopHit) -> None:
-        """Drop everything from a stop string on."""
+        """Drop everything from the stop string on."""
         start = (self._ends[hit.num_tokens - 1] if hit.num_tokens else 0) + len(hit.tail)
         self._text = self.text[:start]
         self._pieces, self._length = [self._text], start
@@ -125,7 +125,7 @@ class Detokenizer:
                 self._tail = (self._tail + fresh)[-(self._longest_stop + len(fresh)) :]
 
     def _decode_window(self) -> str:
-        """Text that became final with the last token."""
+        """Text that the last token made final."""
         decode = self._tokenizer.decode
         whole = decode(self._ids[self._window :])
         if whole.endswith(REPLACEMENT):
@@ -135,7 +135,7 @@ class Detokenizer:
         return whole[len(before) :]
 
     def _find_stop(self, num_fresh: int) -> PatternHit | None:
-        """The earliest stop string that ends in the fresh characters."""
+        """The earliest stop string that ends in the new characters."""
         best: PatternHit | None = None
         for stop in self._stop:
             region = num_fresh + len(stop) - 1
@@ -149,7 +149,7 @@ class Detokenizer:
         start = place.start
         first = next(i for i, end in enumerate(self._ends) if end > start)
         while first > 0 and not self._clean[first - 1]:
-            first -= 1  # its first bytes are in the token before: that one goes too
+            first -= 1  # its first bytes are in the token before: drop that one too
         begin = self._ends[first - 1] if first else 0
         return StopHit(first, self.text[begin:start], self.text[start : place.end])
 

@@ -1,9 +1,9 @@
-"""What each token id writes, as bytes: what a grammar over bytes needs to know of a tokenizer.
+"""What each token id writes, as bytes, for grammars over bytes.
 
-Two families are known. Byte-level BPE writes each byte as a printable character (GPT-2's table);
-SentencePiece-like tokenizers write "▁" for a blank and "<0x0A>" for a
-byte without a token. Which of the two it is, the decoder in tokenizer.json says. Special tokens
-write nothing; other added tokens, and special ones that structure an answer, write themselves.
+Two families are supported. Byte-level BPE writes each byte as a printable character (GPT-2's
+table); SentencePiece-like tokenizers write "▁" for a blank and "<0x0A>" for a byte without a token.
+The decoder in tokenizer.json says which of the two it is. Special tokens write nothing; other added
+tokens, and special ones that structure an answer, write themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(folder: Path, tokenizer: Tokenizer) -> list[bytes | None]:
-    """By id; None for ids that write nothing. Of bytes in the middle of a text: what a decoder
-    strips at the very beginning (SentencePiece's first blank) is there.
+    """Bytes by token id; None for ids that write nothing. They are those in the middle of a text:
+    what a decoder strips at the very beginning (SentencePiece's first blank) is included.
 
     Raises ModelLoadError for a tokenizer of neither family.
     """
@@ -47,7 +47,7 @@ def token_bytes(folder: Path, tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 def _decoders(config: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A decoder, or those of a chain."""
+    """A decoder, or the decoders of a sequence."""
     if config is None:
         return
     if config.get("type") == "Sequence":
@@ -58,7 +58,7 @@ def _decoders(config: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _byte_of_symbol() -> dict[str, int]:
-    """GPT-2's table: printable bytes are themselves, the others 256, 257, ..."""
+    """GPT-2's table: printable bytes map to themselves, the others to 256, 257, ..."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     symbols = {chr(byte): byte for byte in printable}
@@ -71,7 +71,7 @@ _SYMBOLS = _byte_of_symbol()
 def _of_symbols(piece: str) -> bytes | None:
     try:
         return bytes([_SYMBOLS[symbol] for symbol in piece])
-    except KeyError:  # never written by the pre-tokenizer: a text cannot have it
+    except KeyError:  # never written by the pre-tokenizer, so no text contains it
         return None
 
 

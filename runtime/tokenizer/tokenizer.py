@@ -1,10 +1,10 @@
 """Text to token ids and back, for one checkpoint folder; knows nothing of requests or KV.
 
-Two encodings exist: of an author's text, in which nothing is special (a user cannot smuggle in an
-end-of-turn token), and of the chat template's marks, in which special tokens are recognised.
+Two encodings exist: of users' text, in which nothing is special (a user cannot smuggle in an
+end-of-turn token), and of the chat template's delimiters, in which special tokens are recognised.
 
-Special tokens write nothing when they are decoded, but for those with which models structure their
-answers (`STRUCTURE_MARKS`): whoever reads tool calls or reasoning out of a text needs these.
+Decoding omits special tokens, except those with which models structure their answers
+(`STRUCTURE_MARKS`): parsers of tool calls and reasoning need these.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tokenizers import Tokenizer as HfTokenizer
 from ...errors import InvalidRequest, ModelLoadError
 
 MAX_TEXT_CHARS = 8 * 1024 * 1024
-LONG_CHARS = 256  # guess: below, looking a text up saves little
-UNLOCKED_CHARS = 16 * 1024  # about 20 ms (Xeon, 2026): below, a thread of its own costs more
+LONG_CHARS = 256  # guess: below, a cache lookup saves little
+UNLOCKED_CHARS = 16 * 1024  # about 20 ms (Xeon, 2026): below, a separate thread costs more
 MAX_KEPT_CHARS = 16 * 1024 * 1024
 REPLACEMENT = "\ufffd"
 STRUCTURE_MARKS = (
@@ -85,17 +85,17 @@ class Tokenizer:
         ids: list[int]
         if len(text) < UNLOCKED_CHARS:
             ids = self._plain.encode(text, add_special_tokens=False).ids
-        else:  # a batch is encoded without the interpreter's lock: other threads can go on
+        else:  # a batch is encoded without the interpreter's lock: other threads can run
             ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def encode_delimiters(self, text: str) -> list[int]:
-        """Ids of what a chat template wrote: special tokens are recognised, no BOS is added."""
+        """Ids of a chat template's delimiters: special tokens are recognised, no BOS is added."""
         ids: list[int] = self._special.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids; bytes that are no character show as U+FFFD."""
+        """Text of ids; bytes that are no whole character become U+FFFD."""
         text: str = self._showing.decode(ids, skip_special_tokens=skip_special)
         return text
 
@@ -109,8 +109,8 @@ class Tokenizer:
         return int(self._special.get_vocab_size(with_added_tokens=True))
 
     def _marks_of_text(self) -> tuple[list[int], list[int]]:
-        """What the post-processor puts before raw text, usually one BOS or nothing, and behind it,
-        which only models of embeddings want."""
+        """The ids that the post-processor puts before raw text (usually one BOS or nothing) and
+        after it (only embedding models have these)."""
         with_marks: list[int] = self._special.encode("a", add_special_tokens=True).ids
         without: list[int] = self._special.encode("a", add_special_tokens=False).ids
         if not without or without[0] not in with_marks:
@@ -124,9 +124,7 @@ class Tokenizer:
 
     def _require_fits(self, path: Path, vocab_size: int) -> None:
         vocabulary = self._special.get_vocab(with_added_tokens=True)
-        self.longest_token_chars = max(
-            map(len, vocabulary), default=1
-        )  # at most so many characters
+        self.longest_token_chars = max(map(len, vocabulary), default=1)  # no token is longer
         largest = max(vocabulary.values(), default=-1)
         if largest >= vocab_size:
             raise ModelLoadError(
@@ -135,8 +133,8 @@ class Tokenizer:
 
 
 class KeptEncodings:
-    """Ids of long texts, so that a batch's constant prefix is tokenized once. The least recently
-    used are dropped beyond MAX_KEPT_CHARS; thread-safe."""
+    """Ids of long texts, so that a batch's constant prefix is tokenized once. Evicts the least
+    recently used beyond MAX_KEPT_CHARS; thread-safe."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[str, array[int]] = OrderedDict()
@@ -144,7 +142,7 @@ class KeptEncodings:
         self._lock = threading.Lock()
 
     def find(self, text: str) -> array[int] | None:
-        """The caller must not change what it gets."""
+        """The ids of a text, if cached. The caller must not change them."""
         with self._lock:
             ids = self._ids.get(text)
             if ids is not None:
@@ -164,7 +162,7 @@ class KeptEncodings:
 
 
 def _showing_marks(path: Path) -> HfTokenizer:
-    """The tokenizer for decoding: to it the marks of structure are nothing special."""
+    """A tokenizer for decoding that treats structure tokens as ordinary ones."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for token in config.get("added_tokens", ()):
         token["special"] = token["special"] and token["content"] not in STRUCTURE_MARKS

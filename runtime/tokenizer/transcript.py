@@ -1,16 +1,16 @@
-"""The tokens of one branch: text, generated ids and chat marks, in the order they were appended.
+"""The tokens of one branch: text, generated ids and role delimiters, in the order of appending.
 
-Token identity: ids are never tokenized again. A text segment is tokenized alone; what a model
-generated stays the ids it generated. Marks of the chat template are appended when the rendering of
-k messages is a prefix of that of k + 1 (nearly always); else the marks are laid anew around the
-same contents, and the radix tree finds out how much of the branch it still has.
+Token identity: ids are never tokenized again. A text segment is tokenized alone; generated ids stay
+as they were generated. Delimiters of the chat template are appended when the rendering of k
+messages is a prefix of that of k + 1 (nearly always); else new delimiters are put around the same
+contents, and the radix tree finds how much of the branch is still cached.
 
     marks     <|begin|><|user|>      <|end|><|assistant|>       <|end|>
     contents                   Hello                     Hi!
 
-An assistant's turn may come back with tool calls, as a client has read them out of what the model
-wrote; the template writes them into a mark. Where that reads as the model wrote it, the turn gets
-the very ids that it was generated with.
+An assistant's turn may come back with tool calls, as a client has parsed them from the model's
+output; the template writes them into a delimiter. Where that reads like the model's output, the
+turn gets the very ids that were generated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tokenizer import Tokenizer
 _ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
 
 FindReplay = Callable[["array[int]", str], "array[int] | None"]
-"""The ids that a model generated behind these ids as this text, where they are known."""
+"""(prompt ids, text) -> the ids that a model generated after the prompt as this text, if known."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class TextChange:
-    """What a role appended to the branch's text; with `replace`, the whole text so far."""
+    """The text that an operation appended to the branch; with `replace`, the whole text so far."""
 
     text: str
     replace: bool = False
@@ -57,15 +57,15 @@ class TextChange:
 class Transcript:
     """Ids of a branch, growing; `copy` gives a fork its own.
 
-    Invariant: `ids` is the raw prefix, then mark, content, mark, content, ... with text that was
-    appended outside of any message (`_loose`) within the mark between its neighbours, where the
-    message before it ended. A message without content is a part of a mark.
+    Invariant: `ids` is the raw prefix, then delimiter, content, delimiter, content, ... Text that
+    was appended outside of any message (`_loose`) is within the delimiter between its neighbours,
+    where the message before it ended. A message without content is part of a delimiter.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate, args: TemplateArgs = NO_TEMPLATE_ARGS
     ) -> None:
-        """`args`: what the template is told beside messages."""
+        """`args`: the template's input besides messages."""
         self._tokenizer = tokenizer
         self._template = template
         self._args = args
@@ -75,10 +75,10 @@ class Transcript:
         self._turns: list[Turn] = []
         self._delimiters: list[str] = []
         self._contents: list[_Run] = []
-        self._loose: dict[tuple[int, int], _Run] = {}  # by mark, and characters of it before
+        self._loose: dict[tuple[int, int], _Run] = {}  # by (delimiter, characters of it before)
         self._is_open = False
-        self._prompt: tuple[array[int], str] | None = None  # of the open turn, if it may be known
-        self._closed: tuple[int, list[str]] = 0, []  # marks of the first so many turns, all closed
+        self._prompt: tuple[array[int], str] | None = None  # of the open turn, if replayable
+        self._closed: tuple[int, list[str]] = 0, []  # delimiters of the first n turns, all closed
         self._is_guessed = False  # `_delimiters` were not rendered as a whole
         self._can_guess = True
 
@@ -105,12 +105,12 @@ class Transcript:
         return self._turns[-1].role if self._is_open else None
 
     def append_text(self, text: str) -> None:
-        """Append a text segment, tokenized alone; the branch's first one is led by BOS."""
+        """Append a text segment, tokenized alone; the branch's first one begins with BOS."""
         self.append_ids(self._tokenizer.encode(text), text)
 
     def append_ids(self, ids: Iterable[int], text: str, *, has_bos: bool = False) -> None:
-        """Append ids that stand for `text`; BOS leads the branch's first ones, unless they have
-        it. What the template leaves out of its message is dropped."""
+        """Append ids that stand for `text`. BOS is put before the branch's first ones, unless they
+        have it. Content that the template leaves out of its message is dropped."""
         if self._is_open and not self._turns[-1].has_content:
             if "content" in self._turns[-1].values and text:
                 raise InvalidProgram("text within a message that was begun as one without content")
@@ -124,13 +124,13 @@ class Transcript:
         self.ids.extend(ids)
 
     def begin_role(self, role: str, fields: str | None = None) -> TextChange:
-        """Open a message; `fields`: JSON text of what the template sees beside role and content.
+        """Open a message; `fields`: JSON text of its fields besides role and content.
 
         Raises InvalidProgram if one is open or the template refuses.
         """
         if self._is_open:
             raise InvalidProgram(f"{role} message begun inside a {self._turns[-1].role} message")
-        if not _ROLE.fullmatch(role):  # it goes into marks, where special tokens are recognised
+        if not _ROLE.fullmatch(role):  # it goes into delimiters, which may hold special tokens
             raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
         turn = self._fitting(Turn.of(role, fields))
         self._prompt = None
@@ -150,7 +150,7 @@ class Transcript:
         return change
 
     def end_role(self, find_replay: FindReplay | None = None) -> TextChange:
-        """Close the open message. Raises InvalidProgram if none is."""
+        """Close the open message. Raises InvalidProgram if there is none."""
         if not self._is_open:
             raise InvalidProgram("no message is open")
         delimiters = self._rendered(self._turns)
@@ -164,13 +164,13 @@ class Transcript:
         return change
 
     def require_content(self) -> None:
-        """Raises InvalidProgram within a message that has none: nothing can be generated there."""
+        """Raises InvalidProgram in a message without content: nothing can be generated there."""
         if self._is_open and not self._turns[-1].has_content:
             raise InvalidProgram("nothing can be generated in a message without content")
 
     def settle(self) -> TextChange | None:
-        """Before anything is generated: have the marks as the template renders them as a whole.
-        What the text is then, where it was another. Raises InvalidProgram."""
+        """Replace guessed delimiters by those of a whole rendering; call before generating. Returns
+        the text now, where it changed. Raises InvalidProgram."""
         if not self._is_guessed:
             return None
         self._is_guessed = False
@@ -192,7 +192,7 @@ class Transcript:
         return change
 
     def _fitting(self, turn: Turn) -> Turn:
-        """The turn, without a content if it is an assistant's that the template writes so."""
+        """The turn; without content for an assistant's turn whose content the template omits."""
         if turn.role != "assistant" or turn.fields is None or not turn.has_content:
             return turn
         try:
@@ -204,15 +204,15 @@ class Transcript:
         return turn
 
     def _prompt_here(self) -> tuple[array[int], str]:
-        """The ids up to a generation prompt's end as they would be here, and the mark that it
-        ends."""
+        """The ids here with a generation prompt appended, and the delimiter that ends with this
+        prompt."""
         prompt, _ = self._template.around_answer(self._args)
         delimiter = (self._delimiters or [""])[-1]
         return self.ids + array("i", self._template.encode(prompt)), delimiter + prompt
 
     def _reuse(self, find_replay: FindReplay, prompt: array[int], prompt_mark: str) -> None:
-        """Put the ids of which the turn that has just ended was generated in place of its own, if
-        it reads as it did. `prompt`: the ids that it was generated from."""
+        """Replace the ids of the turn just closed by those that were generated, if its text is the
+        same. `prompt`: the ids that it was generated from."""
         _, end = self._template.around_answer(self._args)
         whole = self._delimiters[-1]
         if self._turns[-1].has_content:
@@ -225,7 +225,7 @@ class Transcript:
             self.ids = prompt + known + array("i", self._template.encode(end))
 
     def _rendered(self, turns: list[Turn], *, open_turn: bool = False) -> list[str]:
-        """The template's marks, without its BOS where raw text has brought one."""
+        """The template's delimiters, without its BOS where raw text comes before them."""
         before = turns if open_turn else turns[:-1]
         if self._can_guess and len(before) > MIN_TURNS and len(before) == self._closed[0]:
             turn = None if open_turn else turns[-1]
@@ -247,7 +247,7 @@ class Transcript:
         return self._raw
 
     def _lay(self, delimiters: list[str]) -> TextChange:
-        """Make `delimiters` the branch's marks: by appending if that suffices, else anew."""
+        """Make `delimiters` the branch's: by appending if that suffices, else by rebuilding."""
         old = self._delimiters or [""]
         self._delimiters = list(delimiters)
         if delimiters[:-1] == old[:-1] and delimiters[-1].startswith(old[-1]):

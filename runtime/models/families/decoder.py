@@ -1,7 +1,7 @@
-"""What the config.json of all decoder-only families have in common.
+"""The config.json fields that all decoder-only families share.
 
-A family's reader starts from `read_decoder` and replaces what it has of its own. What Hugging Face
-fills in for an absent field is the family's (`Fields.with_defaults`).
+A family's reader starts from `read_decoder` and replaces what differs in its family. Each family
+defines the values that Hugging Face uses for absent fields (`Fields.with_defaults`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.rope_scaling import MAX_POSITIONS, read_rope
 
-# What is made of these before a tensor is missed costs memory; guesses, many times any model's.
+# Larger values would cost memory before a missing tensor is found; guesses, far above any model's.
 _MAX_LAYERS = 10_000
 _MAX_HEAD_DIM = 1 << 16
 
@@ -27,7 +27,7 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
 def read_decoder(
     config: Fields, architecture: str, *, can_rotate_in_part: bool = False
 ) -> DecoderConfig:
-    """Full attention, and no biases: a reader says what its family has.
+    """Assumes full attention and no biases; a family's reader sets what differs.
 
     Raises:
         ModelLoadError: a missing or malformed field, or a value that is not implemented.
@@ -68,7 +68,7 @@ def read_decoder(
 def read_activation(
     config: Fields, field: str = "hidden_act"
 ) -> Literal["silu", "gelu", "gelu_tanh"]:
-    """Absent: silu."""
+    """Silu where the field is absent."""
     name = config.get(field)
     if name is None:
         return "silu"

@@ -77,8 +77,8 @@ def _experts(config: Fields, decoder: DecoderConfig, routing: RoutingOptions) ->
 
 
 def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
-    """What is cached of a token is one row for all heads, whatever number of KV heads is given. V3
-    has one layer more, which predicts a token further for speculative decoding."""
+    """The KV cache has one row a token for all heads, whatever the number of KV heads. V3 has one
+    more layer, which predicts a further token for speculative decoding; it is not read."""
     latent = LatentConfig(
         latent_dim=config.integer("kv_lora_rank"),
         rope_dim=config.integer("qk_rope_head_dim"),
@@ -105,8 +105,8 @@ def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def _scale(config: Fields, latent: LatentConfig) -> float:
-    """Of the scores. YaRN's temperature is in it, as far as it is that of all dimensions and not
-    of the rotated ones alone (Peng et al., "YaRN", section 3.4; DeepSeek-V2, section 3.1.4)."""
+    """The scale of the scores. It includes YaRN's temperature as far as that applies to all
+    dimensions, not just the rotated (Peng et al., "YaRN", section 3.4; DeepSeek-V2, 3.1.4)."""
     scale: float = (latent.nope_dim + latent.rope_dim) ** -0.5
     fields = config.nested("rope_scaling") or config.nested("rope_parameters")
     if fields is None or (fields.get("rope_type") or fields.get("type")) in (None, "default"):

@@ -1,4 +1,4 @@
-"""What all mixtures of experts ask of their numbers."""
+"""The checks on expert counts that all mixtures of experts share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...checkpoint.config.fields import Fields
 
 
 def with_experts(decoder: DecoderConfig, config: Fields, experts: ExpertsConfig) -> DecoderConfig:
-    """The decoder with these experts; without any where no layer has them.
+    """The decoder with these experts, or without any where no layer has them.
 
     Raises:
-        ModelLoadError: groups of unequal size, or fewer experts in reach of a token than it takes.
+        ModelLoadError: groups of unequal size, or a token can reach fewer experts than it takes.
     """
     routing, num_experts = experts.routing, experts.num_experts
     if num_experts % routing.num_groups:

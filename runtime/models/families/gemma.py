@@ -1,8 +1,8 @@
 """Gemma 1 to 3: an embedding scaled by sqrt(hidden_size), norms by 1 + weight, GeGLU.
 
 Gemma 2: norms before and after each block, soft caps, a window in every second layer (Riviere et
-al. 2024, section 2). Gemma 3: norms of queries and keys, a window in five of six layers, which have
-a rotary base of their own.
+al. 2024, section 2). Gemma 3: norms of queries and keys, a window in five of six layers, and a
+separate rotary base for these layers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DEFAULTS_3 = {
 
 
 def read_gemma(config: Fields, architecture: str) -> DecoderConfig:
-    """Old configs say "gelu" and mean its approximation, as Hugging Face knows."""
+    """Old configs say "gelu" and mean its tanh approximation, as Hugging Face treats it."""
     config = config.with_defaults({**_DEFAULTS, "hidden_act": "gelu_pytorch_tanh"})
     decoder = _gemma(config, architecture)
     activation = read_activation(config)
@@ -81,7 +81,7 @@ def read_gemma3(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def read_gemma3_with_images(config: Fields, architecture: str) -> DecoderConfig:
-    """The text model within."""
+    """Reads the text model within."""
     text = config.nested("text_config")
     if text is None:
         raise config.fail("text_config", "an object")
@@ -114,7 +114,7 @@ def _gemma(config: Fields, architecture: str) -> DecoderConfig:
 def _with_options(
     decoder: DecoderConfig, config: Fields, *, default: list[bool], soft_cap: float | None
 ) -> DecoderConfig:
-    """What Gemma 2 and 3 share."""
+    """The options that Gemma 2 and 3 share."""
     scalar = config.number("query_pre_attn_scalar", 256.0)
     scale = None if scalar == decoder.head_dim else scalar**-0.5
     decoder = replace(

@@ -1,4 +1,4 @@
-"""Granite: a Llama with multipliers at the embedding, the scores, the residuals and the logits."""
+"""Granite: Llama with multipliers of the embedding, the scores, the residuals and the logits."""
 
 from __future__ import annotations
 

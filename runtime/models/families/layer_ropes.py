@@ -1,6 +1,6 @@
-"""Rotary embeddings that differ between the layers with a window and the others.
+"""Rotary embeddings that differ between layers with and without a window.
 
-transformers 4   rope_theta and rope_scaling of the others; a field of the family for the window
+transformers 4   rope_theta and rope_scaling without window; a family's own field for the window
 transformers 5   rope_parameters: {"full_attention": {...}, "sliding_attention": {...}}
 """
 
@@ -17,11 +17,11 @@ from ...checkpoint.config.fields import Fields
 def with_window_rope(
     config: Fields, read: Callable[[Fields], DecoderConfig], *, window_theta: str
 ) -> DecoderConfig:
-    """What `read` makes of the config of the layers without a window, and the rotary base of the
-    others, which are never scaled.
+    """The result of `read` for the layers without a window, plus the rotary base of the windowed
+    layers, which are never scaled.
 
-    window_theta: the field that has this base in the layout of transformers 4, where nothing is
-    said of the length before scaling: `max_position_embeddings` is that after it.
+    window_theta: the field of this base in the layout of transformers 4. That layout does not give
+    the length before scaling: `max_position_embeddings` is the length after it.
     """
     nested = config.nested("rope_parameters")
     full: dict[str, Any] = {}

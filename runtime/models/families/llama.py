@@ -1,4 +1,4 @@
-"""Llama 2 to 3.2, and all that are published as such (SmolLM, TinyLlama, Yi, ...)."""
+"""Llama 2 to 3.2, and all models published under its architecture (SmolLM, TinyLlama, Yi, ...)."""
 
 from __future__ import annotations
 

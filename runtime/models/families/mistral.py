@@ -1,5 +1,5 @@
-"""Mistral: a Llama whose layers all see a window. Ministral, by whichever of the two names: the
-layers that `layer_types` lists do."""
+"""Mistral: Llama with a window in all layers. Ministral, under either of its names: a window in the
+layers that `layer_types` lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: a Mistral whose every layer has experts."""
+"""Mixtral: Mistral with experts in every layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OLMo 2: norms after the blocks instead of before, one of all query heads together, and of all key
-heads. OLMo 3 has a window in three of four layers, too, which are rotated unscaled."""
+"""OLMo 2: norms after the blocks instead of before; one norm over all query heads together, and one
+over all key heads. OLMo 3 also has a window in three of four layers, which are rotated unscaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMoE: a Llama whose every layer has experts, and norms of all query heads and of all key heads
+"""OLMoE: Llama with experts in every layer, and norms over all query heads and over all key heads
 together."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Phi-3, Phi-4 and Phi-4-mini: LongRoPE, heads that are rotated in part, a window, and
-fused projections in the checkpoint."""
+"""Phi-3, Phi-4 and Phi-4-mini: LongRoPE, partly rotated heads, a window, and fused projections in
+the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_phi3(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
     for field in ("attention_bias", "mlp_bias", "lm_head_bias"):
         config.restrict(field, False)
-    for field in ("full_attn_mod", "interpolate_factor"):  # what Phi-4-mini's config says is off
+    for field in ("full_attn_mod", "interpolate_factor"):  # Phi-4-mini's config turns these off
         config.restrict(field, 1)
     decoder = read_decoder(_with_longrope(config), architecture, can_rotate_in_part=True)
     window = config.optional_integer("sliding_window")
@@ -28,7 +28,7 @@ def read_phi3(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def _with_longrope(config: Fields) -> Fields:
-    """Early checkpoints call it "su" or "yarn"."""
+    """Early checkpoints name LongRoPE "su" or "yarn"."""
     values: dict[str, Any] = {"original_max_position_embeddings": 4096, **config.values}
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.nested(name)

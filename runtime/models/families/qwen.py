@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5: biases at queries, keys and values. Qwen3: norms of queries and keys instead."""
+"""Qwen2 and 2.5: biases of queries, keys and values. Qwen3: norms of queries and keys instead."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def read_qwen3(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def _with_upper_windows(config: Fields, architecture: str) -> DecoderConfig:
-    """Layers from `max_window_layers` on have the window; checkpoints carry one that counts only
-    with `use_sliding_window`."""
+    """Layers from `max_window_layers` on have the window; the checkpoint's window applies only with
+    `use_sliding_window`."""
     config = config.with_defaults(_DEFAULTS)
     config.restrict("mlp_bias", False)
     config.restrict("use_mrope", False)

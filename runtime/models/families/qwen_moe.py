@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 of which some layers have experts."""
+"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in some layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _experts(config: Fields, decoder: DecoderConfig) -> ExpertsConfig:
     config.restrict("use_sliding_window", False)
     step = config.integer("decoder_sparse_step", default=1)
     dense = config.token_ids("mlp_only_layers")
-    # transformers 5 writes Qwen3-MoE's number by the other name.
+    # transformers 5 writes Qwen3-MoE's number under the other name.
     name = "num_local_experts" if config.get("num_experts") is None else "num_experts"
     return ExpertsConfig(
         layers=tuple(

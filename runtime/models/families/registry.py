@@ -1,7 +1,7 @@
-"""How config.json is read, by the name in its `architectures`.
+"""Selects the reader of config.json by the name in its `architectures`.
 
-A new family is one reader and one line here. What its layers are made of, the reader says in the
-`DecoderConfig`; only a family with a kind of layer that no other has adds one in `models/`.
+A new family is one reader and one line here. The reader specifies the layers in the
+`DecoderConfig`; only a family with a new kind of layer adds a module in `models/`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ARCHITECTURES: dict[str, Reader] = {
 
 
 def read_family(config: Fields) -> DecoderConfig:
-    """Raises ModelLoadError for an architecture that nobody implements, or for a bad field."""
+    """Raises ModelLoadError for an architecture that is not implemented, or for a bad field."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise config.fail("architectures", "a list with the architecture's name")
@@ -64,7 +64,7 @@ def read_family(config: Fields) -> DecoderConfig:
 
 
 def unknown_architecture(name: str) -> str:
-    """What to say of it: the nearest name, and all that there are."""
+    """The error text: the nearest name, and all names that exist."""
     nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.6)
     hint = f" (nearest: {nearest[0]})" if nearest else ""
     known = ", ".join(sorted(ARCHITECTURES))

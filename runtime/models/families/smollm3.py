@@ -1,5 +1,4 @@
-"""SmolLM3: a Llama of which every fourth layer has no rotary embedding (Yang et al., "RNoPE",
-2025)."""
+"""SmolLM3: Llama without rotary embedding in every fourth layer (Yang et al., "RNoPE", 2025)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def read_smollm3(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def _layers_without_rope(config: Fields, num_layers: int) -> tuple[int, ...]:
-    """`no_rope_layers` has a 1 for each layer that rotates."""
+    """`no_rope_layers` has a 1 for each layer with rotary embedding."""
     rotates = config.get("no_rope_layers")
     if rotates is None:
         period = config.integer("no_rope_layer_interval", 4)

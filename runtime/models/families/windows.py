@@ -1,4 +1,4 @@
-"""Which layers see only a window: `layer_types` in config.json, or what a family does without."""
+"""Which layers have a sliding window: `layer_types` in config.json, or the family's default."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def with_windows(
 ) -> DecoderConfig:
     """The decoder with its kinds of attention.
 
-    default [num_layers]: which layers have the window, where config.json does not list them;
-    window: in tokens, None: no layer has one; options: of all layers, but for the window.
+    default [num_layers]: which layers have the window, if config.json does not list them; window:
+    in tokens, None: no layer has one; options: of all layers, except for the window.
     """
     has_window = _listed(config, decoder.num_layers) or list(default)
     if any(has_window) and window is None:

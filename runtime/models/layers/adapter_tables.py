@@ -25,15 +25,15 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter's matrices in the host's memory, for a GPU in pinned memory."""
+    """An adapter's matrices in host memory, pinned for a GPU."""
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]  # by module, of the shapes in the file
 
 
 class AdapterTables:
-    """Owns the matrices, as large as `max_rank` whatever an adapter's rank; see `ops.MakeLora`.
+    """Owns the matrices, padded to `max_rank` for every adapter's rank; see `ops.MakeLora`.
 
-    Layers ask for theirs while the model is built, by which it is known what takes adapters.
+    Layers request theirs while the model is built, which determines the modules that take adapters.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AdapterTables:
         device: torch.device,
         allocate: Callable[[int], Tensor],
     ) -> None:
-        """`allocate`: [bytes] uint8 of host memory from which copies to the device run."""
+        """`allocate`: [bytes] uint8 of host memory from which copies to the device are made."""
         self.num_slots = num_slots
         self.max_rank = max_rank
         self._kernels = kernels
@@ -56,7 +56,7 @@ class AdapterTables:
         self._places: dict[str, _Place] = {}
 
     def beside(self, names: Sequence[str], in_features: int, out_features: Sequence[int]) -> Lora:
-        """What the adapters add to the linear layer of the modules `names`; their tables begin as
+        """The adapters' part of the linear layer of the modules `names`; their tables start as
         zeros."""
         rank = self.max_rank
         a, b = self._zeros(len(names) * rank, in_features), self._zeros(sum(out_features), rank)
@@ -88,8 +88,8 @@ class AdapterTables:
         return AdapterWeights(pairs)
 
     def load(self, slot: int, weights: object) -> None:
-        """Fill a slot, numbered from 1, with what `prepare` made; on a GPU the copies are queued
-        behind the steps before."""
+        """Fill a slot, numbered from 1, with the result of `prepare`; on a GPU the copies are
+        queued after the steps before."""
         assert isinstance(weights, AdapterWeights), "weights of these tables"
         for name, place in self._places.items():
             a, b = place.a[slot - 1], place.b[slot - 1]

@@ -13,7 +13,7 @@ from .rotary import Rotary
 
 class Attention:
     """One layer's attention block. Knows its layer's index in the KV pool, and which of the
-    step's attention plans is its own."""
+    step's attention plans it uses."""
 
     def __init__(
         self,

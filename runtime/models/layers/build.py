@@ -1,4 +1,4 @@
-"""What a model and its layers are made from; of use only while they are made."""
+"""What a model and its layers are built from; needed only during construction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .adapter_tables import AdapterTables
 
 @dataclass(frozen=True, slots=True)
 class ModelBuild:
-    """Layers pull their tensors from `source` by name, and prepare them with `kernels`."""
+    """Layers take their tensors from `source` by name, and prepare them with `kernels`."""
 
     config: ModelConfig
     source: WeightSource
@@ -22,4 +22,4 @@ class ModelBuild:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    adapters: AdapterTables | None = None  # None: linear layers take none
+    adapters: AdapterTables | None = None  # None: linear layers take no adapters

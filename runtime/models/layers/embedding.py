@@ -20,8 +20,8 @@ class VocabEmbedding:
 
     Where the two matrices are tied, the output projection still keeps its own packed copy (on a
     CPU packing makes it 4 times faster at one row, see kernels/cpu/linear.py). A checkpoint may
-    store a tied matrix by either name or by both; two that differ are not tied, whatever its config
-    says: that is what Hugging Face makes of a fine-tuned or merged head.
+    store a tied matrix under either name or both; two that differ are not tied, whatever its config
+    says: Hugging Face treats a fine-tuned or merged head so.
     """
 
     def __init__(self, build: ModelBuild) -> None:
@@ -29,7 +29,7 @@ class VocabEmbedding:
         shape = (config.vocab_size, config.hidden_size)
         self._gather = build.kernels.gather_rows
         self._scale = build.kernels.scale_in_place
-        # Rounded to the dtype, as Gemma is trained with: sqrt(3072) is 55.5 in bfloat16.
+        # Rounded to the dtype, as in Gemma's training: sqrt(3072) is 55.5 in bfloat16.
         self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
         self._logits_divisor = config.logits_divisor
         self._soft_cap = config.logits_soft_cap
@@ -39,7 +39,7 @@ class VocabEmbedding:
             table = head
         self._table = source.take(table, shape)
         if is_tied and head in source and table != head:
-            # Compared before anything else is loaded, when there is room for both.
+            # Compared before anything else is loaded, while there is room for both.
             is_tied = torch.equal(self._table, source.take(head, shape))
             if not is_tied:
                 logger.warning("%s and %s differ: not tied, whatever the config says", head, table)

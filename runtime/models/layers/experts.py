@@ -1,7 +1,7 @@
 """A mixture of experts in place of a feed-forward block: router, experts, shared expert.
 
-A checkpoint holds its experts one by one; they are read one by one into stacks, so that no more
-than one is held twice.
+A checkpoint stores its experts one by one. They are read one by one into stacks, so that at most
+one expert is in memory twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .mlp import GatedMLP
 
 
 def feed_forward_of(build: ModelBuild, layer: str, index: int) -> GatedMLP | MixtureOfExperts:
-    """The layer's feed-forward block: experts where the config says so; layer: its name."""
+    """The layer's feed-forward block: experts where the config says so. layer: its name."""
     experts = build.config.experts
     if experts is not None and index in experts.layers:
         return MixtureOfExperts(build, layer)
@@ -29,7 +29,7 @@ def feed_forward_of(build: ModelBuild, layer: str, index: int) -> GatedMLP | Mix
 
 
 class MixtureOfExperts:
-    """The weighted sum of the chosen experts, and of the shared one where there is one."""
+    """The weighted sum of the chosen experts, and of the shared expert if there is one."""
 
     def __init__(self, build: ModelBuild, layer: str) -> None:
         """layer: its name in the checkpoint."""
@@ -44,7 +44,7 @@ class MixtureOfExperts:
         self._router = build.kernels.make_output_linear(router)
         self._selection_bias: Tensor | None = None
         if experts.has_selection_bias:
-            # Of some 15, to order scores that differ in the fourth place: never in 16 bits.
+            # Values near 15 that order scores by their fourth digit: never in 16 bits.
             self._selection_bias = build.source.take(
                 f"{name}.{names.router}.e_score_correction_bias",
                 (experts.num_experts,),
@@ -100,10 +100,10 @@ def _take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple
 
 
 def stacked_weights(parts: Iterable[Weight], count: int) -> Weight:
-    """`count` weights of one shape with a new axis in front; a part is dropped once it is copied.
+    """`count` weights of one shape, stacked on a new first axis; a part is freed once copied.
 
     Raises:
-        ModelLoadError: they are quantized in differing formats.
+        ModelLoadError: they are quantized in different formats.
     """
     stack: Weight | None = None
     for index, part in enumerate(parts):
@@ -125,8 +125,8 @@ def _empty_stack(part: Weight, count: int) -> Weight:
 
 
 def _both_ordered(stack: Weight, part: Weight) -> tuple[Weight, Weight]:
-    """With an order of inputs where one has it: an expert may have its inputs in order by chance,
-    as one does that no calibration reached."""
+    """Gives both an order of inputs where one has it. An expert's inputs may be in order by chance,
+    for example where no calibration data reached the expert."""
     if isinstance(stack, Tensor) or isinstance(part, Tensor):
         return stack, part
     if (stack.input_order is None) is (part.input_order is None):
@@ -148,7 +148,7 @@ def _put(stack: Weight, index: int, part: Weight) -> None:
 
 
 def _format(weight: Weight) -> tuple[object, ...]:
-    """What must be equal in a stack, besides shapes."""
+    """What must be equal within a stack, besides shapes."""
     if isinstance(weight, Tensor):
         return ("plain",)
     return (weight.bits, weight.group_size, weight.offsets is not None, weight.activations)

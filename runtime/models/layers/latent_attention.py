@@ -23,13 +23,13 @@ from .build import ModelBuild
 from .linear import LinearLayer
 from .rotary import Rotary
 
-# Of the norms of latents, whatever the config says of the others, as Hugging Face does.
+# For the norms of latents, whatever the config says of other norms, as in Hugging Face.
 _LATENT_NORM_EPS = 1e-6
 
 
 class LatentAttention:
     """One layer's attention block. Knows its layer's index in the KV pool, and which of the
-    step's attention plans is its own."""
+    step's attention plans it uses."""
 
     def __init__(self, build: ModelBuild, name: str, layer_index: int) -> None:
         config, latent = build.config, _config_of(build)
@@ -90,8 +90,8 @@ class LatentAttention:
     def _rotate(self, heads: Tensor, rotary: Rotary) -> Tensor:
         """heads [T, N, rope_dim] -> their rotation, a new tensor, its halves apart.
 
-        Checkpoints with interleaved pairs keep (a0, b0, a1, b1, ...); what is rotated here is (a0,
-        a1, ..., b0, b1, ...), queries and keys alike, so that their products stay the same.
+        Checkpoints with interleaved pairs store (a0, b0, a1, b1, ...); rotated here is (a0, a1,
+        ..., b0, b1, ...), for queries and keys alike, so that their products stay the same.
         """
         cos, sin = rotary
         if self._latent.is_interleaved:

@@ -1,6 +1,6 @@
-"""Linear layers by checkpoint name, several modules as one product where they share their input.
+"""Linear layers by checkpoint name; modules that share their input are computed as one product.
 
-Where the engine serves adapters, each adds theirs to its result.
+Where the engine serves adapters, each adapter's product is added to the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .build import ModelBuild
 
 
 class LinearLayer:
-    """One product for the modules `names`, whose outputs follow each other in this order."""
+    """One product for the modules `names`, whose outputs are concatenated in this order."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class LinearLayer:
         out_features: Sequence[int],
         bias: bool = False,
     ) -> None:
-        """`out_features[i]` belongs to `names[i]`. Stacked parts are where tensor parallelism will
-        cut."""
+        """`out_features[i]` belongs to `names[i]`. Tensor parallelism would split at the boundaries
+        of stacked parts."""
         weight = build.source.take_weight(names, out_features, in_features)
         self._run = build.kernels.make_linear(weight, _bias(build, names, out_features, bias))
         self._lora: Lora | None = None
@@ -43,8 +43,7 @@ class LinearLayer:
 
 
 class GatedLinearLayer:
-    """activation(gate(x)) * up(x), both in one product; adapters are added ahead of the
-    activation."""
+    """activation(gate(x)) * up(x), in one product; adapters are added before the activation."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class GatedLinearLayer:
         activation: Activation = "silu",
         bias: bool = False,
     ) -> None:
-        """names: of the gates and the ups, or of one module that has both, gates first."""
+        """names: the gate and up modules, or one module with both, gates first."""
         self._run: Callable[[Tensor, ForwardBatch], Tensor]
         kernels, out_features = build.kernels, [2 * size // len(names)] * len(names)
         weight = build.source.take_weight(names, out_features, in_features)

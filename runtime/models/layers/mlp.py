@@ -10,10 +10,10 @@ from .linear import GatedLinearLayer, LinearLayer
 
 
 class GatedMLP:
-    """SwiGLU, or GeGLU where the config's activation says so."""
+    """SwiGLU, or GeGLU if the config's activation says so."""
 
     def __init__(self, build: ModelBuild, name: str, intermediate_size: int | None = None) -> None:
-        """intermediate_size: None for the config's."""
+        """intermediate_size: None for the config's value."""
         config = build.config
         parts = ("gate_up",) if config.has_fused_projections else ("gate", "up")
         size = config.intermediate_size if intermediate_size is None else intermediate_size

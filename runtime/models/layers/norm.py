@@ -22,11 +22,11 @@ class RMSNorm:
 
 
 class QueryKeyNorm:
-    """As the config's `query_key_norm` says: each query head and each key head by itself, or all
-    heads of a token as one vector."""
+    """Norms by the config's `query_key_norm`: each query head and each key head by itself, or
+    all heads of a token as one vector."""
 
     def __init__(self, build: ModelBuild, name: str) -> None:
-        """name: of the attention block."""
+        """name: the attention block's."""
         config = build.config
         is_whole = config.query_key_norm == "whole"
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
@@ -45,7 +45,7 @@ class QueryKeyNorm:
 
 
 def _weight(build: ModelBuild, name: str, size: int) -> Tensor:
-    """1 + weight is kept in float32: in 8 bits of mantissa little of a small weight would be left
+    """1 + weight is computed in float32: 8 bits of mantissa would lose most of a small weight
     beside the 1."""
     weight = build.source.take(f"{name}.weight", (size,))
     if not build.config.has_unit_offset_norms:

@@ -16,11 +16,11 @@ from ....kernels.registry import Kernels
 from ...checkpoint.config.rope_scaling import RopeKind, RopeScaling
 from .build import ModelBuild
 
-# That a table is computed for at a time: some megabytes of float32, however long it is.
+# Positions computed at a time: some megabytes of float32, however long the table is.
 _BLOCK_POSITIONS = 1 << 13
 
 Rotary = tuple[Tensor, Tensor]
-"""A step's cos and sin, as `RotaryTable.at` looks them up."""
+"""A step's cos and sin, as `RotaryTable.at` returns them."""
 
 
 class RotaryTable:
@@ -37,7 +37,7 @@ class RotaryTable:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """theta None: nothing turns, whatever the position."""
+        """theta None: no rotation at any position."""
         self._gather = kernels.gather_rows
         inverse_frequency = inverse_frequencies(rotary_dim, theta, scaling, max_positions)
         factor = 1.0 if scaling is None else scaling.attention_factor
@@ -60,7 +60,7 @@ class RotaryTable:
 
 
 class LayerRotary:
-    """Which rotary embedding each layer has: one table, and one lookup a step, for each kind."""
+    """The rotary embedding of each layer: one table, and one lookup a step, for each kind."""
 
     def __init__(self, build: ModelBuild) -> None:
         config = build.config
@@ -89,13 +89,13 @@ class LayerRotary:
 def inverse_frequencies(
     rotary_dim: int, theta: float | None, scaling: RopeScaling | None, max_positions: int
 ) -> Tensor:
-    """[rotary_dim / 2] float32, radians a position. Only dynamic NTK and LongRoPE look at
+    """[rotary_dim / 2] float32, radians a position. Only dynamic NTK and LongRoPE use
     `max_positions`.
 
     NOTE: these two change all frequencies with the length of the sequence, so that KV of a prefix
-    would depend on what comes later. Here they are computed once for `max_positions` (as if every
-    sequence were that long; vLLM does so too), which keeps KV shareable. Where that is not above
-    the original length dynamic NTK is no scaling, and LongRoPE takes its short factors.
+    would depend on later tokens. Here they are computed once for `max_positions` (as if every
+    sequence were that long; vLLM does so too), which keeps KV shareable. If that does not exceed
+    the original length, dynamic NTK is no scaling, and LongRoPE takes its short factors.
     """
     if theta is None:
         return torch.zeros(rotary_dim // 2)
@@ -128,7 +128,7 @@ def _periods(rotary_dim: int, theta: float) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long waves are divided by the factor, short ones stay, those between are blended."""
+    """Divides long waves by the factor, keeps short ones, and blends those between."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / plain
     divided = plain / scaling.factor
@@ -140,8 +140,8 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(rotary_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
-    """Dimensions that turn often within the original length stay, those that hardly turn are
-    divided by the factor, with a ramp between ("NTK-by-parts")."""
+    """Keeps dimensions that turn often within the original length, divides those that hardly turn
+    by the factor, with a ramp between ("NTK-by-parts")."""
     periods = _periods(rotary_dim, theta)
     first = _dimension_that_turns(scaling.beta_fast, rotary_dim, theta, scaling)
     last = _dimension_that_turns(scaling.beta_slow, rotary_dim, theta, scaling)
@@ -159,6 +159,6 @@ def _yarn(rotary_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
 def _dimension_that_turns(
     num_turns: float, rotary_dim: int, theta: float, scaling: RopeScaling
 ) -> float:
-    """Which dimension makes so many turns within the original length."""
+    """The dimension that makes this many turns within the original length."""
     wavelength = scaling.original_max_positions / num_turns
     return rotary_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
