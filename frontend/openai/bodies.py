@@ -28,6 +28,7 @@ _NEUTRAL: dict[str, object] = {
     "ignore_eos": False,
     "stop_token_ids": (),
     "lora_path": "",
+    "top_k": -1,
 }
 _INSTEAD = {
     "priority": "calls over HTTP have none; use a runtime over ZeroMQ",
@@ -104,8 +105,6 @@ def _refuse_unknown(flavor: Flavor, params: GenParams) -> None:
         value = getattr(params, name)
         if value is not None and value != neutral and name not in flavor.extras:
             raise _unknown(flavor, name)
-    if params.top_k not in (None, -1) and "top_k" not in flavor.extras:  # -1: all
-        raise _unknown(flavor, "top_k")
 
 
 def _unknown(flavor: Flavor, name: str) -> InvalidProgram:

@@ -46,9 +46,9 @@ MAX_FIELDS_CHARS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class GenParams:
-    """What a `gen` asks for; `None` means the model's or the runtime's default. With `n` > 1 the
-    value is a list, and the branch goes on with its first item."""
+class Sampling:
+    """How tokens are drawn and where an output ends; `None` means the model's or the runtime's
+    default. The runtime's `SamplingParams` has the same fields, checked."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -59,21 +59,32 @@ class GenParams:
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
-    priority: int | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None  # (token id, bias)
     min_tokens: int | None = None
+    stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `Sampling` that are not None."""
+        return _given(SAMPLING_FIELDS, _SAMPLING_VALUES(self))
+
+
+@dataclass(frozen=True, slots=True)
+class GenParams(Sampling):
+    """All that a `gen` asks for: how it is sampled, and the rest. With `n` > 1 the value is a list,
+    and the branch goes on with its first item."""
+
     n: int | None = None  # samples, 1 to MAX_SAMPLES
+    priority: int | None = None
     constraint: Constraint | None = None  # what the output must be
     jump_forward: bool | None = None  # False: sample what is forced anyhow, token by token
-    stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
     deadline_s: float | None = None  # seconds from now; an error where it cannot be met
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
     lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
-    _wire: dict[str, object] | None = field(default=None, init=False, repr=False, compare=False)
+    _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
@@ -81,17 +92,16 @@ class GenParams:
 
     def given(self) -> dict[str, Any]:
         """The fields that are not None."""
-        values = ((name, getattr(self, name)) for name in _GEN_FIELDS)
-        return {name: value for name, value in values if value is not None}
+        return _given(_GEN_FIELDS, _GEN_VALUES(self))
 
-    def to_wire(self) -> dict[str, object]:
+    def to_wire(self) -> dict[str, Any]:
         """Only what was given. Made once, as many programs send the same params; not to change."""
         if self._wire is None:
             given = self.given()
             if self.constraint is not None:
                 given["constraint"] = asdict(self.constraint)
             object.__setattr__(self, "_wire", given)
-        assert self._wire is not None
+            return given
         return self._wire
 
     @classmethod
@@ -111,11 +121,24 @@ class GenParams:
         return cls(**values)
 
 
-def logit_bias_pairs(bias: Mapping[Any, float]) -> tuple[tuple[int, float], ...]:
+def _given(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    return {name: value for name, value in zip(names, values) if value is not None}
+
+
+def texts_of(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """One text or several, as GenParams has them."""
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def logit_bias_of(bias: Mapping[Any, float] | None) -> tuple[tuple[int, float], ...] | None:
     """A bias by token id as GenParams has it; ids may be strings of digits, as in OpenAI's JSON.
 
     Raises InvalidProgram for a key that is no token id.
     """
+    if bias is None:
+        return None
     try:
         return tuple((int(token_id), value) for token_id, value in bias.items())
     except (AttributeError, TypeError, ValueError):
@@ -130,7 +153,10 @@ def _frozen(value: Any) -> Any:
 
 
 NOTHING_GIVEN = GenParams()
+SAMPLING_FIELDS = tuple(f.name for f in fields(Sampling))
+_SAMPLING_VALUES = attrgetter(*SAMPLING_FIELDS)
 _GEN_FIELDS = tuple(f.name for f in fields(GenParams) if f.init)
+_GEN_VALUES = attrgetter(*_GEN_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ...protocol.items import Items
 from ...protocol.json_route import json_routes
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.server_sent_events import event
-from ...protocol.task import MAX_PROMPTS, Task
+from ...protocol.task import MAX_PROMPTS
 from .reply import (
     TEXT,
     CompletionReply,
@@ -41,23 +41,11 @@ def router(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
         served = service.served(body.model, body.lora_path)
-        task = Task(
-            body.prompts(),
-            body.params(),
-            n=body.num_drawn,
-            stream=body.stream,
-            has_token_ids=body.wanted.needs_token_ids,
-            hints=body.kv_hints,
-            cache_salt=body.cache_salt,
-            constraint_field=body.constraint_field,
-            rid=body.rid,
-            lora_path=served.lora_path,
-        )
-        fingerprint = fingerprint_of(service.info)
+        task = body.to_task(body.prompts(), body.params(), served)
         reply = TextReply(
             served.name,
             body.wanted,
-            fingerprint=fingerprint,
+            fingerprint=fingerprint_of(service.info),
             echoes=await _echoes(service, body) if body.echo else (),
             only_scores=body.only_scores,
         )
@@ -225,9 +213,8 @@ class TextReply(CompletionReply):
         if sample is not None:
             return sample, b""
         choice = {"index": index, "text": TEXT, "logprobs": None, "finish_reason": None}
-        sample = self._samples[index] = TextSample(index, *self._around_text(choice))
         echo = self._echo(index)
-        sample.num_chars = len(echo)
+        sample = self._samples[index] = TextSample(index, self._around_text(choice), len(echo))
         return sample, self._said(sample, echo) if echo else b""
 
     def _said(
@@ -288,13 +275,10 @@ def _without_output(outcome: Outcome) -> Outcome:
 
 
 class TextSample(Sample):
-    """A sample, where its next token's text stands, and a chunk of nothing but text, before and
-    behind that."""
+    """A sample, and where its next token's text stands."""
 
-    __slots__ = ("head", "num_chars", "tail")
+    __slots__ = ("num_chars",)
 
-    def __init__(self, index: int, head: bytes, tail: bytes) -> None:
-        super().__init__(index)
-        self.head = head
-        self.tail = tail
-        self.num_chars = 0
+    def __init__(self, index: int, around_text: tuple[bytes, bytes], num_chars: int) -> None:
+        super().__init__(index, around_text)
+        self.num_chars = num_chars

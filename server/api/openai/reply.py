@@ -67,12 +67,15 @@ def timing(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 class Sample:
-    """What a stream has said of one sample, and the tokens that wait to go with its next chunk."""
+    """What a stream has said of one sample, the tokens that wait to go with its next chunk, and a
+    chunk of nothing but text, before and behind that."""
 
-    __slots__ = ("cached_tokens", "index", "logprobs", "num_tokens", "prompt_tokens", "token_ids")
+    __slots__ = ("cached_tokens", "head", "index", "logprobs", "num_tokens", "prompt_tokens",
+                 "tail", "token_ids")  # fmt: skip
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, around_text: tuple[bytes, bytes]) -> None:
         self.index = index
+        self.head, self.tail = around_text
         self.logprobs: list[dict[str, Any]] = []
         self.token_ids: list[int] = []
         self.num_tokens = self.prompt_tokens = self.cached_tokens = 0
