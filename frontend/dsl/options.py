@@ -19,25 +19,11 @@ from .state import ProgramState
 MAX_SEED = 2**63 - 1
 
 _OF_GENS = (
-    "frequency_penalty",
-    "ignore_eos",
-    "logprob_start_len",
-    "min_p",
-    "min_tokens",
-    "n",
-    "presence_penalty",
-    "priority",
-    "repetition_penalty",
-    "return_logprob",
-    "return_text_in_logprobs",
-    "stop",
-    "stop_regex",
-    "stop_token_ids",
-    "temperature",
-    "top_k",
-    "top_logprobs_num",
-    "top_p",
-)
+    "frequency_penalty", "ignore_eos", "logprob_start_len", "min_p", "min_tokens", "n",
+    "presence_penalty", "priority", "repetition_penalty", "return_logprob",
+    "return_text_in_logprobs", "stop", "stop_regex", "stop_token_ids", "temperature", "top_k",
+    "top_logprobs_num", "top_p",
+)  # fmt: skip
 RUN_OPTIONS = frozenset(
     ("backend", "lora_path", "max_new_tokens", "max_tokens", "seed", "use_thread", *_OF_GENS)
 )

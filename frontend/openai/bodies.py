@@ -42,8 +42,9 @@ def gen_body(
     """The body of a call. Raises InvalidProgram naming what the endpoint does not understand."""
     _refuse_unknown(flavor, params)
     body = {**prompt_fields(flavor, model, prompt), "seed": seed}
-    body |= {name: value for name in _SHARED if (value := getattr(params, name)) is not None}
-    body |= _extras(flavor, params)
+    for name in (*_SHARED, *flavor.extras):
+        if (value := getattr(params, name)) is not None:
+            body[name] = list(value) if isinstance(value, tuple) else value
     max_tokens = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
     body[_max_tokens_field(model, prompt)] = max_tokens
     if params.stop:
@@ -113,15 +114,6 @@ def _unknown(flavor: Flavor, name: str) -> InvalidProgram:
         "flavor= if the server is Stemma, vLLM or SGLang",
         name,
     )
-
-
-def _extras(flavor: Flavor, params: GenParams) -> dict[str, Any]:
-    given = {name: getattr(params, name) for name in flavor.extras}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-        if value is not None
-    }
 
 
 def _max_tokens_field(model: str, prompt: Prompt) -> str:

@@ -15,7 +15,7 @@ Three ops say what a program knows of its KV and change no text: `Pause` (it wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
@@ -379,10 +379,7 @@ _OPS: dict[str, type[Op]] = {
     )
 }
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
-_INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
-_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
-_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields", "lora_path"})
 _MAX_CHARS = {
     "name": MAX_OP_NAME_CHARS, "label": MAX_OP_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
     "lora_path": MAX_OP_NAME_CHARS,
@@ -400,39 +397,11 @@ def op_from_wire(item: object) -> Op:
     kind = item[0] if isinstance(item, list) and len(item) >= 4 else None
     if not isinstance(item, list) or not isinstance(kind, str) or kind not in _OPS:
         raise InvalidProgram.of("op", item, f"[kind, branch, seq, source, ...], kind in {[*_OPS]}")
-    cls = _OPS[kind]
-    names = [f.name for f in fields(cls)]
-    if len(item) - 1 > len(names):
-        raise InvalidProgram.of("op", item, f"{kind} takes {names}")
-    values = {name: _checked(name, value) for name, value in zip(names, item[1:])}
-    return cls(**values)
-
-
-def _checked(name: str, value: object) -> Any:
-    if name == "params":
-        return GenParams.from_wire(value)
-    if name in _INT_FIELDS:
-        return _require_int(name, value)
-    if name == "children":
-        return tuple(_require_int(name, child) for child in _require_list(name, value, 65_536))
-    if name == "token_ids":
-        return tuple(_require_int(name, item) for item in _require_list(name, value, 1 << 24))
-    if name == "choices":
-        return () if value is None else _checked_choices(value)  # None: they are given as ids
-    if name == "choice_ids":
-        return () if value is None else _checked_choice_ids(value)
-    if name in ("is_replay", "normalize"):
-        return bool(value)
-    if name == "source":
-        return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
-    if name in _OPTIONAL_INT_FIELDS:
-        return _checked_optional_int(name, value)
-    if name == "expected_s":
-        return _checked_seconds(name, value)
-    if name in _OPTIONAL_STR_FIELDS:
-        return None if value is None else _checked_str(name, value)
-    assert name in _STR_FIELDS, name
-    return _checked_str(name, value)
+    checks = _CHECKS_OF[kind]
+    if len(item) - 1 > len(checks):
+        raise InvalidProgram.of("op", item, f"{kind} takes {[name for name, _ in checks]}")
+    values = [check(name, value) for (name, check), value in zip(checks, item[1:])]
+    return _OPS[kind](*values)
 
 
 def _require_int(name: str, value: object) -> int:
@@ -462,20 +431,24 @@ def _require_list(name: str, value: object, most: int) -> Sequence[object]:
     return value
 
 
-def _checked_choices(value: object) -> tuple[str, ...]:
-    choices = _require_list("choices", value, MAX_CHOICES)
+def _checked_ids(name: str, value: object, most: int = 1 << 24) -> tuple[int, ...]:
+    return tuple(_require_int(name, item) for item in _require_list(name, value, most))
+
+
+def _checked_choices(name: str, value: object) -> tuple[str, ...]:
+    if value is None:  # they are given as ids
+        return ()
+    choices = _require_list(name, value, MAX_CHOICES)
     if not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidProgram.of("choices", value, "non-empty strings")
+        raise InvalidProgram.of(name, value, "non-empty strings")
     return tuple(str(choice) for choice in choices)
 
 
-def _checked_choice_ids(value: object) -> tuple[tuple[int, ...], ...]:
+def _checked_choice_ids(name: str, value: object) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
     return tuple(
-        tuple(
-            _require_int("choice_ids", token_id)
-            for token_id in _require_list("choice_ids", ids, 1 << 20)
-        )
-        for ids in _require_list("choice_ids", value, MAX_CHOICES)
+        _checked_ids(name, ids, 1 << 20) for ids in _require_list(name, value, MAX_CHOICES)
     )
 
 
@@ -487,6 +460,28 @@ def _checked_str(name: str, value: object) -> str:
     if len(value) > (most := _MAX_CHARS.get(name, len(value))):
         raise InvalidProgram.of(name, f"{len(value)} characters", f"at most {most} characters")
     return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("branch", "seq", "of_branch", "of_seq"), _require_int),
+    **dict.fromkeys(("num_needed", "ttl_ms", "priority"), _checked_optional_int),
+    **dict.fromkeys(
+        ("text", "name", "role", "method", "mode", "action", "label", "pooling"), _checked_str
+    ),
+    **dict.fromkeys(
+        ("tier", "fields", "lora_path"),
+        lambda name, value: None if value is None else _checked_str(name, value),
+    ),
+    **dict.fromkeys(("is_replay", "normalize"), lambda _, value: bool(value)),
+    "source": lambda _, value: value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None,
+    "params": lambda _, value: GenParams.from_wire(value),
+    "children": lambda name, value: _checked_ids(name, value, 65_536),
+    "token_ids": _checked_ids,
+    "choices": _checked_choices,
+    "choice_ids": _checked_choice_ids,
+    "expected_s": _checked_seconds,
+}
+_CHECKS_OF = {kind: [(f.name, _CHECKS[f.name]) for f in fields(op)] for kind, op in _OPS.items()}
 
 
 def seed_of_sample(seed: int, index: int) -> int:

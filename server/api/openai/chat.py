@@ -204,7 +204,7 @@ def chat_request(fields: dict[str, Any]) -> ChatRequest:
         raise InvalidRequest(f"{field}: {first['msg']}", field) from error
 
 
-class ChatReply(CompletionReply):
+class ChatReply(CompletionReply["ChatSample"]):
     """Answers of /v1/chat/completions; each sample's message is read by a `MessageReader`."""
 
     prefix = "chatcmpl"
@@ -225,7 +225,6 @@ class ChatReply(CompletionReply):
         self._head["service_tier"] = "default"
         self._echo = echo
         self._new_reader = new_reader
-        self._samples: dict[int, ChatSample] = {}
         self._num_reasoning_tokens = 0
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
@@ -294,7 +293,7 @@ class ChatReply(CompletionReply):
         """What a stream says before anything else of a sample."""
         role = {"role": "assistant", "content": self._echo, "refusal": None}
         choice = {"index": sample.index, "delta": role, "logprobs": None, "finish_reason": None}
-        return self._event(choice, self._samples.values())
+        return self._event(choice)
 
     def _said(
         self,
@@ -308,8 +307,7 @@ class ChatReply(CompletionReply):
             return sample.head + orjson.dumps(text) + sample.tail
         logprobs = self._logprobs(sample.take_logprobs() or None)
         choice = {"index": sample.index, "delta": delta, "logprobs": logprobs}
-        choice |= {"finish_reason": reason, **(extras or {})}
-        return self._chunk_of_tokens(choice, sample, self._samples.values())
+        return self._chunk_of_tokens(sample, choice, reason, extras)
 
     def _logprobs(self, entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
         num = self.wanted.num_logprobs

@@ -119,7 +119,7 @@ class CompletionRequest(SamplingFields):
         return list(prompt)
 
 
-class TextReply(CompletionReply):
+class TextReply(CompletionReply["TextSample"]):
     """Answers of /v1/completions.
 
     With `echo` a text begins with its prompt. The log probabilities of a prompt are known at the
@@ -145,7 +145,6 @@ class TextReply(CompletionReply):
         self._only_scores = only_scores
         self._waits_for_prompts = bool(echoes) and self.wanted.num_logprobs is not None
         self._prompts: Sequence[Outcome] = ()  # the first sample of each, which knows its scores
-        self._samples: dict[int, TextSample] = {}
 
     def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
         outcomes = self._told(outcomes)
@@ -229,8 +228,7 @@ class TextReply(CompletionReply):
         logprobs = self._logprobs(entries or None, sample.num_chars)
         sample.num_chars += sum(len(entry["token"]) for entry in entries)
         choice = {"index": sample.index, "text": text, "logprobs": logprobs}
-        choice |= {"finish_reason": reason, **(extras or {})}
-        return self._chunk_of_tokens(choice, sample, self._samples.values())
+        return self._chunk_of_tokens(sample, choice, reason, extras)
 
     def _logprobs(
         self, entries: Sequence[dict[str, Any]] | None, first_offset: int = 0

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import orjson
 
@@ -101,7 +101,10 @@ class Sample:
         return taken
 
 
-class CompletionReply:
+_S = TypeVar("_S", bound=Sample)
+
+
+class CompletionReply(Generic[_S]):
     """Id, model and time that all bodies of one answer share."""
 
     prefix = ""
@@ -124,6 +127,7 @@ class CompletionReply:
         self._chunk_usage = {"usage": None} if wanted.includes_usage else {}
         has_tokens = wanted.needs_token_ids or wanted.num_logprobs is not None
         self._is_plain = not has_tokens
+        self._samples: dict[int, _S] = {}
 
     def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
         choices = [self.choice(outcome) for outcome in self._chosen(outcomes)]
@@ -185,18 +189,23 @@ class CompletionReply:
         return head, tail
 
     def _chunk_of_tokens(
-        self, choice: dict[str, Any], sample: Sample, samples: Iterable[Sample]
+        self,
+        sample: _S,
+        choice: dict[str, Any],
+        reason: str | None,
+        extras: dict[str, Any] | None,
     ) -> bytes:
         """A chunk with the ids that waited, where these are wanted."""
+        choice |= {"finish_reason": reason, **(extras or {})}
         if self.wanted.has_token_ids:
             choice["token_ids"] = sample.take_token_ids()
-        return self._event(choice, samples)
+        return self._event(choice)
 
-    def _event(self, choice: dict[str, Any], samples: Iterable[Sample]) -> bytes:
+    def _event(self, choice: dict[str, Any]) -> bytes:
         """A chunk with the usage of all samples so far, where that is wanted."""
         chunk = self._chunk(choice)
         if self.wanted.has_running_usage:
-            chunk["usage"] = _running_usage(samples, self._num_drawn)
+            chunk["usage"] = _running_usage(self._samples.values(), self._num_drawn)
         return event(chunk)
 
 
