@@ -359,25 +359,10 @@ class Places:
         return op.seq - self._shifts.get(op.seq, 0)
 
 
-_OPS: dict[str, type[Op]] = {
-    op.kind: op
-    for op in (
-        Text,
-        Tokens,
-        Gen,
-        Select,
-        Embed,
-        RoleBegin,
-        RoleEnd,
-        Fork,
-        Join,
-        Var,
-        Pause,
-        Hint,
-        Drop,
-        End,
-    )
-}
+_KINDS: tuple[type[Op], ...] = (
+    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Fork, Join, Var, Pause, Hint, Drop, End,
+)  # fmt: skip
+_OPS = {op.kind: op for op in _KINDS}
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
 _MAX_CHARS = {

@@ -17,7 +17,6 @@ from ...protocol.items import Entries, Items
 class SamplerFields(BaseModel):
     """Mixed into the bodies of these endpoints."""
 
-    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -27,6 +26,7 @@ class SamplerFields(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: Entries[str, float] | None = None
     seed: int | None = None
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     stop: str | Items[str] | None = None
     stop_token_ids: Items[int] | None = None
     stop_regex: str | Items[str] | None = None
