@@ -19,6 +19,7 @@ from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
 from ..errors import ModelLoadError, PromptTooLong
 from ..frontend.client.progress import byte_progress, graph_progress
+from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
@@ -40,7 +41,6 @@ from .schedule.queue.policy import DEFAULT_POLICY
 from .schedule.queue.stall import DEFAULT_SLOWDOWN
 from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
-from .schedule.sampling_params import SamplingParams
 from .schedule.scheduler import Scheduler
 from .schedule.step_log import StepLog
 from .tokenizer.chat_template import ChatTemplate
@@ -365,17 +365,16 @@ class LoadedModel:
         return Vocabulary(written, self.tokenizer.encode, self.model_config.vocab_size)
 
     def defaults(self) -> Defaults:
-        """Values for fields that a gen leaves open, from the model (generation_config.json)."""
-        model, standard = self.model_config, SamplingParams()
-        given = model.default_temperature
-        return Defaults(
-            temperature=standard.temperature if given is None else given,
-            top_p=model.default_top_p or standard.top_p,
+        """What a gen leaves open is the model's own choice (generation_config.json)."""
+        model = self.model_config
+        options = Sampling(
+            temperature=model.default_temperature,
+            top_p=model.default_top_p,
             top_k=model.default_top_k,
-            min_p=model.default_min_p or standard.min_p,
-            repetition_penalty=model.default_repetition_penalty or standard.repetition_penalty,
-            eos_token_ids=model.eos_token_ids,
+            min_p=model.default_min_p,
+            repetition_penalty=model.default_repetition_penalty,
         )
+        return Defaults(options, model.eos_token_ids)
 
     def context(self) -> ProgramContext:
         """The context that all programs on this engine share."""

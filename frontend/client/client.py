@@ -248,27 +248,30 @@ class Connection:
         """An encoded op: a long text that was sent before is replaced by its slot number."""
         item = op.to_wire()
         if type(op) is Text:
-            if len(op.text) >= MIN_CHARS and (slot := self._slot(op.text, item)) is not None:
+            slot = self._slot(op.kind, op.text)
+            if slot is not None:
                 item[4] = slot
-        elif type(op) is Gen and op.params.constraint is not None:
-            source = op.params.constraint.source
-            if len(source) >= MIN_CHARS and (slot := self._slot(source, item)) is not None:
-                item = orjson.loads(wire.encode_op(item))
-                item[5]["constraint"]["source"] = slot
+        elif type(op) is Gen and (constraint := op.params.constraint) is not None:
+            slot = self._slot(op.kind, constraint.source)
+            if slot is not None:
+                params = op.params.to_wire()
+                item[5] = {**params, "constraint": {**params["constraint"], "source": slot}}
         return wire.encode_op(item)
 
-    def _slot(self, text: str, item: list[object]) -> int | None:
-        """The slot of a text, a new one where the text comes a second time. Raises InvalidProgram
-        if `item`, which has the text, cannot be sent."""
+    def _slot(self, kind: str, text: str) -> int | None:
+        """The slot of a long text, a new one where it comes a second time. Raises InvalidProgram if
+        that cannot be sent."""
+        if len(text) < MIN_CHARS:
+            return None
         slot = self._texts.slot_of(text)
         if slot is not None or not self._texts.is_repeated(text):
             return slot
-        num_bytes = len(wire.encode_op(item))
+        encoded = wire.encode_part(kind, text)
         if not self._texts.has_room(text):
             self._outbox.flush_all()  # queued ops may name slots that are about to be reused
         slot, emptied = self._texts.add(text)
-        header = {"emptied": emptied, "texts": [[slot, text]]}
-        self._outbox.queue("intern", header, num_bytes)
+        header = {"emptied": emptied, "texts": [[slot, orjson.Fragment(encoded)]]}
+        self._outbox.queue("intern", header, len(encoded))
         return slot
 
     def _await_credit(self) -> None:

@@ -15,7 +15,8 @@ from ..protocol.ir import (
     MAX_OP_NAME_CHARS,
     ChoicesMethod,
     GenParams,
-    logit_bias_pairs,
+    logit_bias_of,
+    texts_of,
 )
 from .expr import Expr, GenExpr, SelectExpr
 
@@ -172,13 +173,13 @@ def gen(
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
         repetition_penalty=repetition_penalty,
-        logit_bias=None if logit_bias is None else logit_bias_pairs(logit_bias),
+        logit_bias=logit_bias_of(logit_bias),
         min_tokens=min_tokens,
         n=n,
         seed=seed,
-        stop=texts_of("stop", stop),
+        stop=texts_of(stop),
         stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),
-        stop_regex=regexes_of(stop_regex),
+        stop_regex=_regexes(stop_regex),
         ignore_eos=ignore_eos,
         logprobs=wanted[0],
         logprob_start=wanted[1],
@@ -262,16 +263,8 @@ def checked_lora_path(name: object) -> str | None:
     raise InvalidProgram.of("lora_path", name, allowed)
 
 
-def texts_of(field: str, given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """One text or several, as GenParams has them."""
-    if given is None:
-        return None
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def regexes_of(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """One pattern or several. Raises InvalidProgram for what is none."""
-    patterns = texts_of("stop_regex", given)
+def _regexes(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    patterns = texts_of(given)
     for pattern in patterns or ():
         if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_REGEX_CHARS:
             allowed = f"patterns of 1 to {MAX_REGEX_CHARS} characters"

@@ -12,37 +12,21 @@ from ..client.backend import Backend
 from ..client.program import Defaults, Program
 from ..protocol.ir import NOTHING_GIVEN, GenParams
 from ..trace import observer
-from .generation import checked_lora_path, regexes_of, texts_of
+from .expr import GenExpr
+from .generation import checked_lora_path, gen
 from .state import ProgramState
 
 MAX_SEED = 2**63 - 1
 
-_AS_THEY_ARE = (
-    "frequency_penalty",
-    "ignore_eos",
-    "min_p",
-    "min_tokens",
-    "n",
-    "presence_penalty",
-    "priority",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-)
 _OF_GENS = (
-    "logprob_start_len",
-    "max_new_tokens",
-    "max_tokens",
-    "return_logprob",
-    "return_text_in_logprobs",
-    "stop",
-    "stop_regex",
-    "stop_token_ids",
-    "top_logprobs_num",
-    *_AS_THEY_ARE,
+    "frequency_penalty", "ignore_eos", "logprob_start_len", "min_p", "min_tokens", "n",
+    "presence_penalty", "priority", "repetition_penalty", "return_logprob",
+    "return_text_in_logprobs", "stop", "stop_regex", "stop_token_ids", "temperature", "top_k",
+    "top_logprobs_num", "top_p",
+)  # fmt: skip
+RUN_OPTIONS = frozenset(
+    ("backend", "lora_path", "max_new_tokens", "max_tokens", "seed", "use_thread", *_OF_GENS)
 )
-RUN_OPTIONS = frozenset(("backend", "lora_path", "seed", "use_thread", *_OF_GENS))
 
 
 class RunOptions:
@@ -91,21 +75,12 @@ def checked_seed(seed: object) -> int:
 
 
 def _gen_defaults(given: Mapping[str, Any]) -> GenParams:
-    """SGLang's names and ours; a top_k of -1 is all tokens, a list of none is nothing."""
-    values = {name: given.get(name) for name in _AS_THEY_ARE}
-    if values["top_k"] == -1:
-        values["top_k"] = None
-    num_top, start = given.get("top_logprobs_num"), given.get("logprob_start_len")
-    if given.get("return_logprob"):
-        values["logprobs"] = num_top or 0
-        values["logprob_start"] = None if start == -1 else start
-    elif given.get("return_logprob") is None and (num_top or start not in (None, -1)):
-        raise InvalidProgram("top_logprobs_num and logprob_start_len need return_logprob=True")
-    stop_ids = given.get("stop_token_ids")
-    return GenParams(
-        max_tokens=given.get("max_tokens", given.get("max_new_tokens")),
-        stop=texts_of("stop", given.get("stop")) or None,
-        stop_regex=regexes_of(given.get("stop_regex")) or None,
-        stop_token_ids=tuple(stop_ids) if stop_ids else None,
-        **values,
-    )
+    """Those of a gen with these options; a list of none is nothing."""
+    asked = {name: given[name] for name in _OF_GENS if given.get(name) not in (None, (), [])}
+    if "return_logprob" not in asked:
+        num_top, start = asked.pop("top_logprobs_num", 0), asked.pop("logprob_start_len", -1)
+        if num_top or start != -1:
+            raise InvalidProgram("top_logprobs_num and logprob_start_len need return_logprob=True")
+    made = gen(None, given.get("max_tokens", given.get("max_new_tokens")), **asked)
+    assert isinstance(made, GenExpr)
+    return made.params

@@ -28,6 +28,7 @@ _NEUTRAL: dict[str, object] = {
     "ignore_eos": False,
     "stop_token_ids": (),
     "lora_path": "",
+    "top_k": -1,
 }
 _INSTEAD = {
     "priority": "calls over HTTP have none; use a runtime over ZeroMQ",
@@ -41,8 +42,9 @@ def gen_body(
     """The body of a call. Raises InvalidProgram naming what the endpoint does not understand."""
     _refuse_unknown(flavor, params)
     body = {**prompt_fields(flavor, model, prompt), "seed": seed}
-    body |= {name: value for name in _SHARED if (value := getattr(params, name)) is not None}
-    body |= _extras(flavor, params)
+    for name in (*_SHARED, *flavor.extras):
+        if (value := getattr(params, name)) is not None:
+            body[name] = list(value) if isinstance(value, tuple) else value
     max_tokens = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
     body[_max_tokens_field(model, prompt)] = max_tokens
     if params.stop:
@@ -104,8 +106,6 @@ def _refuse_unknown(flavor: Flavor, params: GenParams) -> None:
         value = getattr(params, name)
         if value is not None and value != neutral and name not in flavor.extras:
             raise _unknown(flavor, name)
-    if params.top_k not in (None, -1) and "top_k" not in flavor.extras:  # -1: all
-        raise _unknown(flavor, "top_k")
 
 
 def _unknown(flavor: Flavor, name: str) -> InvalidProgram:
@@ -114,15 +114,6 @@ def _unknown(flavor: Flavor, name: str) -> InvalidProgram:
         "flavor= if the server is Stemma, vLLM or SGLang",
         name,
     )
-
-
-def _extras(flavor: Flavor, params: GenParams) -> dict[str, Any]:
-    given = {name: getattr(params, name) for name in flavor.extras}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-        if value is not None
-    }
 
 
 def _max_tokens_field(model: str, prompt: Prompt) -> str:

@@ -8,10 +8,9 @@ from ..protocol import ir
 from .calls import Outcome
 from .speculation import Filled
 
-_SHARED = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-           "repetition_penalty", "logit_bias", "seed", "ignore_eos")  # fmt: skip
 _OWN = ("max_tokens", "min_tokens", "constraint", "logprobs", "stop_regex", "stop_token_ids",
         "deadline_s")  # fmt: skip
+_SHARED = tuple(name for name in ir.SAMPLING_FIELDS if name not in (*_OWN, "stop"))
 
 
 def sampling_of(op: ir.Gen) -> object:

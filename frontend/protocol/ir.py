@@ -15,7 +15,7 @@ Three ops say what a program knows of its KV and change no text: `Pause` (it wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
@@ -46,9 +46,9 @@ MAX_FIELDS_CHARS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class GenParams:
-    """What a `gen` asks for; `None` means the model's or the runtime's default. With `n` > 1 the
-    value is a list, and the branch goes on with its first item."""
+class Sampling:
+    """How tokens are drawn and where an output ends; `None` means the model's or the runtime's
+    default. The runtime's `SamplingParams` has the same fields, checked."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -59,21 +59,32 @@ class GenParams:
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
-    priority: int | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None  # (token id, bias)
     min_tokens: int | None = None
+    stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `Sampling` that are not None."""
+        return _given(SAMPLING_FIELDS, _SAMPLING_VALUES(self))
+
+
+@dataclass(frozen=True, slots=True)
+class GenParams(Sampling):
+    """All that a `gen` asks for: how it is sampled, and the rest. With `n` > 1 the value is a list,
+    and the branch goes on with its first item."""
+
     n: int | None = None  # samples, 1 to MAX_SAMPLES
+    priority: int | None = None
     constraint: Constraint | None = None  # what the output must be
     jump_forward: bool | None = None  # False: sample what is forced anyhow, token by token
-    stop_regex: tuple[str, ...] | None = None  # end before the first match of one of them
     deadline_s: float | None = None  # seconds from now; an error where it cannot be met
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
     lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
-    _wire: dict[str, object] | None = field(default=None, init=False, repr=False, compare=False)
+    _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
@@ -81,17 +92,16 @@ class GenParams:
 
     def given(self) -> dict[str, Any]:
         """The fields that are not None."""
-        values = ((name, getattr(self, name)) for name in _GEN_FIELDS)
-        return {name: value for name, value in values if value is not None}
+        return _given(_GEN_FIELDS, _GEN_VALUES(self))
 
-    def to_wire(self) -> dict[str, object]:
+    def to_wire(self) -> dict[str, Any]:
         """Only what was given. Made once, as many programs send the same params; not to change."""
         if self._wire is None:
             given = self.given()
             if self.constraint is not None:
                 given["constraint"] = asdict(self.constraint)
             object.__setattr__(self, "_wire", given)
-        assert self._wire is not None
+            return given
         return self._wire
 
     @classmethod
@@ -111,11 +121,24 @@ class GenParams:
         return cls(**values)
 
 
-def logit_bias_pairs(bias: Mapping[Any, float]) -> tuple[tuple[int, float], ...]:
+def _given(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    return {name: value for name, value in zip(names, values) if value is not None}
+
+
+def texts_of(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """One text or several, as GenParams has them."""
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def logit_bias_of(bias: Mapping[Any, float] | None) -> tuple[tuple[int, float], ...] | None:
     """A bias by token id as GenParams has it; ids may be strings of digits, as in OpenAI's JSON.
 
     Raises InvalidProgram for a key that is no token id.
     """
+    if bias is None:
+        return None
     try:
         return tuple((int(token_id), value) for token_id, value in bias.items())
     except (AttributeError, TypeError, ValueError):
@@ -130,7 +153,10 @@ def _frozen(value: Any) -> Any:
 
 
 NOTHING_GIVEN = GenParams()
+SAMPLING_FIELDS = tuple(f.name for f in fields(Sampling))
+_SAMPLING_VALUES = attrgetter(*SAMPLING_FIELDS)
 _GEN_FIELDS = tuple(f.name for f in fields(GenParams) if f.init)
+_GEN_VALUES = attrgetter(*_GEN_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,30 +359,12 @@ class Places:
         return op.seq - self._shifts.get(op.seq, 0)
 
 
-_OPS: dict[str, type[Op]] = {
-    op.kind: op
-    for op in (
-        Text,
-        Tokens,
-        Gen,
-        Select,
-        Embed,
-        RoleBegin,
-        RoleEnd,
-        Fork,
-        Join,
-        Var,
-        Pause,
-        Hint,
-        Drop,
-        End,
-    )
-}
+_KINDS: tuple[type[Op], ...] = (
+    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Fork, Join, Var, Pause, Hint, Drop, End,
+)  # fmt: skip
+_OPS = {op.kind: op for op in _KINDS}
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
-_INT_FIELDS = frozenset({"branch", "seq", "of_branch", "of_seq"})
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
-_STR_FIELDS = frozenset({"text", "name", "role", "method", "mode", "action", "label", "pooling"})
-_OPTIONAL_STR_FIELDS = frozenset({"tier", "fields", "lora_path"})
 _MAX_CHARS = {
     "name": MAX_OP_NAME_CHARS, "label": MAX_OP_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
     "lora_path": MAX_OP_NAME_CHARS,
@@ -374,39 +382,11 @@ def op_from_wire(item: object) -> Op:
     kind = item[0] if isinstance(item, list) and len(item) >= 4 else None
     if not isinstance(item, list) or not isinstance(kind, str) or kind not in _OPS:
         raise InvalidProgram.of("op", item, f"[kind, branch, seq, source, ...], kind in {[*_OPS]}")
-    cls = _OPS[kind]
-    names = [f.name for f in fields(cls)]
-    if len(item) - 1 > len(names):
-        raise InvalidProgram.of("op", item, f"{kind} takes {names}")
-    values = {name: _checked(name, value) for name, value in zip(names, item[1:])}
-    return cls(**values)
-
-
-def _checked(name: str, value: object) -> Any:
-    if name == "params":
-        return GenParams.from_wire(value)
-    if name in _INT_FIELDS:
-        return _require_int(name, value)
-    if name == "children":
-        return tuple(_require_int(name, child) for child in _require_list(name, value, 65_536))
-    if name == "token_ids":
-        return tuple(_require_int(name, item) for item in _require_list(name, value, 1 << 24))
-    if name == "choices":
-        return () if value is None else _checked_choices(value)  # None: they are given as ids
-    if name == "choice_ids":
-        return () if value is None else _checked_choice_ids(value)
-    if name in ("is_replay", "normalize"):
-        return bool(value)
-    if name == "source":
-        return value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None
-    if name in _OPTIONAL_INT_FIELDS:
-        return _checked_optional_int(name, value)
-    if name == "expected_s":
-        return _checked_seconds(name, value)
-    if name in _OPTIONAL_STR_FIELDS:
-        return None if value is None else _checked_str(name, value)
-    assert name in _STR_FIELDS, name
-    return _checked_str(name, value)
+    checks = _CHECKS_OF[kind]
+    if len(item) - 1 > len(checks):
+        raise InvalidProgram.of("op", item, f"{kind} takes {[name for name, _ in checks]}")
+    values = [check(name, value) for (name, check), value in zip(checks, item[1:])]
+    return _OPS[kind](*values)
 
 
 def _require_int(name: str, value: object) -> int:
@@ -436,20 +416,24 @@ def _require_list(name: str, value: object, most: int) -> Sequence[object]:
     return value
 
 
-def _checked_choices(value: object) -> tuple[str, ...]:
-    choices = _require_list("choices", value, MAX_CHOICES)
+def _checked_ids(name: str, value: object, most: int = 1 << 24) -> tuple[int, ...]:
+    return tuple(_require_int(name, item) for item in _require_list(name, value, most))
+
+
+def _checked_choices(name: str, value: object) -> tuple[str, ...]:
+    if value is None:  # they are given as ids
+        return ()
+    choices = _require_list(name, value, MAX_CHOICES)
     if not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidProgram.of("choices", value, "non-empty strings")
+        raise InvalidProgram.of(name, value, "non-empty strings")
     return tuple(str(choice) for choice in choices)
 
 
-def _checked_choice_ids(value: object) -> tuple[tuple[int, ...], ...]:
+def _checked_choice_ids(name: str, value: object) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
     return tuple(
-        tuple(
-            _require_int("choice_ids", token_id)
-            for token_id in _require_list("choice_ids", ids, 1 << 20)
-        )
-        for ids in _require_list("choice_ids", value, MAX_CHOICES)
+        _checked_ids(name, ids, 1 << 20) for ids in _require_list(name, value, MAX_CHOICES)
     )
 
 
@@ -461,6 +445,28 @@ def _checked_str(name: str, value: object) -> str:
     if len(value) > (most := _MAX_CHARS.get(name, len(value))):
         raise InvalidProgram.of(name, f"{len(value)} characters", f"at most {most} characters")
     return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("branch", "seq", "of_branch", "of_seq"), _require_int),
+    **dict.fromkeys(("num_needed", "ttl_ms", "priority"), _checked_optional_int),
+    **dict.fromkeys(
+        ("text", "name", "role", "method", "mode", "action", "label", "pooling"), _checked_str
+    ),
+    **dict.fromkeys(
+        ("tier", "fields", "lora_path"),
+        lambda name, value: None if value is None else _checked_str(name, value),
+    ),
+    **dict.fromkeys(("is_replay", "normalize"), lambda _, value: bool(value)),
+    "source": lambda _, value: value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None,
+    "params": lambda _, value: GenParams.from_wire(value),
+    "children": lambda name, value: _checked_ids(name, value, 65_536),
+    "token_ids": _checked_ids,
+    "choices": _checked_choices,
+    "choice_ids": _checked_choice_ids,
+    "expected_s": _checked_seconds,
+}
+_CHECKS_OF = {kind: [(f.name, _CHECKS[f.name]) for f in fields(op)] for kind, op in _OPS.items()}
 
 
 def seed_of_sample(seed: int, index: int) -> int:

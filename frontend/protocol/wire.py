@@ -100,18 +100,21 @@ def encode_list(op: str, name: str, items: Sequence[bytes], **header: int) -> li
 
 
 def encode_op(op: Sequence[object]) -> bytes:
-    """One op of a program as an item of `encode_program`.
+    """One op of a program as an item of `encode_program`. Raises InvalidProgram."""
+    return encode_part(op[0], op)
 
-    Raises InvalidProgram if it is not JSON, or larger than a message may be.
-    """
+
+def encode_part(kind: object, part: object) -> bytes:
+    """An op of this kind, or what is sent ahead of it. Raises InvalidProgram if it cannot be sent:
+    it is no JSON, or larger than a message may be."""
     try:
-        encoded = orjson.dumps(op)
+        encoded = orjson.dumps(part)
     except TypeError as error:
-        raise InvalidProgram(f"{op[0]}: cannot be sent: {error}") from error
+        raise InvalidProgram(f"{kind}: cannot be sent: {error}") from error
     if len(encoded) > MAX_OP_BYTES:
-        raise InvalidProgram(f"{op[0]}: {len(encoded)} bytes; at most {MAX_OP_BYTES} can be sent")
+        raise InvalidProgram(f"{kind}: {len(encoded)} bytes; at most {MAX_OP_BYTES} can be sent")
     if len(encoded) > LARGE_BYTES and _num_brackets(encoded) > MAX_OP_BRACKETS:
-        raise InvalidProgram(f"{op[0]}: more than {MAX_OP_BRACKETS} brackets cannot be sent")
+        raise InvalidProgram(f"{kind}: more than {MAX_OP_BRACKETS} brackets cannot be sent")
     return encoded
 
 

@@ -17,7 +17,7 @@ from ...frontend.protocol.ir import MAX_REQUEST_PRIORITY, seed_of_sample
 from ..checkpoint.lora.adapter import Adapter
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
-from ..schedule.sampling_params import SamplingParams
+from ..schedule.sampling_params import SamplingParams, require_int
 from .branch import Branch
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
 from .context import ProgramContext
@@ -198,9 +198,7 @@ class CallFactory:
         """Of each sample. Raises InvalidRequest naming the field at fault."""
         given, vocab_size = op.params, self.context.vocab_size
         num_samples = 1 if given.n is None else given.n
-        is_int = isinstance(num_samples, int) and not isinstance(num_samples, bool)
-        if not is_int or not 1 <= num_samples <= ir.MAX_SAMPLES:
-            raise InvalidRequest.of("n", num_samples, f"an integer in [1, {ir.MAX_SAMPLES}]")
+        require_int("n", num_samples, 1, ir.MAX_SAMPLES)
         first = self.context.defaults.sampling(given, self._derive_seed(branch, op))
         largest = max((token_id for token_id, _ in first.logit_bias), default=0)
         if largest >= vocab_size:
@@ -255,8 +253,5 @@ def _deadline_s(params: ir.GenParams) -> float | None:
 def _priority(params: ir.GenParams) -> int:
     """Raises InvalidRequest."""
     priority = 0 if params.priority is None else params.priority
-    is_int = isinstance(priority, int) and not isinstance(priority, bool)
-    if not is_int or abs(priority) > MAX_REQUEST_PRIORITY:
-        allowed = f"an integer in [-{MAX_REQUEST_PRIORITY}, {MAX_REQUEST_PRIORITY}]"
-        raise InvalidRequest.of("priority", params.priority, allowed)
+    require_int("priority", priority, -MAX_REQUEST_PRIORITY, MAX_REQUEST_PRIORITY)
     return priority

@@ -23,43 +23,18 @@ from .hint_targets import Responses
 from .prefix_leases import KVLeases, ThinkTimes
 
 MAX_REPLAYS = 8192
-# Of GenParams.
-_NOT_SAMPLING = (
-    "constraint",
-    "deadline_s",
-    "jump_forward",
-    "logprob_start",
-    "lora_path",
-    "n",
-    "priority",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Sampling values of the model, for what a gen leaves open."""
+    """The model's own choices, for what a gen leaves open."""
 
-    max_tokens: int = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    options: ir.Sampling = field(default_factory=ir.Sampling)
     eos_token_ids: tuple[int, ...] = ()
 
-    def sampling(self, given: ir.GenParams, seed: int) -> SamplingParams:
+    def sampling(self, given: ir.Sampling, seed: int) -> SamplingParams:
         """Of the first sample. Raises InvalidRequest naming the field at fault."""
-        values = given.given()
-        for name in _NOT_SAMPLING:
-            values.pop(name, None)
-        values.setdefault("max_tokens", self.max_tokens)
-        values.setdefault("temperature", self.temperature)
-        values.setdefault("top_p", self.top_p)
-        values.setdefault("top_k", self.top_k)
-        values.setdefault("min_p", self.min_p)
-        values.setdefault("repetition_penalty", self.repetition_penalty)
-        values.setdefault("seed", seed)
-        return SamplingParams(**values)
+        return SamplingParams(**{"seed": seed, **self.options.sampling(), **given.sampling()})
 
     def stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
         """Tokens that end an output."""

@@ -45,12 +45,12 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; n: the chosen token's and the n best tokens'
 
     def __post_init__(self) -> None:
-        _require_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _require_int("seed", self.seed, 0, MAX_SEED)
+        require_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        require_int("seed", self.seed, 0, MAX_SEED)
         if self.top_k is not None:
-            _require_int("top_k", self.top_k, 1, 2**31 - 1)
+            require_int("top_k", self.top_k, 1, 2**31 - 1)
         if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _require_float("temperature", self.temperature, 0.0, 1e4)
         _require_float("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
@@ -62,7 +62,7 @@ class SamplingParams:
         if self.repetition_penalty == 0.0:
             raise InvalidRequest.of("repetition_penalty", 0.0, "a number in (0, 10]")
         _require_bias(self.logit_bias)
-        _require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _require_stop(self.stop)
         _require_stop_regex(self.stop_regex)
         _require_stop_ids(self.stop_token_ids)
@@ -90,7 +90,8 @@ class SamplingParams:
         return self.has_output_penalty or self.has_repetition_penalty or bool(self.logit_bias)
 
 
-def _require_int(field: str, value: object, low: int, high: int) -> None:
+def require_int(field: str, value: object, low: int, high: int) -> None:
+    """Raises InvalidRequest."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidRequest.of(field, value, f"an integer in [{low}, {high}]")
 
@@ -108,7 +109,7 @@ def _require_bias(bias: object) -> None:
     for pair in bias:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidRequest.of("logit_bias", pair, "pairs of a token id and its bias")
-        _require_int("logit_bias", pair[0], 0, 2**31 - 1)
+        require_int("logit_bias", pair[0], 0, 2**31 - 1)
         _require_float("logit_bias", pair[1], -100.0, 100.0)
     if len({token_id for token_id, _ in bias}) < len(bias):
         raise InvalidRequest.of("logit_bias", bias, "each token id once")
@@ -118,7 +119,7 @@ def _require_stop_ids(token_ids: object) -> None:
     if not isinstance(token_ids, tuple):
         raise InvalidRequest.of("stop_token_ids", token_ids, "a list of integers")
     for token_id in token_ids:
-        _require_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        require_int("stop_token_ids", token_id, 0, 2**31 - 1)
 
 
 def _require_stop(stop: tuple[str, ...]) -> None:

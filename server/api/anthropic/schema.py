@@ -17,6 +17,8 @@ from ...protocol.items import Items
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
+_SAME = ("stream", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "priority",
+         "cache_salt", "deadline_s", "kv_hints")  # fmt: skip
 _OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -162,17 +164,7 @@ class MessagesRequest(PromptFields):
             **chat_fields(self),
             "max_completion_tokens": self.max_tokens,
             "stop": self.stop_sequences,
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "seed": self.seed,
-            "ignore_eos": self.ignore_eos,
-            "priority": self.priority,
-            "cache_salt": self.cache_salt,
-            "deadline_s": self.deadline_s,
-            "kv_hints": None if self.kv_hints is None else self.kv_hints.model_dump(),
+            **{name: getattr(self, name) for name in _SAME},
         }
         return chat_request({name: value for name, value in given.items() if value is not None})
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from ....errors import InvalidRequest
-from ....frontend.protocol.constraint import Constraint
-from ....frontend.protocol.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
-from ...protocol.items import Entries, Items
-from ..openai.constraint_fields import ConstraintFields
+from ....frontend.protocol.ir import GenParams
+from ..openai.constraint_fields import GrammarFields
+from ..openai.sampler_fields import SamplerFields
 
 _FIXED = {  # what these may be: the only thing they are here
     "skip_special_tokens": True,
@@ -21,32 +20,14 @@ _FIXED = {  # what these may be: the only thing they are here
 }
 
 
-class SamplingObject(BaseModel):
+class SamplingObject(SamplerFields, GrammarFields):
     """Of one prompt. Ranges are checked by the runtime, whose errors name the field."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     max_new_tokens: int | None = Field(default=None, ge=1)
     min_new_tokens: int | None = Field(default=None, ge=0)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Entries[str, float] | None = None
-    seed: int | None = None
     sampling_seed: int | None = None
-    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
-    stop: str | Items[str] | None = None
-    stop_token_ids: Items[int] | None = None
-    stop_regex: str | Items[str] | None = None
-    ignore_eos: bool | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: str | dict[str, Any] | bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
@@ -72,50 +53,17 @@ class SamplingObject(BaseModel):
                 raise InvalidRequest.of(f"{name}.{field}", value, f"{only!r}, or left out")
         return params
 
-    @property
-    def constraint_field(self) -> str | None:
-        """The field that says what the output must be."""
-        return self._constraint_fields().constraint_field
-
     def gen_params(
         self, *, logprobs: int | None, logprob_start: int | None, priority: int | None
     ) -> GenParams:
         """As the program's gen takes it. Raises InvalidRequest."""
-        return GenParams(
+        return self.params_with(
             max_tokens=self.max_new_tokens,
             min_tokens=self.min_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=None if self.top_k == -1 else self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=None if self.logit_bias is None else logit_bias_pairs(self.logit_bias),
+            top_k=self.top_k,
             seed=self.sampling_seed if self.seed is None else self.seed,
-            stop=_strings(self.stop),
-            stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
-            stop_regex=_strings(self.stop_regex),
-            ignore_eos=self.ignore_eos,
-            constraint=self._constraint(),
+            constraint=self.constraint(),
             logprobs=logprobs,
             logprob_start=logprob_start,
             priority=priority,
         )
-
-    def _constraint(self) -> Constraint | None:
-        return self._constraint_fields().constraint()
-
-    def _constraint_fields(self) -> ConstraintFields:
-        return ConstraintFields(
-            regex=self.regex,
-            ebnf=self.ebnf,
-            json_schema=self.json_schema,
-            structural_tag=self.structural_tag,
-        )
-
-
-def _strings(given: str | list[str] | None) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    return (given,) if isinstance(given, str) else tuple(given)

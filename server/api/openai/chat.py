@@ -68,20 +68,12 @@ def chat_task(
     tool_use = body.tool_use(chat_format)
     variables = body.template_variables(chat_format)
     params, starts_inside = body.params(tool_use, chat_format, variables)
-    of_tools = None if params.constraint is None else "tools"
-    task = Task(
+    task = body.to_task(
         [fitting(body.plain_messages(), chat_format)],
         params,
-        n=body.n,
-        stream=body.stream,
-        has_token_ids=body.wanted.needs_token_ids,
+        served,
         tools=tool_use.for_template,
         template_kwargs=json.dumps(variables) if variables else None,
-        hints=body.kv_hints,
-        cache_salt=body.cache_salt,
-        constraint_field=body.constraint_field or of_tools,
-        rid=body.rid,
-        lora_path=served.lora_path,
     )
     warnings = body.reasoning_warnings(variables, chat_format)
     reasoning = body.reasoning_use(
@@ -212,7 +204,7 @@ def chat_request(fields: dict[str, Any]) -> ChatRequest:
         raise InvalidRequest(f"{field}: {first['msg']}", field) from error
 
 
-class ChatReply(CompletionReply):
+class ChatReply(CompletionReply["ChatSample"]):
     """Answers of /v1/chat/completions; each sample's message is read by a `MessageReader`."""
 
     prefix = "chatcmpl"
@@ -233,7 +225,6 @@ class ChatReply(CompletionReply):
         self._head["service_tier"] = "default"
         self._echo = echo
         self._new_reader = new_reader
-        self._samples: dict[int, ChatSample] = {}
         self._num_reasoning_tokens = 0
 
     def choice(self, outcome: Outcome) -> dict[str, Any]:
@@ -294,7 +285,7 @@ class ChatReply(CompletionReply):
     def _new_sample(self, index: int) -> ChatSample:
         choice = {"index": index, "delta": {"content": TEXT}}
         choice |= {"logprobs": None, "finish_reason": None}
-        sample = ChatSample(index, self._new_reader(), *self._around_text(choice))
+        sample = ChatSample(index, self._around_text(choice), self._new_reader())
         self._samples[index] = sample
         return sample
 
@@ -302,7 +293,7 @@ class ChatReply(CompletionReply):
         """What a stream says before anything else of a sample."""
         role = {"role": "assistant", "content": self._echo, "refusal": None}
         choice = {"index": sample.index, "delta": role, "logprobs": None, "finish_reason": None}
-        return self._event(choice, self._samples.values())
+        return self._event(choice)
 
     def _said(
         self,
@@ -316,8 +307,7 @@ class ChatReply(CompletionReply):
             return sample.head + orjson.dumps(text) + sample.tail
         logprobs = self._logprobs(sample.take_logprobs() or None)
         choice = {"index": sample.index, "delta": delta, "logprobs": logprobs}
-        choice |= {"finish_reason": reason, **(extras or {})}
-        return self._chunk_of_tokens(choice, sample, self._samples.values())
+        return self._chunk_of_tokens(sample, choice, reason, extras)
 
     def _logprobs(self, entries: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
         num = self.wanted.num_logprobs
@@ -327,15 +317,13 @@ class ChatReply(CompletionReply):
 
 
 class ChatSample(Sample):
-    """A sample with its reader, and a chunk of nothing but content, before and behind that."""
+    """A sample with its reader."""
 
-    __slots__ = ("head", "reader", "tail")
+    __slots__ = ("reader",)
 
-    def __init__(self, index: int, reader: MessageReader, head: bytes, tail: bytes) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, around_text: tuple[bytes, bytes], reader: MessageReader) -> None:
+        super().__init__(index, around_text)
         self.reader = reader
-        self.head = head
-        self.tail = tail
 
 
 def chat_logprobs(entries: Sequence[dict[str, Any]], num_top: int) -> list[dict[str, Any]]:

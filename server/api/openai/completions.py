@@ -20,7 +20,7 @@ from ...protocol.items import Items
 from ...protocol.json_route import json_routes
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.server_sent_events import event
-from ...protocol.task import MAX_PROMPTS, Task
+from ...protocol.task import MAX_PROMPTS
 from .reply import (
     TEXT,
     CompletionReply,
@@ -41,23 +41,11 @@ def router(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
         served = service.served(body.model, body.lora_path)
-        task = Task(
-            body.prompts(),
-            body.params(),
-            n=body.num_drawn,
-            stream=body.stream,
-            has_token_ids=body.wanted.needs_token_ids,
-            hints=body.kv_hints,
-            cache_salt=body.cache_salt,
-            constraint_field=body.constraint_field,
-            rid=body.rid,
-            lora_path=served.lora_path,
-        )
-        fingerprint = fingerprint_of(service.info)
+        task = body.to_task(body.prompts(), body.params(), served)
         reply = TextReply(
             served.name,
             body.wanted,
-            fingerprint=fingerprint,
+            fingerprint=fingerprint_of(service.info),
             echoes=await _echoes(service, body) if body.echo else (),
             only_scores=body.only_scores,
         )
@@ -131,7 +119,7 @@ class CompletionRequest(SamplingFields):
         return list(prompt)
 
 
-class TextReply(CompletionReply):
+class TextReply(CompletionReply["TextSample"]):
     """Answers of /v1/completions.
 
     With `echo` a text begins with its prompt. The log probabilities of a prompt are known at the
@@ -157,7 +145,6 @@ class TextReply(CompletionReply):
         self._only_scores = only_scores
         self._waits_for_prompts = bool(echoes) and self.wanted.num_logprobs is not None
         self._prompts: Sequence[Outcome] = ()  # the first sample of each, which knows its scores
-        self._samples: dict[int, TextSample] = {}
 
     def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
         outcomes = self._told(outcomes)
@@ -225,9 +212,8 @@ class TextReply(CompletionReply):
         if sample is not None:
             return sample, b""
         choice = {"index": index, "text": TEXT, "logprobs": None, "finish_reason": None}
-        sample = self._samples[index] = TextSample(index, *self._around_text(choice))
         echo = self._echo(index)
-        sample.num_chars = len(echo)
+        sample = self._samples[index] = TextSample(index, self._around_text(choice), len(echo))
         return sample, self._said(sample, echo) if echo else b""
 
     def _said(
@@ -242,8 +228,7 @@ class TextReply(CompletionReply):
         logprobs = self._logprobs(entries or None, sample.num_chars)
         sample.num_chars += sum(len(entry["token"]) for entry in entries)
         choice = {"index": sample.index, "text": text, "logprobs": logprobs}
-        choice |= {"finish_reason": reason, **(extras or {})}
-        return self._chunk_of_tokens(choice, sample, self._samples.values())
+        return self._chunk_of_tokens(sample, choice, reason, extras)
 
     def _logprobs(
         self, entries: Sequence[dict[str, Any]] | None, first_offset: int = 0
@@ -288,13 +273,10 @@ def _without_output(outcome: Outcome) -> Outcome:
 
 
 class TextSample(Sample):
-    """A sample, where its next token's text stands, and a chunk of nothing but text, before and
-    behind that."""
+    """A sample, and where its next token's text stands."""
 
-    __slots__ = ("head", "num_chars", "tail")
+    __slots__ = ("num_chars",)
 
-    def __init__(self, index: int, head: bytes, tail: bytes) -> None:
-        super().__init__(index)
-        self.head = head
-        self.tail = tail
-        self.num_chars = 0
+    def __init__(self, index: int, around_text: tuple[bytes, bytes], num_chars: int) -> None:
+        super().__init__(index, around_text)
+        self.num_chars = num_chars

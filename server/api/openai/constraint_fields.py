@@ -92,15 +92,45 @@ class StructuredOutputs(BaseModel):
         return "compact" if self.disable_any_whitespace else "flexible"
 
 
-class ConstraintFields(BaseModel):
-    """Mixed into the bodies of both endpoints. `whitespace`, `property_order`, `formats` and
-    `lenient` are ours and go with any JSON."""
+class GrammarFields(BaseModel):
+    """SGLang's, which `/generate` has too."""
 
-    response_format: ResponseFormat | None = None
     regex: str | None = None
     ebnf: str | None = None
     json_schema: str | dict[str, Any] | bool | None = None
     structural_tag: str | dict[str, Any] | None = None
+
+    @property
+    def constraint_field(self) -> str | None:
+        """The field that gives the constraint, if one does."""
+        return next(iter(self._asked()), None)
+
+    def constraint(self) -> Constraint | None:
+        """What the output must be. Raises InvalidRequest that names the field."""
+        asked = self._asked()
+        if len(asked) > 1:
+            names = list(asked)
+            raise InvalidRequest(f"{' and '.join(names)}: only one can be asked for", names[1])
+        values = vars(self)
+        options = {n: value for n in _OPTIONS if (value := values.get(n)) is not None}
+        field, wanted = next(iter(asked.items()), (None, {}))
+        try:
+            return constraint_of(**{**wanted, **options})
+        except InvalidProgram as error:
+            at_fault = error.field if error.field in _OPTIONS else field or error.field
+            raise InvalidRequest(str(error), at_fault) from error
+
+    def _asked(self) -> dict[str, dict[str, Any]]:
+        """By field, what is asked for in the words of `constraint_of`."""
+        values = vars(self)
+        return {f: {n: value} for f, n in _NAMES.items() if (value := values.get(f)) is not None}
+
+
+class ConstraintFields(GrammarFields):
+    """Mixed into the bodies of both endpoints. `whitespace`, `property_order`, `formats` and
+    `lenient` are ours and go with any JSON."""
+
+    response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
@@ -113,33 +143,7 @@ class ConstraintFields(BaseModel):
     lenient: bool | None = None
     jump_forward: bool | None = None
 
-    @property
-    def constraint_field(self) -> str | None:
-        """The field that gives the constraint, if any does."""
-        return next(iter(self._asked()), None)
-
     def constraint(self) -> Constraint | None:
-        """The output's constraint. Raises InvalidRequest that names the field."""
-        self._refuse_patterns()
-        asked = self._asked()
-        if len(asked) > 1:
-            names = list(asked)
-            raise InvalidRequest(f"{' and '.join(names)}: only one can be asked for", names[1])
-        options = {
-            "whitespace": self.whitespace,
-            "property_order": self.property_order,
-            "formats": self.formats,
-            "lenient": self.lenient,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        field, wanted = next(iter(asked.items()), (None, {}))
-        try:
-            return constraint_of(**{**wanted, **given})
-        except InvalidProgram as error:
-            at_fault = error.field if error.field in options else field or error.field
-            raise InvalidRequest(str(error), at_fault) from error
-
-    def _refuse_patterns(self) -> None:
         nested = self.structured_outputs
         patterns = {
             "guided_whitespace_pattern": self.guided_whitespace_pattern,
@@ -149,23 +153,25 @@ class ConstraintFields(BaseModel):
             if value is not None:
                 allowed = 'left out; see whitespace, "compact" or "flexible"'
                 raise InvalidRequest.of(name, value, allowed)
+        return super().constraint()
 
     def _asked(self) -> dict[str, dict[str, Any]]:
-        """By field, the arguments for `constraint_of`."""
-        names = {
-            "regex": "regex",
-            "ebnf": "ebnf",
-            "json_schema": "json_schema",
-            "structural_tag": "structural_tag",
-            "guided_json": "json_schema",
-            "guided_regex": "regex",
-            "guided_choice": "choices",
-            "guided_grammar": "ebnf",
-        }
-        values = {field: getattr(self, field) for field in names}
-        asked = {f: {names[f]: value} for f, value in values.items() if value is not None}
+        asked = super()._asked()
         for field in ("response_format", "structured_outputs"):
             nested = getattr(self, field)
             if nested is not None and (wanted := nested.asked()):
                 asked[field] = wanted
         return asked
+
+
+_OPTIONS = ("whitespace", "property_order", "formats", "lenient")
+_NAMES = {
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "json_schema": "json_schema",
+    "structural_tag": "structural_tag",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_grammar": "ebnf",
+}

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import orjson
 
@@ -67,12 +67,15 @@ def timing(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 class Sample:
-    """What has been streamed of one sample, and the tokens held for its next chunk."""
+    """What a stream has said of one sample, the tokens that wait to go with its next chunk, and a
+    chunk of nothing but text, before and behind that."""
 
-    __slots__ = ("cached_tokens", "index", "logprobs", "num_tokens", "prompt_tokens", "token_ids")
+    __slots__ = ("cached_tokens", "head", "index", "logprobs", "num_tokens", "prompt_tokens",
+                 "tail", "token_ids")  # fmt: skip
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, around_text: tuple[bytes, bytes]) -> None:
         self.index = index
+        self.head, self.tail = around_text
         self.logprobs: list[dict[str, Any]] = []
         self.token_ids: list[int] = []
         self.num_tokens = self.prompt_tokens = self.cached_tokens = 0
@@ -98,8 +101,11 @@ class Sample:
         return taken
 
 
-class CompletionReply:
-    """Id, model and time that all bodies of one response share."""
+_S = TypeVar("_S", bound=Sample)
+
+
+class CompletionReply(Generic[_S]):
+    """Id, model and time that all bodies of one answer share."""
 
     prefix = ""
     whole_object = ""
@@ -121,6 +127,7 @@ class CompletionReply:
         self._chunk_usage = {"usage": None} if wanted.includes_usage else {}
         has_tokens = wanted.needs_token_ids or wanted.num_logprobs is not None
         self._is_plain = not has_tokens
+        self._samples: dict[int, _S] = {}
 
     def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
         choices = [self.choice(outcome) for outcome in self._chosen(outcomes)]
@@ -182,18 +189,23 @@ class CompletionReply:
         return head, tail
 
     def _chunk_of_tokens(
-        self, choice: dict[str, Any], sample: Sample, samples: Iterable[Sample]
+        self,
+        sample: _S,
+        choice: dict[str, Any],
+        reason: str | None,
+        extras: dict[str, Any] | None,
     ) -> bytes:
-        """A chunk with the held ids, where these are requested."""
+        """A chunk with the ids that waited, where these are wanted."""
+        choice |= {"finish_reason": reason, **(extras or {})}
         if self.wanted.has_token_ids:
             choice["token_ids"] = sample.take_token_ids()
-        return self._event(choice, samples)
+        return self._event(choice)
 
-    def _event(self, choice: dict[str, Any], samples: Iterable[Sample]) -> bytes:
-        """A chunk with the usage of all samples so far, where that is requested."""
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        """A chunk with the usage of all samples so far, where that is wanted."""
         chunk = self._chunk(choice)
         if self.wanted.has_running_usage:
-            chunk["usage"] = _running_usage(samples, self._num_drawn)
+            chunk["usage"] = _running_usage(self._samples.values(), self._num_drawn)
         return event(chunk)
 
 

@@ -1,22 +1,24 @@
 """Fields of a request that both of OpenAI's completion endpoints have.
 
-Values are checked where they are used, by the runtime, whose errors name the field; here only types
-are. A field that is null is one that was left out.
+A field that is null is one that was left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
-from ....frontend.protocol.ir import MAX_SAMPLES, GenParams, logit_bias_pairs
+from ....frontend.protocol.ir import GenParams
+from ...generation.service import Served
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.items import Entries, Items
+from ...protocol.task import Prompt, Task
 from .constraint_fields import ConstraintFields
 from .other_fields import OtherFields
 from .reply import Wanted
+from .sampler_fields import SamplerFields
 
 MAX_LOGPROBS = 64
 MAX_DEADLINE_S = 86_400.0
@@ -33,7 +35,7 @@ class StreamOptions(BaseModel):
     include_timing: bool = False
 
 
-class SamplingFields(ConstraintFields, OtherFields):
+class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     """Fields that both endpoints share. Those that OpenAI does not have: `top_k`, `min_p`,
     `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
     `prompt_logprobs`, `return_token_ids` and `include_stop_str_in_output` are vLLM's, `stop_regex`
@@ -42,25 +44,12 @@ class SamplingFields(ConstraintFields, OtherFields):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     kv_hints: HintEnvelope | None = None
     best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Entries[str, float] | None = None
     min_tokens: int | None = None
     seed: int | None = Field(default=None, ge=-_SEEDS, lt=_SEEDS)
-    stop: str | Items[str] | None = None
-    stop_token_ids: Items[int] | None = None
-    stop_regex: str | Items[str] | None = None
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False
-    ignore_eos: bool | None = None
     priority: int | None = None  # higher runs first
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -78,6 +67,31 @@ class SamplingFields(ConstraintFields, OtherFields):
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None}
+
+    def to_task(
+        self,
+        prompts: Sequence[Prompt],
+        params: GenParams,
+        served: Served,
+        *,
+        tools: str | None = None,
+        template_kwargs: str | None = None,
+    ) -> Task:
+        """What these ask of the engine; a constraint that no field gives is that of the tools."""
+        return Task(
+            prompts,
+            params,
+            n=self.num_drawn,
+            stream=self.stream,
+            has_token_ids=self.wanted.needs_token_ids,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            hints=self.kv_hints,
+            cache_salt=self.cache_salt,
+            constraint_field=self.constraint_field or ("tools" if params.constraint else None),
+            rid=self.rid,
+            lora_path=served.lora_path,
+        )
 
     @property
     def wanted(self) -> Wanted:
@@ -111,22 +125,11 @@ class SamplingFields(ConstraintFields, OtherFields):
         scores_prompt = has_prompt_logprobs or self.prompt_logprobs is not None
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest.of("prompt_logprobs", self.prompt_logprobs, "only without stream")
-        return GenParams(
+        return self.params_with(
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=None if self.top_k in (-1, 0) else self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=None if self.logit_bias is None else logit_bias_pairs(self.logit_bias),
             min_tokens=self.min_tokens,
+            top_k=self.top_k or None,  # 0: all
             seed=None if self.seed is None else self.seed % _SEEDS,
-            stop=_texts(self.stop),
-            stop_regex=_texts(self.stop_regex),
-            stop_token_ids=None if self.stop_token_ids is None else tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
             logprobs=self._num_asked_logprobs(),
             logprob_start=0 if scores_prompt else None,
             priority=self.priority,
@@ -141,9 +144,3 @@ class SamplingFields(ConstraintFields, OtherFields):
         if self.num_drawn > self.n:
             wanted.append(0)
         return max(wanted, default=None)
-
-
-def _texts(given: str | list[str] | None) -> tuple[str, ...] | None:
-    if isinstance(given, str):
-        return (given,)
-    return None if given is None else tuple(given)

@@ -16,6 +16,8 @@ from ...protocol.items import Entries, Items
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
+_SAME = ("model", "stream", "temperature", "top_p", "seed", "ignore_eos", "cache_salt",
+         "deadline_s", "kv_hints")  # fmt: skip
 _HOSTED = ("conversation", "prompt", "background")
 
 ChatFields = dict[str, Any]  # a message as `ChatRequest.messages` takes it
@@ -139,18 +141,10 @@ class ResponsesRequest(BaseModel):
         self._refuse_hosted()
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         fields: dict[str, Any] = {
-            "model": self.model,
             "messages": [*system, *messages],
-            "stream": self.stream,
             "max_completion_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "ignore_eos": self.ignore_eos,
-            "cache_salt": self.cache_salt,
-            "deadline_s": self.deadline_s,
             "response_format": self._response_format(),
-            "kv_hints": None if self.kv_hints is None else self.kv_hints.model_dump(),
+            **{name: getattr(self, name) for name in _SAME},
         }
         if self.has_logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}

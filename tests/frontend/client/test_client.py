@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -355,6 +356,28 @@ def test_a_text_that_repeats_is_sent_once(runtime: Runtime) -> None:
             for program in runtime.hear("ops").header["programs"]:
                 slots += [op[4] for op in program["ops"]]
         assert slots == [slot, slot]
+
+
+def test_a_schema_that_repeats_is_sent_once_and_its_gens_are_encoded_once(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[Any] = []
+    encode = wire.encode_part
+    monkeypatch.setattr(client_module, "FLUSH_AFTER_S", 5.0)
+    monkeypatch.setattr(
+        wire, "encode_part", lambda kind, part: encoded.append(part) or encode(kind, part)
+    )
+    schema = {"type": "object", "properties": {f"name_{i}": {"type": "string"} for i in range(20)}}
+    with Backend(runtime.connect()) as backend:
+        state = open_program(backend)
+        for _ in range(4):
+            state += st.gen(json_schema=schema)
+        state.end()
+        ((slot, source),) = runtime.hear("intern").header["texts"]
+        ops = runtime.hear_ops()["ops"]
+    sources = [op[5]["constraint"]["source"] for op in ops]
+    assert sources == [source, slot, slot, slot] and json.loads(source) == schema
+    assert len(encoded) == 5, "each gen, and the schema when it gets its slot"
 
 
 def test_ended_programs_share_messages(runtime: Runtime) -> None:

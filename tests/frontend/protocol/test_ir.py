@@ -184,7 +184,7 @@ def test_every_gen_parameter_survives_the_wire() -> None:
         frequency_penalty=0.5,
         presence_penalty=-0.5,
         repetition_penalty=1.2,
-        logit_bias=ir.logit_bias_pairs({5: -100, "7": 2.5}),
+        logit_bias=ir.logit_bias_of({5: -100, "7": 2.5}),
         min_tokens=2,
         n=3,
     )
@@ -196,4 +196,4 @@ def test_every_gen_parameter_survives_the_wire() -> None:
 @pytest.mark.parametrize("bias", [{"x": 1.0}, {None: 1.0}, [5], 7])
 def test_a_bias_by_anything_but_token_ids_is_refused(bias: Any) -> None:
     with pytest.raises(InvalidProgram, match="logit_bias="):
-        ir.logit_bias_pairs(bias)
+        ir.logit_bias_of(bias)

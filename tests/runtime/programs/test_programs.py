@@ -344,7 +344,7 @@ def test_a_bias_beyond_the_vocabulary_fails_its_op_alone(harness: ProgramHarness
 
 
 def test_what_a_gen_leaves_open_is_the_models_choice(context: ProgramContext) -> None:
-    defaults = Defaults(min_p=0.05, repetition_penalty=1.1)
+    defaults = Defaults(ir.Sampling(min_p=0.05, repetition_penalty=1.1))
     left, given = (
         defaults.sampling(params, seed=0)
         for params in (ir.GenParams(), ir.GenParams(min_p=0.0, repetition_penalty=1.0))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stemma.errors import InvalidRequest
-from stemma.frontend.protocol.ir import seed_of_sample
+from stemma.frontend.protocol.ir import SAMPLING_FIELDS, seed_of_sample
 from stemma.runtime.execute.sampling_arrays import sampling_arrays
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -32,6 +33,10 @@ def test_values_out_of_range_are_refused_by_name(field: str, values: list[Any]) 
         with pytest.raises(InvalidRequest, match=f"^{field}="):
             SamplingParams(**{field: value})
     assert hash(SamplingParams(logit_bias=((5, -100.0), (6, 100)))) is not None
+
+
+def test_a_gen_can_ask_for_each_field_and_for_no_other() -> None:
+    assert set(SAMPLING_FIELDS) == {field.name for field in fields(SamplingParams)}
 
 
 def test_samples_have_seeds_of_their_own_and_the_first_has_the_given_one() -> None:
