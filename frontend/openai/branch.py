@@ -29,7 +29,6 @@ class Branch(protocol.Branch[Transcript, asyncio.Task[None]]):
     draft: Draft | None = None
     pattern: Pattern | None = None
     is_flushed: bool = False  # whether the program waits for what it has sent
-    is_stopped: bool = False  # dropped, or not among the first of a join
 
     @property
     def has_open_gens(self) -> bool:

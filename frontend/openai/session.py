@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from ...errors import InvalidProgram, StemmaError
+from ...errors import InvalidProgram
 from ..protocol import ir, wire
 from ..protocol.interpreter import Emit, Interpreter
 from .branch import Branch, Pattern, hint_target, is_whole_message
@@ -89,7 +89,7 @@ class Session(Interpreter[Branch, str]):
 
     def flush(self, *, end: bool) -> None:
         """The program waits for what it has sent; `end`: it sends no more."""
-        self._has_ended = self._has_ended or end
+        self.receive((), end=end)
         for branch in self._branches.values():
             branch.is_flushed = True
             if branch.has_open_gens:
@@ -138,9 +138,6 @@ class Session(Interpreter[Branch, str]):
                 return False
             case ir.Pause():
                 pass
-            case ir.Drop():
-                self._stop_quietly(branch)
-                return False
             case _:
                 return self._carry_out_flow(branch, op)
         return True
@@ -354,72 +351,3 @@ class Session(Interpreter[Branch, str]):
     def _append_children(self, branch: Branch, children: list[Branch]) -> str:
         branch.draft = branch.pattern = None
         return "".join(branch.begun.append(c.begun.pieces[c.fork_length :]) for c in children)
-
-    def _fail_with(self, branch: Branch, op: ir.Op, error: Exception) -> None:
-        known = isinstance(error, StemmaError)
-        message = str(error) if known else f"{type(error).__name__}: {error}"
-        self._fail(branch, op, message, type(error).__name__ if known else "EngineError")
-
-    # --- stopping ---------------------------------------------------------------------------------
-    # NOTE: it differs from the engine's. A branch stops without an event, those forked from it go
-    # on, and who needs whom is looked up when a branch is dropped, and then only.
-
-    def _note_needs(self, branch: Branch, op: ir.Op) -> None:
-        """Nothing: `_is_wanted` looks into the logs."""
-
-    def _forget_needs(self, branch: Branch) -> None:
-        """Nothing, as nothing was noted."""
-
-    def _append_var(self, branch: Branch, op: ir.Var) -> bool:
-        source = self._branches.get(op.of_branch)
-        has_value = (op.of_branch, op.of_seq) in self._values
-        if source is not None and source.is_stopped and source.error is None and not has_value:
-            raise InvalidProgram("the value it appends was never made: its branch was stopped")
-        return super()._append_var(branch, op)
-
-    def _first_to_end(
-        self, branch: Branch, children: list[Branch], num_needed: int
-    ) -> list[int] | None:
-        lost = [c for c in children if c.error is not None or (c.is_stopped and not c.is_ended)]
-        if len(children) - len(lost) < num_needed:
-            reason = next((c.error for c in lost if c.error), "it was dropped")
-            raise InvalidProgram(f"a joined branch failed: {reason}")
-        winners = super()._first_to_end(branch, children, num_needed)
-        if winners is None:
-            branch.num_awaited = 1  # it looks again at each end
-        return winners
-
-    def _drop(self, branch: Branch) -> None:
-        if not self._is_wanted(branch):
-            self._stop_quietly(branch)
-
-    def _halt_trees(self, roots: list[Branch], reason: str) -> None:
-        for root in roots:
-            self._stop_quietly(root)
-
-    def _halt_joined(self, failed: Branch) -> None:
-        """What a failed branch would have joined goes on."""
-
-    def _is_wanted(self, branch: Branch) -> bool:
-        """Whether others wait, or will, for what the branch still makes."""
-        if any(isinstance(op, ir.Fork) for op in branch.log):
-            return True
-        for other in self._branches.values():
-            for op in other.log:
-                if isinstance(op, ir.Var) and op.of_branch == branch.number != other.number:
-                    return True
-                if isinstance(op, ir.Join) and branch.number in op.children:
-                    return True
-        return False
-
-    def _stop_quietly(self, branch: Branch) -> None:
-        """End a branch that nobody reads: its call is closed, its log forgotten."""
-        if branch.is_stopped or branch.error is not None:
-            return
-        self._abort_call(branch)
-        forks = [op for op in branch.log if isinstance(op, ir.Fork)]
-        branch.is_stopped, branch.is_waiting = True, False
-        branch.pattern = None
-        branch.log.clear()
-        self._fail_forks_of(forks, "the branch it forks from was stopped")
-        self._wake_all_of(branch)

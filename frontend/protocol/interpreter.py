@@ -370,10 +370,13 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
 
     # --- failure ----------------------------------------------------------------------------------
 
-    def _fail_with(self, branch: BranchT, op: ir.Op, error: StemmaError) -> None:
-        """An op of the branch has raised this."""
-        field = getattr(error, "field", None)
-        self._fail(branch, op, str(error), type(error).__name__, field=field)
+    def _fail_with(self, branch: BranchT, op: ir.Op, error: Exception) -> None:
+        """An op of the branch has raised this; what is no StemmaError is a defect of ours."""
+        kind, field = type(error).__name__, getattr(error, "field", None)
+        if isinstance(error, StemmaError):
+            self._fail(branch, op, str(error), kind, field=field)
+        else:
+            self._fail(branch, op, f"{kind}: {error}", "EngineError")
 
     def _fail(
         self, branch: BranchT, op: ir.Op, message: str, kind: str, *, field: str | None = None
