@@ -335,6 +335,12 @@ class Session(Interpreter[Branch, str]):
         for op, outcome in tell:
             self._tell(branch, op, outcome)
 
+    def _fails_from(self, branch: Branch, op: ir.Op) -> int:
+        seq = super()._fails_from(branch, op)
+        if branch.pattern is None or not branch.pattern.gens:
+            return seq
+        return min(seq, branch.pattern.gens[0].seq)  # those that were put off get none either
+
     def _cancel_call(self, call: asyncio.Task[None]) -> None:
         call.cancel()
 

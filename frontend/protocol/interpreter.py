@@ -399,10 +399,13 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
         if field is not None:
             payload["field"] = field
-        seq = op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
-        self._emit(branch.number, seq, wire.FAILED, payload)
+        self._emit(branch.number, self._fails_from(branch, op), wire.FAILED, payload)
         self._forget_needs(branch)
         self._wake_all_of(branch)
+
+    def _fails_from(self, branch: BranchT, op: ir.Op) -> int:
+        """From which op on a branch that stops at `op` has no values."""
+        return op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
         """Fail the branches that will never be forked, and those forked from them, however deep."""
