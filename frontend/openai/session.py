@@ -1,16 +1,12 @@
-"""A program carried out in this process: each branch's log, op by op, with a call for each gen.
+"""A program carried out in this process, with a call to a server for each gen.
 
-The semantics are the runtime's (`runtime/programs/session.py`): a branch stops at a gen or select
-until the call has ended, at a `Var` until the value is there, at a `Join` until the children have
-ended. There is no KV here: a `Pause` passes, a `Hint` is the server's to answer. One asyncio loop
-owns it.
+`Interpreter` has the order of the ops and what they mean to other branches. There is no KV here: a
+`Pause` passes, a `Hint` is the server's to answer. One asyncio loop owns a program.
 
 With `num_spec_tokens` one answer may serve several gens (`speculation`). Where the endpoint goes on
 from any text, what an answer has beyond a gen's stop is kept for as long as the program appends
 just that. Where a call can only begin a message, the gens of an assistant message are put off until
 it ends, or until the program waits, and are then read from one answer.
-
-One long class, as all ops work on the same tables: branches, values, who waits for what.
 """
 
 from __future__ import annotations
@@ -18,23 +14,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from ...errors import InvalidProgram, StemmaError
+from ...errors import InvalidProgram
 from ..protocol import ir, wire
-from .branch import Branch, Pattern, abort, hint_target, is_whole_message, transcript_of
+from ..protocol.interpreter import Emit, Interpreter
+from .branch import Branch, Pattern, hint_target, is_whole_message
 from .calls import Filling, OnDelta, Outcome
 from .shared_answer import is_plain, no_call, outcome_of, sampling_of
 from .speculation import Draft, Filled, Slot, matched
 from .transcript import Prompt, Transcript
 
 Work = Callable[[], Awaitable[Any]]  # not begun: a branch may be stopped before it is
-Emit = Callable[[int, int, str, Any], None]  # branch, seq, kind, payload
-MAX_ERROR_CHARS = 4096  # joins of failed joins quote each other
 
 
 class Asks(Protocol):
@@ -64,8 +58,8 @@ class Asks(Protocol):
     ) -> Filling: ...
 
 
-class Session:
-    """One program. Lifetime: from its first ops to `DONE`, or until cancelled."""
+class Session(Interpreter[Branch, str]):
+    """One program."""
 
     def __init__(
         self,
@@ -79,95 +73,39 @@ class Session:
         num_spec_tokens: int | None = None,
     ) -> None:
         """`root`: the empty transcript of its first branch."""
+        super().__init__(emit)
         self._caller = caller
-        self._emit = emit
         self._seed = seed
         self._instance = instance
         self._is_streaming = is_streaming
         self._num_spec_tokens = num_spec_tokens
         self._started = time.monotonic()
-        self._branches: dict[int, Branch] = {}
-        self._values: dict[tuple[int, int], str] = {}
-        self._waiters: dict[tuple[int, int], list[Branch]] = {}  # (branch, seq or _END)
-        self._endings: list[int] = []  # branches that ended well, in that order
-        self._ready: deque[Branch] = deque()
-        self._has_ended = False
-        self.is_done = False
         self._branch(0).transcript = root
 
     # --- input ------------------------------------------------------------------------------------
 
-    def receive(self, ops: Iterable[ir.Op]) -> None:
-        """Append ops to their branches' logs."""
-        for op in ops:
-            branch = self._branch(op.branch)
-            if op.seq != branch.num_received:
-                raise InvalidProgram.of("seq", op.seq, f"{branch.num_received} on {op.branch}")
-            branch.num_received += 1
-            branch.is_flushed = False
-            branch.log.append(op)
-            branch.places.note(op)
-            if branch.error is not None:
-                self._fail_forks_of([op], branch.error)
-            self._ready.append(branch)
-            if isinstance(op, ir.Drop) and not self._is_wanted(branch):
-                self._stop_quietly(branch)
+    def _note_op(self, branch: Branch, op: ir.Op) -> None:
+        branch.is_flushed = False
 
     def flush(self, *, end: bool) -> None:
         """The program waits for what it has sent; `end`: it sends no more."""
-        self._has_ended = self._has_ended or end
+        self.receive((), end=end)
         for branch in self._branches.values():
             branch.is_flushed = True
             if branch.has_open_gens:
                 self._ready.append(branch)
 
-    def reject(self, error: Exception) -> None:
-        """End the whole program: it cannot go on."""
-        self.cancel()
-        payload = {"message": str(error), "kind": type(error).__name__, "op": "program"}
-        self._emit(0, 0, wire.FAILED, payload)
-        self._emit(0, 0, wire.DONE, None)
-
-    def cancel(self) -> None:
-        """Stop all calls; no more events."""
-        self.is_done = True
-        self._ready.clear()
-        for branch in self._branches.values():
-            abort(branch)
-
     # --- carrying out -----------------------------------------------------------------------------
 
-    def advance(self) -> None:
-        """Carry out all that can be; emits DONE when the program has ended and nothing is left."""
-        while not self.is_done:
-            while self._ready:
-                self._advance_branch(self._ready.popleft())
-            if not self._has_ended or any(b.call is not None for b in self._branches.values()):
-                return
-            if self._fail_stuck():
-                continue
-            self.is_done = True
-            self._emit(0, 0, wire.DONE, None)
+    def _new_branch(self, number: int) -> Branch:
+        return Branch(number)
 
-    def _advance_branch(self, branch: Branch) -> None:
-        if branch.transcript is None or branch.call is not None or branch.is_waiting:
-            return
-        while branch.log and branch.error is None:
-            op = branch.log[0]
-            try:
-                if not self._carry_out(branch, op):
-                    return
-            except StemmaError as error:
-                self._fail(branch, op, error)
-                return
-            branch.log.popleft()
-        if branch.has_open_gens and branch.is_flushed and branch.error is None:
+    def _note_rest(self, branch: Branch) -> None:
+        is_at_end = branch.call is None and branch.error is None and not branch.log
+        if is_at_end and branch.has_open_gens and branch.is_flushed:
             self._resolve(branch)
 
     def _carry_out(self, branch: Branch, op: ir.Op) -> bool:
-        """Do one op; False when it has to wait (it stays at the head of the log)."""
-        if branch.is_ended:
-            raise InvalidProgram(f"an op follows the End of branch {branch.number}")
         if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause):
             self._resolve(branch)
             return False
@@ -187,32 +125,21 @@ class Session:
                     raise InvalidProgram.of("lora_path", op.lora_path, allowed)
                 self._select(branch, op)
                 return False
-            case ir.Var():
-                return self._append_var(branch, op)
             case ir.RoleBegin():
                 if op.fields is not None:
                     raise InvalidProgram.of("fields", op.fields[:100], "left out for an endpoint")
                 branch.draft = branch.pattern = None
-                self._mark(branch, op, transcript_of(branch).begin_role(op.role))
+                self._mark(branch, op, branch.begun.begin_role(op.role))
             case ir.RoleEnd():
                 branch.draft = branch.pattern = None
-                self._mark(branch, op, transcript_of(branch).end_role())
-            case ir.Fork():
-                self._fork(branch, op)
-            case ir.Join():
-                return self._join(branch, op)
+                self._mark(branch, op, branch.begun.end_role())
             case ir.Hint():
                 self._hint(branch, op)
                 return False
             case ir.Pause():
                 pass
-            case ir.Drop():
-                self._stop_quietly(branch)
-                return False
-            case ir.End():
-                branch.is_ended = True
-                self._endings.append(branch.number)
-                self._wake((branch.number, _END))
+            case _:
+                return self._carry_out_flow(branch, op)
         return True
 
     def _mark(self, branch: Branch, op: ir.Op, text: str) -> None:
@@ -223,7 +150,7 @@ class Session:
             assert branch.pattern is not None
             branch.pattern.terms.append(text)
             return
-        transcript_of(branch).append_text(text)
+        branch.begun.append_text(text)
         if branch.pattern is not None:
             branch.pattern.terms.append(text)
         if branch.draft is not None:
@@ -239,7 +166,7 @@ class Session:
         if self._must_put_off(branch):
             self._put_off(branch, op)
             return True
-        prompt = transcript_of(branch).prompt()
+        prompt = branch.begun.prompt()
         if not is_plain(op.params):
             branch.draft = None
             self._start(branch, op, self._ordinary_gen(branch, op))
@@ -250,7 +177,7 @@ class Session:
             self._start(branch, op, partial(self._drafted_gen, branch, op, prompt))
             return False
         assert draft is not None
-        self._finish(branch, op, outcome_of(found, no_call(), is_whole=True))
+        self._append_outcome(branch, op, outcome_of(found, no_call(), is_whole=True))
         branch.draft = draft.after(found.text)
         return True
 
@@ -258,7 +185,7 @@ class Session:
         def on_delta(text: str) -> None:
             self._emit(branch.number, op.seq, wire.DELTA, text)
 
-        prompt, seed = transcript_of(branch).prompt(), self._derive_seed(branch, op)
+        prompt, seed = branch.begun.prompt(), self._derive_seed(branch, op)
         stream_to = on_delta if self._is_streaming else None
         return partial(self._caller.gen, prompt, op.params, seed, stream_to)
 
@@ -273,7 +200,7 @@ class Session:
 
     def _select(self, branch: Branch, op: ir.Select) -> None:
         branch.draft = branch.pattern = None
-        prompt = transcript_of(branch).prompt()
+        prompt = branch.begun.prompt()
         self._start(branch, op, partial(self._caller.select, prompt, op))
 
     def _hint(self, branch: Branch, op: ir.Hint) -> None:
@@ -282,16 +209,16 @@ class Session:
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
 
         work = partial(self._caller.hint, hint_target(branch), op)
-        branch.call = asyncio.create_task(self._run(branch, op, work, done))
+        self._begin_call(branch, asyncio.create_task(self._run(branch, op, work, done)))
 
     def _start(self, branch: Branch, op: ir.Op, work: Work) -> None:
         """Run a call; its op stays at the head of the log."""
 
         def done(outcome: Outcome) -> None:
             branch.log.popleft()
-            self._finish(branch, op, outcome)
+            self._append_outcome(branch, op, outcome)
 
-        branch.call = asyncio.create_task(self._run(branch, op, work, done))
+        self._begin_call(branch, asyncio.create_task(self._run(branch, op, work, done)))
 
     async def _run(
         self, branch: Branch, op: ir.Op, work: Work, done: Callable[[Any], None]
@@ -299,17 +226,17 @@ class Session:
         try:
             result = await work()
         except Exception as error:  # also a defect of ours ends the branch, and not in silence
-            branch.call = None
-            self._fail(branch, op, error)
+            self._end_call(branch)
+            self._fail_with(branch, op, error)
         else:
-            branch.call = None
+            self._end_call(branch)
             done(result)
             self._ready.append(branch)
         self.advance()
 
-    def _finish(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
+    def _append_outcome(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
         """A value is there: append it and say so."""
-        transcript_of(branch).append_text(outcome.text)
+        branch.begun.append_text(outcome.text)
         self._tell(branch, op, outcome)
 
     def _tell(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
@@ -335,12 +262,12 @@ class Session:
         this gen."""
         if branch.has_open_gens:
             return True
-        prompt = transcript_of(branch).prompt()
+        prompt = branch.begun.prompt()
         return not self._caller.can_continue(prompt)
 
     def _put_off(self, branch: Branch, op: ir.Gen) -> None:
         if branch.pattern is None:
-            prompt = transcript_of(branch).prompt()
+            prompt = branch.begun.prompt()
             begun = [prompt.answer] if prompt.answer else []
             branch.pattern = Pattern(replace(prompt, answer=""), [*begun])
         pattern = branch.pattern
@@ -369,7 +296,7 @@ class Session:
         else:
             work, done = partial(self._fill, branch, pattern), self._done_filling
         run = self._run(branch, first, work, lambda result: done(branch, pattern, result))
-        branch.call = asyncio.create_task(run)
+        self._begin_call(branch, asyncio.create_task(run))
 
     async def _fill(self, branch: Branch, pattern: Pattern) -> Filling:
         for op in pattern.gens:
@@ -404,169 +331,29 @@ class Session:
         begin = next(i for i, term in enumerate(pattern.terms) if isinstance(term, Slot))
         texts = [t if isinstance(t, str) else next(values).text for t in pattern.terms]
         pattern.terms, pattern.gens = list(texts), []
-        transcript_of(branch).append_text("".join(texts[begin:]))
+        branch.begun.append_text("".join(texts[begin:]))
         for op, outcome in tell:
             self._tell(branch, op, outcome)
 
-    # --- data flow --------------------------------------------------------------------------------
+    def _fails_from(self, branch: Branch, op: ir.Op) -> int:
+        seq = super()._fails_from(branch, op)
+        if branch.pattern is None or not branch.pattern.gens:
+            return seq
+        return min(seq, branch.pattern.gens[0].seq)  # those that were put off get none either
 
-    def _append_var(self, branch: Branch, op: ir.Var) -> bool:
-        key = (op.of_branch, op.of_seq)
-        value = self._values.get(key)
-        if value is None:
-            source = self._branches.get(op.of_branch)
-            if source is not None and source.error is not None:
-                raise InvalidProgram(f"the value it appends was never made: {source.error}")
-            if source is not None and source.is_stopped:
-                raise InvalidProgram("the value it appends was never made: its branch was stopped")
-            return self._wait_for(branch, key)
+    def _cancel_call(self, call: asyncio.Task[None]) -> None:
+        call.cancel()
+
+    # --- other branches ---------------------------------------------------------------------------
+
+    def _append_value(self, branch: Branch, value: str) -> str:
         self._append_text(branch, value)
-        self._set_value(branch, op, value)
-        self._emit(branch.number, op.seq, wire.VALUE, {"value": value, "text": value})
-        return True
+        return value
 
-    def _set_value(self, branch: Branch, op: ir.Op, text: str) -> None:
-        self._values[branch.number, op.seq] = text
-        self._wake((branch.number, op.seq))
+    def _begin_child(self, branch: Branch, child: Branch) -> None:
+        child.fork_length = len(child.begun.pieces)
+        child.draft, child.last_reply_id = branch.draft, branch.last_reply_id
 
-    def _fork(self, branch: Branch, op: ir.Fork) -> None:
-        for index, number in enumerate(op.children):
-            child = self._branch(number)
-            if child.transcript is not None or child is branch:
-                raise InvalidProgram.of("children", number, "branches that were not forked before")
-            child.path = (*branch.path, (branch.places.of(op), index))
-            child.transcript = transcript_of(branch).copy()
-            child.fork_length = len(child.transcript.pieces)
-            child.draft, child.last_reply_id = branch.draft, branch.last_reply_id
-            self._ready.append(child)
-
-    def _join(self, branch: Branch, op: ir.Join) -> bool:
-        children = [self._branch(number) for number in op.children]
-        counted = self._counted(branch, op, children)
-        if counted is None:
-            return False
-        text = ""
-        if op.mode == "concate_and_append":
-            branch.draft = branch.pattern = None
-            text = "".join(self._append_child(branch, children[index]) for index in counted)
-        value = None if op.num_needed is None else counted
-        self._emit(branch.number, op.seq, wire.VALUE, {"value": value, "text": text})
-        return True
-
-    def _counted(self, branch: Branch, op: ir.Join, children: list[Branch]) -> list[int] | None:
-        """Indices of the children that count, once they have ended; None: wait.
-
-        Raises InvalidProgram when too few can still end well.
-        """
-        num_needed = len(children) if op.num_needed is None else op.num_needed
-        lost = [c for c in children if c.error is not None or (c.is_stopped and not c.is_ended)]
-        if len(children) - len(lost) < num_needed:
-            reason = next((c.error for c in lost if c.error), "it was dropped")
-            raise InvalidProgram(f"a joined branch failed: {reason}")
-        places = {child.number: index for index, child in enumerate(children)}
-        ended = [places[number] for number in self._endings if number in places]
-        if len(ended) < num_needed:
-            for child in children:
-                if not child.is_ended and child not in lost:
-                    self._waiters.setdefault((child.number, _END), []).append(branch)
-            branch.is_waiting = True
-            return None
-        counted = sorted(ended[:num_needed])
-        for index, child in enumerate(children):
-            if index not in counted:
-                self._stop_quietly(child)
-        return counted
-
-    def _append_child(self, branch: Branch, child: Branch) -> str:
-        return transcript_of(branch).append(transcript_of(child).pieces[child.fork_length :])
-
-    def _wait_for(self, branch: Branch, key: tuple[int, int]) -> bool:
-        self._waiters.setdefault(key, []).append(branch)
-        branch.is_waiting = True
-        return False
-
-    def _wake(self, key: tuple[int, int]) -> None:
-        for branch in self._waiters.pop(key, ()):
-            branch.is_waiting = False
-            self._ready.append(branch)
-
-    # --- stopping ---------------------------------------------------------------------------------
-
-    def _is_wanted(self, branch: Branch) -> bool:
-        """Whether others wait, or will, for what the branch still makes."""
-        if any(isinstance(op, ir.Fork) for op in branch.log):
-            return True
-        for other in self._branches.values():
-            for op in other.log:
-                if isinstance(op, ir.Var) and op.of_branch == branch.number != other.number:
-                    return True
-                if isinstance(op, ir.Join) and branch.number in op.children:
-                    return True
-        return False
-
-    def _stop_quietly(self, branch: Branch) -> None:
-        """End a branch that nobody reads: its call is closed, its log forgotten."""
-        if branch.is_stopped or branch.error is not None:
-            return
-        abort(branch)
-        forks = [op for op in branch.log if isinstance(op, ir.Fork)]
-        branch.is_stopped, branch.is_waiting = True, False
-        branch.pattern = None
-        branch.log.clear()
-        self._fail_forks_of(forks, "the branch it forks from was stopped")
-        self._wake_all_of(branch)
-
-    # --- failure ----------------------------------------------------------------------------------
-
-    def _fail(self, branch: Branch, op: ir.Op, error: Exception) -> None:
-        """Stop a branch at `op`, and with it what can only follow from it."""
-        if branch.error is not None:
-            return
-        known = isinstance(error, StemmaError)
-        message = str(error) if known else f"{type(error).__name__}: {error}"
-        self._stop(branch, op, message, type(error).__name__ if known else "EngineError")
-        self._fail_forks_of(branch.log, branch.error or "")
-
-    def _stop(
-        self, branch: Branch, op: ir.Op, message: str, kind: str, *, seq: int | None = None
-    ) -> None:
-        """`seq`: from where on the branch has no values, if not from `op` on."""
-        name = getattr(op, "name", "") or op.kind
-        message = message[:MAX_ERROR_CHARS]
-        branch.error = f"{name}: {message}" + (f" (at {op.source})" if op.source else "")
-        payload = {"message": message, "kind": kind, "op": name, "source": op.source}
-        self._emit(branch.number, op.seq if seq is None else seq, wire.FAILED, payload)
-        self._wake_all_of(branch)
-
-    def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
-        """Fail the branches that will never be forked, and those forked from them, however deep."""
-        forks = [op for op in log if isinstance(op, ir.Fork)]
-        while forks:
-            fork = forks.pop()
-            for child in map(self._branch, fork.children):
-                if child.transcript is None and child.error is None:
-                    message = f"the branch it forks from failed: {reason}"
-                    self._stop(child, fork, message, "ProgramError", seq=0)
-                    child.error = reason  # the cause, not a chain of consequences
-                    forks += [op for op in child.log if isinstance(op, ir.Fork)]
-
-    def _wake_all_of(self, branch: Branch) -> None:
-        for key in [key for key in self._waiters if key[0] == branch.number]:
-            self._wake(key)
-
-    def _fail_stuck(self) -> bool:
-        """The client sends no more: a branch that still waits waits forever."""
-        stuck = [b for b in self._branches.values() if not b.is_idle and b.log]
-        for branch in stuck:
-            branch.is_waiting = False
-            error = InvalidProgram("it waits for something that never comes")
-            self._fail(branch, branch.log[0], error)
-        return bool(stuck)
-
-    def _branch(self, number: int) -> Branch:
-        if number not in self._branches:
-            self._branches[number] = Branch(number)
-        return self._branches[number]
-
-
-_END = -1  # in a waiter's key: the branch's End, where else a seq stands
+    def _append_children(self, branch: Branch, children: list[Branch]) -> str:
+        branch.draft = branch.pattern = None
+        return "".join(branch.begun.append(c.begun.pieces[c.fork_length :]) for c in children)

@@ -536,6 +536,24 @@ def test_calls_under_way_are_bounded(server: StandIn, connect: Callable[..., st.
     assert max(state.get_meta_info("a")["queue_s"] for state in states) > 0.02
 
 
+def test_a_loser_of_a_join_is_an_error_where_it_is_read(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    @st.function
+    def race(s: st.ProgramState) -> None:
+        s += st.user("Hi")
+        forks = s.fork(2)
+        for fork in forks:
+            fork += st.assistant(st.gen("tip"))
+        forks.join(st.first(1))
+        assert s["tip"] == ["hello"]
+        with pytest.raises(ProgramError, match="the join had enough branches"):
+            forks[1]["tip"]
+
+    server.delay_s = 0.1
+    race.run(backend=connect(max_concurrency=1)).sync()
+
+
 def test_programs_in_flight_need_no_threads(
     server: StandIn, connect: Callable[..., st.OpenAI]
 ) -> None:

@@ -106,7 +106,13 @@ class Run:
         return next(e[3] for e in self.events if e[:3] == (branch, seq, wire.VALUE))
 
     def failures(self) -> dict[tuple[int, int], str]:
-        return {e[:2]: e[3]["message"] for e in self.events if e[2] == wire.FAILED}
+        """Of those that failed, by what failed."""
+        failed = [e for e in self.events if e[2] == wire.FAILED]
+        return {e[:2]: e[3]["message"] for e in failed if e[3]["kind"] != wire.STOPPED}
+
+    def stopped(self) -> set[int]:
+        """Branches that were stopped, as nobody needed them."""
+        return {e[0] for e in self.events if e[2] == wire.FAILED and e[3]["kind"] == wire.STOPPED}
 
     @property
     def is_done(self) -> bool:
@@ -196,7 +202,7 @@ def test_a_join_of_the_first_k_stops_the_others(mode: str) -> None:
         assert run.value(0, 2) == {"value": [0, 2], "text": text}
         assert run.caller.cancelled == ["b"]
         assert run.is_done
-        assert run.failures() == {}
+        assert run.stopped() == {2}
 
     asyncio.run(main())
 
@@ -253,7 +259,46 @@ def test_a_dropped_branch_stops_at_once_unless_others_wait_for_it() -> None:
         await run.settle()
         assert run.value(0, 2)["text"] == "[1]"
         await run.send(Var(0, 3, None, 1, 0), end=True)
-        assert "stopped" in run.failures()[0, 3]
+        assert "nobody reads this branch any more" in run.failures()[0, 3]
+        assert run.is_done
+
+    asyncio.run(main())
+
+
+def test_the_forks_of_a_loser_stop_with_it() -> None:
+    async def main() -> None:
+        run = Run(held=["slow"])
+        await run.send(
+            Text(0, 0, None, "."),
+            Fork(0, 1, None, (1, 2)),
+            Fork(1, 0, None, (3,)),
+            gen(3, 0, "slow"),
+            Join(1, 1, None, (3,)),
+            gen(2, 0),
+            End(2, 1, None),
+            Join(0, 2, None, (1, 2), "gather_variable", 1),
+            end=True,
+        )
+        assert run.value(0, 2)["value"] == [1]
+        assert run.caller.cancelled == ["slow"] and run.stopped() == {1, 3}
+        assert run.is_done
+
+    asyncio.run(main())
+
+
+def test_siblings_of_a_failed_branch_stop_once_the_program_has_ended() -> None:
+    async def main() -> None:
+        run = Run(held=["slow"])
+        await run.send(
+            Text(0, 0, None, "."),
+            Fork(0, 1, None, (1, 2)),
+            gen(1, 0, "bad"),
+            gen(2, 0, "slow"),
+            Join(0, 2, None, (1, 2)),
+        )
+        assert not run.caller.cancelled, "the program may still read them"
+        await run.send(end=True)
+        assert run.caller.cancelled == ["slow"] and run.stopped() == {2}
         assert run.is_done
 
     asyncio.run(main())

@@ -281,6 +281,19 @@ def test_gens_that_cannot_share_an_answer_are_refused(
     assert server.bodies == []
 
 
+def test_a_gen_that_was_put_off_fails_with_a_later_one(
+    connect: Callable[..., st.OpenAI],
+) -> None:
+    @st.function(num_api_spec_tokens=64)
+    def program(s: st.ProgramState) -> None:
+        s += st.user("Hi")
+        s += st.assistant_begin() + st.gen("a", stop="\n") + "\n" + st.gen("b", temperature=0.5)
+        with pytest.raises(ProgramError, match="share one answer"):
+            s["a"]
+
+    program.run(backend=connect("some-chat"))
+
+
 def test_forks_after_put_off_gens_go_on_from_their_values(
     server: StandIn, connect: Callable[..., st.OpenAI]
 ) -> None:

@@ -27,8 +27,8 @@ from program_harness import (
 
 from stemma.errors import InvalidProgram, PromptTooLong
 from stemma.frontend.protocol import ir, wire
+from stemma.frontend.protocol.interpreter import MAX_ERROR_CHARS
 from stemma.runtime.programs.context import AssistantTurnCache, Defaults, ProgramContext
-from stemma.runtime.programs.session import MAX_ERROR_CHARS
 from stemma.runtime.schedule.plan import RowResult
 from stemma.runtime.schedule.request import Request
 from stemma.runtime.tokenizer.chat_template import ChatTemplate

@@ -1,0 +1,64 @@
+"""One branch of a program that is being carried out: the ops left to do, and what waits for what.
+
+What it has so far is a transcript: token ids in the engine, text on other servers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from . import ir
+
+
+class Forkable(Protocol):
+    """A transcript, as a fork needs it."""
+
+    def copy(self) -> Self:
+        """An independent one with the same content."""
+
+
+TranscriptT = TypeVar("TranscriptT", bound=Forkable)
+CallT = TypeVar("CallT")
+
+
+@dataclass(slots=True, eq=False)
+class Branch(Generic[TranscriptT, CallT]):
+    """Its log from the current op on, and its transcript once it has begun."""
+
+    number: int
+    path: tuple[tuple[int, int], ...] = ()  # (place of the fork, index) from the root down
+    places: ir.Places = field(default_factory=ir.Places)
+    log: deque[ir.Op] = field(default_factory=deque)
+    num_received: int = 0
+    transcript: TranscriptT | None = None  # None: not forked yet
+    fork_length: int = 0  # of the transcript when it began
+    call: CallT | None = None
+    is_waiting: bool = False
+    end_number: int | None = None  # it is ended: as the how manieth of its program
+    error: str | None = None
+
+    num_wanted: int = 0  # Vars and Joins, not done yet, that need it
+    unforked: list[Self] = field(default_factory=list)  # children of Forks in the log
+    joined_by: Self | None = None  # whose log has the Join of this branch
+    num_awaited: int = 0  # ends of branches that its Join still needs; 0: it does not wait for any
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing follows on it."""
+        return self.end_number is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do with what has arrived."""
+        return self.error is not None or not self.log
+
+    @property
+    def begun(self) -> TranscriptT:
+        """Its transcript, which it has once it runs."""
+        assert self.transcript is not None, f"branch {self.number} runs before its fork"
+        return self.transcript
+
+
+BranchT = TypeVar("BranchT", bound=Branch[Any, Any])
