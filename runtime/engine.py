@@ -38,7 +38,7 @@ from .schedule.program_record import ProgramRecord
 from .schedule.queue.adapter_slots import AdapterSlots
 from .schedule.queue.fairness import tenant_weights
 from .schedule.queue.policy import DEFAULT_POLICY
-from .schedule.queue.stall import DEFAULT_SLOWDOWN
+from .schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
 from .schedule.sampling_params import SamplingParams
@@ -161,10 +161,6 @@ class Engine:
         if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)
-
-    def set_schedule_policy(self, name: str) -> None:
-        """Admit by another policy from the next step on. Raises InvalidRequest with the names."""
-        self.scheduler.policy = name
 
     def abort(self, request: Request) -> None:
         """End a request now; its pages are free when this returns, or when the pending step that

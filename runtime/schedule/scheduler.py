@@ -34,16 +34,14 @@ from .queue.adapter_slots import AdapterSlots
 from .queue.admission import NewTokenEstimate
 from .queue.deadlines import Deadlines, expiry, refusal
 from .queue.fairness import TenantShares
-from .queue.latencies import Latencies
 from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
-from .queue.prompt_limits import PromptLimits
-from .queue.stall import DEFAULT_SLOWDOWN, StallLimit
+from .queue.prompt_limits import DEFAULT_SLOWDOWN, PromptLimits
 from .queue.step_costs import StepCosts
 from .queue.waiting_queue import MAX_OVERTAKES, WaitingQueue
 from .queue.working_set import WorkingSet
 from .request import FinishReason, Request, RequestState
 from .rows import masks_of, row_of
-from .stats import SchedulerStats
+from .stats import Latencies, SchedulerStats
 from .tree_order import depth_first, shared_segments
 
 log = logging.getLogger(__name__)
@@ -76,7 +74,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
-        `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars.
+        `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
         seconds."""
@@ -86,8 +84,7 @@ class Scheduler:
         self.token_budget = token_budget
         self.segment_cost_tokens = segment_cost_tokens
         self.costs = StepCosts()
-        self.stall = StallLimit(self.costs, decode_slowdown)
-        self.limits = PromptLimits(self.stall)
+        self.limits = PromptLimits(self.costs, kv_cache.page_size, decode_slowdown)
         self.stats = SchedulerStats()
         self.latencies = Latencies()
         self.output_share = OutputShare()
@@ -336,7 +333,7 @@ class Scheduler:
             num_tokens = 1
             if request.num_ready > 1:
                 self.kv_cache.catch_up(request)
-                num_tokens = self._chunk(request, budget)
+                num_tokens = self.limits.take(request, budget)
                 if num_tokens == 0:
                     continue
             end = request.num_scheduled_tokens + num_tokens
@@ -396,18 +393,6 @@ class Scheduler:
         self._is_gated = True
         self.waiting.park(request)
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        """All that is ready, or what the budgets allow, then in whole pages if it can; 0 where
-        others have taken what there is for such prompts beside decode rows."""
-        num_tokens = min(request.num_ready, self.limits.max_chunk(request, budget))
-        if num_tokens < request.num_ready:
-            start = request.num_scheduled_tokens
-            aligned = start + num_tokens - (start + num_tokens) % self.kv_cache.page_size
-            if aligned > start:
-                num_tokens = aligned - start
-        self.limits.take(request, num_tokens)
-        return num_tokens
-
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
         """Reserve pages for `end` tokens; False when the request had to be preempted itself, or,
         beside a plan in flight, would have to wait for what it will give back.
@@ -450,7 +435,7 @@ class Scheduler:
             self._require_room(request, cut)
             self.kv_cache.load(request)
             self.kv_cache.restore(request)
-            num_tokens = self._chunk(request, budget)
+            num_tokens = self.limits.take(request, budget)
             self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self.kv_cache.release(request)

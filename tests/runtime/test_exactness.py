@@ -546,12 +546,12 @@ def test_tokens_are_identical_under_every_policy(
     load: Load, jobs: list[Job], alone: list[list[int]], policy: str
 ) -> None:
     loaded = load(max_running_requests=3, chunked_prefill_size=24)
-    loaded.engine.set_schedule_policy(policy)
+    loaded.engine.scheduler.policy = policy
     late = [replace(job, arrives=2 * i) for i, job in enumerate(jobs)]
     try:
         assert outputs_of(serve(loaded, late)) == alone
     finally:
-        loaded.engine.set_schedule_policy(DEFAULT_POLICY)
+        loaded.engine.scheduler.policy = DEFAULT_POLICY
 
 
 @dataclass(frozen=True)
@@ -606,7 +606,7 @@ def _check_circumstances(
     loaded = load(**circumstances["options"])
     scheduler = loaded.engine.scheduler
     scheduler.segment_cost_tokens, before = circumstances["cost"], scheduler.segment_cost_tokens
-    loaded.engine.set_schedule_policy(circumstances["policy"])
+    loaded.engine.scheduler.policy = circumstances["policy"]
     staying = [replace(job, arrives=step) for job, step in zip(jobs, circumstances["arrivals"])]
     leaving = [
         replace(job, arrives=max(step - 3, 0), leaves=step)
@@ -618,7 +618,7 @@ def _check_circumstances(
         assert outputs_of(requests)[: len(jobs)] == alone
     finally:
         scheduler.segment_cost_tokens = before
-        loaded.engine.set_schedule_policy(DEFAULT_POLICY)
+        loaded.engine.scheduler.policy = DEFAULT_POLICY
 
 
 @hypothesis.settings(max_examples=8, deadline=None, derandomize=True)

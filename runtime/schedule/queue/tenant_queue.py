@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ..program_record import ProgramRecord
 from ..request import Request
-from .adapter_admission import AdapterAdmission, Group, group_of
+from .adapter_slots import AdapterAdmission, Group, group_of
 from .policy import Key, Policy, PolicyContext
 
 _Item = tuple[Key, int, Request]  # key, arrival number (so requests are never compared)

@@ -12,8 +12,7 @@ from collections.abc import Generator, Hashable, Iterator
 from heapq import heappop, heappush
 
 from ..request import Request
-from .adapter_admission import AdapterAdmission, group_of
-from .adapter_slots import AdapterSlots
+from .adapter_slots import AdapterAdmission, AdapterSlots, group_of
 from .fairness import TenantShares, tenant_of
 from .policy import Key, Policy, PolicyContext
 from .tenant_queue import TenantQueue

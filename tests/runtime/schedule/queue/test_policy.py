@@ -146,7 +146,7 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
     harness = EngineHarness()
     for make in (
         lambda: EngineConfig(schedule_policy="lifo"),
-        lambda: harness.engine.set_schedule_policy("lifo"),
+        lambda: setattr(harness.engine.scheduler, "policy", "lifo"),
     ):
         with pytest.raises(InvalidRequest, match=r"schedule_policy='lifo'.*fcfs.*dfs-weight.*sjf"):
             make()

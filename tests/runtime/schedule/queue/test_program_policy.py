@@ -299,7 +299,7 @@ def test_every_request_ends_whatever_programs_lease_and_policies_change(
             if lease is not None:
                 harness.engine.scheduler.kv_cache.release_lease(lease)
         elif kind == "policy":
-            harness.engine.set_schedule_policy(data.draw(st.sampled_from(POLICY_NAMES)))
+            harness.engine.scheduler.policy = data.draw(st.sampled_from(POLICY_NAMES))
     run_to_the_end(harness)
     for request in harness.requests:
         assert_right(request)
