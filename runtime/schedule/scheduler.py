@@ -24,7 +24,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from contextlib import closing
 
 from ...constrained.serving.grammar_state import GrammarState
-from ...errors import DeadlineExceeded, OutOfPages
+from ...errors import OutOfPages
 from .cache.kv_cache import KVCacheManager
 from .cache.tiers import InsertedPrefix
 from .in_flight import Held, InFlight, InFlightStep
@@ -32,7 +32,7 @@ from .plan import Row, RowResult, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import NewTokenEstimate
-from .queue.deadlines import Deadlines, expiry, refusal
+from .queue.deadlines import Deadlines
 from .queue.fairness import TenantShares
 from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
 from .queue.prompt_limits import DEFAULT_SLOWDOWN, PromptLimits
@@ -92,9 +92,8 @@ class Scheduler:
         self.shares = TenantShares(tenant_weights)
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares, adapters)
         self.working_set = WorkingSet(kv_cache, self.costs)
-        self.deadlines = Deadlines(self.costs, self.output_share)
+        self.deadlines = Deadlines(self.costs, self.output_share, self.stats, clock)
         self._open: set[Request] = set()  # that were added and have not finished
-        self._num_waiting_tokens = 0  # of prompts that were never admitted
         self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
         self._num_new_tokens = 0  # that the running requests may still generate
@@ -186,16 +185,13 @@ class Scheduler:
 
         Raises DeadlineExceeded where its output is not expected in time.
         """
-        if request.deadline_s is not None:
-            self._require_time(request, request.deadline_s)
+        self.deadlines.add(request)
         if request.program is not None and not request.program.number:
             request.program.number = request.id
         self._open.add(request)
-        self.deadlines.add(request)
         self.shares.enter(request)
         if not self.kv_cache.look_up(request):
             self.waiting.add(request)
-        self._num_waiting_tokens += request.num_prompt_tokens
         if request.grammar is not None:
             self._compiling[request] = None
         self._is_stalled = False
@@ -221,8 +217,8 @@ class Scheduler:
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
         self._take_grammars()
-        for request in self.deadlines.passed(self._clock()):
-            self._miss(request, expiry(request, self._clock()))
+        for request in self.deadlines.expire():
+            self._finish(request, FinishReason.ERROR)
         rows: list[Row] = []
         requests: list[Request] = []
         publications: list[InsertedPrefix | None] = []
@@ -270,23 +266,6 @@ class Scheduler:
             times.append(now_s + self.working_set.seconds_until_open(now_s))
         self._wake_s = min((time_s for time_s in times if time_s is not None), default=None)
         self._num_free_pages = self.kv_cache.num_free_pages
-
-    def _require_time(self, request: Request, deadline_s: float) -> None:
-        """Raises DeadlineExceeded where a request that has just come is not expected to end in
-        time."""
-        stats = self.stats
-        uncached = 1.0 - stats.num_cached_tokens / max(1, stats.num_prompt_tokens)
-        num_ahead = self._num_waiting_tokens * uncached
-        expected_s = self.deadlines.expected_s(request, num_ahead, uncached)
-        left_s = deadline_s - self._clock()
-        if left_s <= 0 or expected_s > left_s:
-            stats.num_missed_deadlines += 1
-            raise refusal(left_s, expected_s)
-
-    def _miss(self, request: Request, error: DeadlineExceeded) -> None:
-        self.stats.num_missed_deadlines += 1
-        request.error, request.error_kind = str(error), type(error).__name__
-        self._finish(request, FinishReason.ERROR)
 
     def _take_grammars(self) -> None:
         """Begin the outputs whose grammars have come since the last plan."""
@@ -489,7 +468,7 @@ class Scheduler:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
-        self._num_waiting_tokens -= request.num_prompt_tokens
+        self.deadlines.note_admission(request)
         self.working_set.note_admission(request, self._clock())
         request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         self.stats.num_prompt_tokens += request.num_prompt_tokens
@@ -665,8 +644,6 @@ class Scheduler:
 
     def _note_end(self, request: Request) -> None:
         self._open.remove(request)
-        if not request.is_admitted:
-            self._num_waiting_tokens -= request.num_prompt_tokens
         self.shares.leave(request)
         self.deadlines.note_finish(request)
         self.working_set.note_finish(request, self._clock())
