@@ -17,7 +17,6 @@ A plan may be made while the one before is computed (`in_flight.py`); nobody is 
 
 from __future__ import annotations
 
-import logging
 import time
 from bisect import insort
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +26,10 @@ from ...constrained.serving.grammar_state import GrammarState
 from ...errors import OutOfPages
 from .cache.kv_cache import KVCacheManager
 from .cache.tiers import InsertedPrefix
+from .grammar_uptake import GrammarUptake, begin_output
 from .in_flight import Held, InFlight, InFlightStep
-from .plan import Row, RowResult, StepPlan, StepResult
+from .outputs import Outputs, note_lost
+from .plan import Row, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import NewTokenEstimate
@@ -43,8 +44,6 @@ from .request import FinishReason, Request, RequestState
 from .rows import masks_of, row_of
 from .stats import Latencies, SchedulerStats
 from .tree_order import depth_first, shared_segments
-
-log = logging.getLogger(__name__)
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
 
@@ -96,11 +95,11 @@ class Scheduler:
         self._open: set[Request] = set()  # that were added and have not finished
         self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
-        self._num_new_tokens = 0  # that the running requests may still generate
+        self.grammars = GrammarUptake()
+        self.outputs = Outputs(self.stats, self.new_tokens)
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
-        self._compiling: dict[Request, None] = {}  # those that lack their grammar
         self._is_stalled = False  # the last plan was empty: they all wait
         self._is_gated = False  # and some of them for the working set
         self._has_unasked = False  # the last round ended before all had been offered
@@ -144,11 +143,11 @@ class Scheduler:
             return True
         if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
-        if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
+        if self.grammars.has_arrived:
             return True
         if self._is_stalled:
             return self._is_awake()
-        if self.waiting or (self.running and not self._compiling):
+        if self.waiting or (self.running and not self.grammars):
             return True
         if any(r.num_ready > 0 for r in self.running):
             return True
@@ -192,8 +191,7 @@ class Scheduler:
         self.shares.enter(request)
         if not self.kv_cache.look_up(request):
             self.waiting.add(request)
-        if request.grammar is not None:
-            self._compiling[request] = None
+        self.grammars.add(request)
         self._is_stalled = False
 
     def end_program(self, program: ProgramRecord) -> None:
@@ -260,7 +258,7 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
-        self._is_stalled = bool(self._compiling or self._is_gated) and not self._has_unasked
+        self._is_stalled = bool(self.grammars or self._is_gated) and not self._has_unasked
         now_s, times = self._clock(), [self.deadlines.next_s]
         if self._is_gated:
             times.append(now_s + self.working_set.seconds_until_open(now_s))
@@ -269,29 +267,10 @@ class Scheduler:
 
     def _take_grammars(self) -> None:
         """Begin the outputs whose grammars have come since the last plan."""
-        for request in [r for r in self._compiling if r.grammar is not None and r.grammar.is_done]:
-            if request in self._compiling:  # no listener has aborted it meanwhile
-                del self._compiling[request]
-                reason = self._begin_output(request)
-                if reason is not None:
-                    self._finish(request, reason)
-
-    def _begin_output(self, request: Request) -> FinishReason | None:
-        """The grammar is there, or never will be; a reason if the request has ended with that."""
-        grammar = request.grammar
-        assert grammar is not None
-        if grammar.failure is not None:
-            request.error, request.error_kind = grammar.failure.message, grammar.failure.kind
-            return FinishReason.ERROR
-        try:
-            request.follower = grammar.follower(request.jump_forward, request.stop_ids)
-        except Exception as error:
-            log.exception("a matcher could not be made")
-            request.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
-            return FinishReason.ERROR
-        if request.follower.is_finished:
-            return FinishReason.STOP
-        return self._append_forced(request, request.follower)
+        for request in self.grammars.take():
+            reason = begin_output(request) or self.outputs.append_forced(request)
+            if reason is not None:
+                self._finish(request, reason)
 
     def _share_out(self, continued: Container[Request]) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
@@ -331,7 +310,7 @@ class Scheduler:
     def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
         """The running requests with one token to compute, and those with more."""
         filling = [r for r in self.running if r.num_ready > 1]
-        if not filling and not self._compiling and not self._in_flight:
+        if not filling and not self.grammars and not self._in_flight:
             return self.running[:], filling
         return [r for r in self.running if r.num_ready == 1 or r in continued], filling
 
@@ -426,7 +405,7 @@ class Scheduler:
         self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
         insort(self.running, request, key=self.waiting.policy.keep)
-        self._num_new_tokens += request.num_new_tokens
+        self.new_tokens.num_running += request.num_new_tokens
         request.state = RequestState.RUNNING
         request.table_row = self._free_rows.pop()
         self._note_admission(request)
@@ -458,7 +437,7 @@ class Scheduler:
             return
         room = self.kv_cache.num_available_pages * self.kv_cache.page_size
         room -= self._missing_tokens(request, cut)
-        if self._num_new_tokens + request.num_new_tokens <= room:
+        if self.new_tokens.num_running + request.num_new_tokens <= room:
             return
         if self.new_tokens.peak((*self.running, request)) > room:
             raise OutOfPages(f"admitting request {request.id} would soon preempt")
@@ -514,7 +493,9 @@ class Scheduler:
             self._fail_rows(planned, errors)
         for request, outcome in zip(planned.requests, result.rows):
             if request.state is RequestState.RUNNING:
-                self._take(request, outcome)
+                reason = self.outputs.take(request, outcome)
+                if reason is not None:
+                    self._finish(request, reason)
 
     def _charge(self, request: Request, num_tokens: int, row_tokens: float) -> None:
         """What a row has cost is service that its program and its tenant have had."""
@@ -569,57 +550,8 @@ class Scheduler:
         for request, error in errors.items():
             if not request.is_finished:
                 request.error = error
-                _note_lost(request)
+                note_lost(request)
                 self._finish(request, FinishReason.ERROR)
-
-    def _take(self, request: Request, outcome: RowResult) -> None:
-        request.scores.extend(outcome.target_logprobs)
-        request.score_argmax.extend(outcome.target_argmax)
-        request.score_tops.extend(outcome.target_tops)
-        if outcome.pooled is not None and request.hidden is not None:
-            request.hidden.add(outcome.pooled, request.num_computed_tokens)
-        if not request.samples:
-            if request.num_computed_tokens == request.num_tokens:
-                self._finish(request, FinishReason.STOP)
-            return
-        if outcome.token_id is None:
-            return
-        reason = self._append(request, outcome.token_id, outcome)
-        if reason is None and request.follower is not None:
-            reason = self._append_forced(request, request.follower)
-        if reason is not None:
-            self._finish(request, reason)
-
-    def _append(self, request: Request, token_id: int, outcome: RowResult) -> FinishReason | None:
-        self.stats.num_generated_tokens += 1
-        if token_id in request.stop_ids:
-            request.note_first_token()
-            return FinishReason.STOP
-        follower = request.follower
-        if follower is not None and not follower.consume(token_id):
-            if not _note_lost(request):
-                request.error = f"token {token_id} does not follow from the grammar"
-            return FinishReason.ERROR
-        request.append_token(token_id)
-        if request.state is RequestState.RUNNING:
-            self._num_new_tokens -= 1
-        reason = request.listener.on_token(request, outcome)
-        if reason is None and follower is not None and follower.is_finished:
-            return FinishReason.STOP
-        if reason is None and request.num_output_tokens >= request.max_output_tokens:
-            return FinishReason.LENGTH
-        return reason
-
-    def _append_forced(self, request: Request, follower: GrammarState) -> FinishReason | None:
-        """Append what must follow, as if it had been sampled; a reason if that ends the request."""
-        while run := follower.forced_run():
-            for token_id in run:
-                self.stats.num_jumped_tokens += 1
-                request.num_forced_tokens += 1
-                reason = self._append(request, token_id, RowResult(token_id=token_id))
-                if reason is not None:
-                    return reason
-        return FinishReason.ERROR if _note_lost(request) else None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         assert request.finish_reason is None, f"request {request.id} ended twice"
@@ -631,7 +563,7 @@ class Scheduler:
         self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
-        self._compiling.pop(request, None)
+        self.grammars.forget(request)
         self._is_stalled = False
         request.state = RequestState.FINISHED
         request.finish_reason = reason
@@ -660,7 +592,7 @@ class Scheduler:
         if request.adapter is not None and self.adapters is not None:
             self.adapters.release(request.adapter)
             request.adapter_slot = 0
-        self._num_new_tokens -= request.num_new_tokens
+        self.new_tokens.num_running -= request.num_new_tokens
         request.table_row = -1
         request.state = RequestState.WAITING
 
@@ -677,22 +609,12 @@ class Scheduler:
         held = self._in_flight.held
         self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
         self._in_flight.check(self.running)
-        num_new_tokens = sum(request.num_new_tokens for request in self.running)
-        assert self._num_new_tokens == num_new_tokens, f"{self._num_new_tokens} {num_new_tokens}"
+        self.new_tokens.check(self.running)
         rows = [request.table_row for request in self.running] + self._free_rows
         rows += [left.table_row for left in held]
         assert sorted(rows) == list(range(len(rows))), f"a table row is lost or owned twice: {rows}"
         if self.adapters is not None:
             self.adapters.check([r.adapter for r in self.running if r.adapter is not None])
-
-
-def _note_lost(request: Request) -> bool:
-    """Whether the request's grammar cannot be followed any further, which is then its error."""
-    error = None if request.follower is None else request.follower.error
-    if error is None:
-        return False
-    request.error, request.error_kind = f"the grammar cannot be followed: {error}", "InvalidGrammar"
-    return True
 
 
 def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:

@@ -25,11 +25,15 @@ MAX_RESERVED = 4096  # tokens a request, as in SGLang: a call without max_tokens
 
 
 class NewTokenEstimate:
-    """Expects each running request to generate `ratio`, in [MIN_RATIO, 1], of what it still may."""
+    """Expects each running request to generate `ratio`, in [MIN_RATIO, 1], of what it still may.
+
+    Invariant: `num_running` is the sum of the running requests' `num_new_tokens`.
+    """
 
     def __init__(self, output_share: OutputShare) -> None:
         self._output_share = output_share
         self._decaying = INITIAL_RATIO
+        self.num_running = 0  # tokens that the running requests may still generate
 
     @property
     def ratio(self) -> float:
@@ -61,3 +65,8 @@ class NewTokenEstimate:
             given_back += num_output
             num_left -= 1
         return peak
+
+    def check(self, running: Iterable[Request]) -> None:
+        """Raises when the sum is wrong (tests)."""
+        num_new_tokens = sum(request.num_new_tokens for request in running)
+        assert self.num_running == num_new_tokens, f"{self.num_running} {num_new_tokens}"
