@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 
 from ...constrained.serving.grammar_state import GrammarState
 from ...errors import OutOfPages
@@ -32,7 +31,7 @@ from .outputs import Outputs, note_lost
 from .plan import Row, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
-from .queue.admission import NewTokenEstimate
+from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
 from .queue.deadlines import Deadlines
 from .queue.fairness import TenantShares
 from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
@@ -44,8 +43,6 @@ from .request import FinishReason, Request, RequestState
 from .rows import masks_of, row_of
 from .stats import Latencies, SchedulerStats
 from .tree_order import depth_first, shared_segments
-
-MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
 
 
 class Scheduler:
@@ -90,19 +87,20 @@ class Scheduler:
         around = PolicyContext(kv_cache.tree, self.output_share)
         self.shares = TenantShares(tenant_weights)
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares, adapters)
-        self.working_set = WorkingSet(kv_cache, self.costs)
+        self.working_set = WorkingSet(kv_cache, self.costs, clock)
         self.deadlines = Deadlines(self.costs, self.output_share, self.stats, clock)
         self._open: set[Request] = set()  # that were added and have not finished
         self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
+        self.admission = Admission(
+            kv_cache, self.waiting, self.working_set, self.new_tokens, self.limits, self.stats
+        )
         self.grammars = GrammarUptake()
         self.outputs = Outputs(self.stats, self.new_tokens)
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
-        self._is_gated = False  # and some of them for the working set
-        self._has_unasked = False  # the last round ended before all had been offered
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
         self.adapters = adapters
@@ -133,7 +131,7 @@ class Scheduler:
         """Whether a request that waits shares more with a prompt that is being computed than is
         there of it yet: it is admitted once that has come further."""
         cut = [(r, r.num_scheduled_tokens) for r in self.running if r.num_ready > 1]
-        return _shares_with(request, cut)
+        return shares_with(request, cut)
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +160,7 @@ class Scheduler:
     def _is_awake(self) -> bool:
         if self._wake_s is not None and self._clock() >= self._wake_s:
             return True
-        return self._is_gated and self.kv_cache.num_free_pages > self._num_free_pages
+        return self.admission.has_parked and self.kv_cache.num_free_pages > self._num_free_pages
 
     @property
     def policy(self) -> str:
@@ -258,10 +256,12 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
-        self._is_stalled = bool(self.grammars or self._is_gated) and not self._has_unasked
-        now_s, times = self._clock(), [self.deadlines.next_s]
-        if self._is_gated:
-            times.append(now_s + self.working_set.seconds_until_open(now_s))
+        self._is_stalled = (
+            bool(self.grammars or self.admission.has_parked) and not self.admission.has_unasked
+        )
+        times = [self.deadlines.next_s]
+        if self.admission.has_parked:
+            times.append(self.working_set.opens_s)
         self._wake_s = min((time_s for time_s in times if time_s is not None), default=None)
         self._num_free_pages = self.kv_cache.num_free_pages
 
@@ -275,14 +275,14 @@ class Scheduler:
     def _share_out(self, continued: Container[Request]) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
-        self._is_gated = self._has_unasked = False
+        self.admission.begin_step()
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
-        cut: list[tuple[Request, int]] = []  # with where their chunks end
-        if self.waiting.policy.has_gate:  # levels change while requests run
+        cut: list[CutPrompt] = []
+        if self.waiting.policy.has_working_set:  # levels change while requests run
             self.running.sort(key=self.waiting.policy.keep)
         decoding, filling = self._ready(continued)
-        self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_gate)
+        self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_working_set)
         for request in (*decoding, *filling):
             if budget <= 0:
                 return
@@ -304,8 +304,14 @@ class Scheduler:
             elif self._in_flight:
                 return
         # When pages are short, admitting now would only preempt again.
-        if self.waiting and budget > 0 and self.stats.num_preemptions == num_preemptions:
-            yield from self._admissions(budget, cut)
+        if not self.waiting or budget <= 0 or self.stats.num_preemptions != num_preemptions:
+            return
+        for request, num_tokens in self.admission.round(
+            budget, len(self._free_rows), self.running, cut, may_break_pins=not self._in_flight
+        ):
+            self._run(request)
+            if num_tokens:
+                yield request, num_tokens
 
     def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
         """The running requests with one token to compute, and those with more."""
@@ -313,43 +319,6 @@ class Scheduler:
         if not filling and not self.grammars and not self._in_flight:
             return self.running[:], filling
         return [r for r in self.running if r.num_ready == 1 or r in continued], filling
-
-    def _admissions(
-        self, budget: int, cut: list[tuple[Request, int]]
-    ) -> Iterator[tuple[Request, int]]:
-        """Admit waiting requests by policy while there are budget, table rows and pages.
-
-        One that shares with a prompt whose chunk was cut waits for it, unless it is due.
-        """
-        num_held_back = 0
-        with closing(self.waiting.candidates()) as candidates:
-            while budget > 0 and self._free_rows and num_held_back < MAX_HELD_BACK:
-                request = next(candidates, None)
-                if request is None:
-                    return
-                if not self.waiting.has_slot(request):
-                    continue
-                must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
-                if must_wait or self.limits.max_chunk(request, budget) <= 0:
-                    num_held_back += 1
-                    continue
-                num_tokens = self._admit(request, budget, cut)
-                if num_tokens is None:
-                    return
-                if num_tokens == 0:  # it waits for its grammar, or for the working set
-                    num_held_back += request.state is RequestState.WAITING
-                    continue
-                end = request.num_computed_tokens + num_tokens
-                if end < request.num_ready_tokens:
-                    cut.append((request, end))
-                yield request, num_tokens
-                budget -= num_tokens
-        self._has_unasked = num_held_back >= MAX_HELD_BACK
-
-    def _park(self, request: Request) -> None:
-        self.stats.num_gated += 1
-        self._is_gated = True
-        self.waiting.park(request)
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
         """Reserve pages for `end` tokens; False when the request had to be preempted itself, or,
@@ -373,31 +342,8 @@ class Scheduler:
                 if victim is request:
                     return False
 
-    def _admit(
-        self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]
-    ) -> int | None:
-        """Admit a request if there are pages for it; its first chunk's size (0 where only its
-        grammar is missing, or where it was parked), or None."""
-        self.kv_cache.attach(request)
-        if not self._may_join(request, cut):
-            self.kv_cache.release(request)
-            self._park(request)
-            return 0
-        if (
-            not self.running
-            and not self._in_flight
-            and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
-        ):
-            self.kv_cache.break_pins(request.num_missing)
-        try:
-            self._require_room(request, cut)
-            self.kv_cache.load(request)
-            self.kv_cache.restore(request)
-            num_tokens = self.limits.take(request, budget)
-            self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
-        except OutOfPages:
-            self.kv_cache.release(request)
-            return None
+    def _run(self, request: Request) -> None:
+        """A waiting request, whose pages are reserved, begins to run."""
         if request.adapter is not None:
             assert self.adapters is not None, "an adapter where none are served"
             request.adapter_slot = self.adapters.acquire(request.adapter)
@@ -408,50 +354,15 @@ class Scheduler:
         self.new_tokens.num_running += request.num_new_tokens
         request.state = RequestState.RUNNING
         request.table_row = self._free_rows.pop()
-        self._note_admission(request)
-        return num_tokens
-
-    def _may_join(self, request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
-        """Whether the working set has room for the request's program."""
-        if not self.waiting.policy.has_gate or request.is_admitted:
-            return True
-        if self.working_set.is_welcome(request) or self.waiting.is_due(request):
-            return True
-        missing = self._missing_tokens(request, cut)
-        if self.running:
-            missing += int(self.new_tokens.peak((*self.running, request)))
-        return self.working_set.may_join(request, missing, self._clock())
-
-    def _missing_tokens(self, request: Request, cut: Sequence[tuple[Request, int]]) -> int:
-        """Room that known tokens without pages need: the request's and those of cut prompts, and
-        last pages that are not full."""
-        page_size = self.kv_cache.page_size
-        missing = request.num_tokens - len(request.pages) * page_size
-        missing += sum(other.num_tokens - end for other, end in cut)
-        return missing + (len(self.running) + 1) * (page_size - 1)
-
-    def _require_room(self, request: Request, cut: Sequence[tuple[Request, int]]) -> None:
-        """Raises OutOfPages unless the request's tokens, and all that it and the running ones are
-        expected to need, fit what is free; alone it may have whatever fits."""
-        if not self.running:
-            return
-        room = self.kv_cache.num_available_pages * self.kv_cache.page_size
-        room -= self._missing_tokens(request, cut)
-        if self.new_tokens.num_running + request.num_new_tokens <= room:
-            return
-        if self.new_tokens.peak((*self.running, request)) > room:
-            raise OutOfPages(f"admitting request {request.id} would soon preempt")
-
-    def _note_admission(self, request: Request) -> None:
         if request.is_admitted:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
-        self.deadlines.note_admission(request)
-        self.working_set.note_admission(request, self._clock())
         request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         self.stats.num_prompt_tokens += request.num_prompt_tokens
         self.stats.num_cached_tokens += request.num_cached_tokens
+        self.deadlines.note_admission(request)
+        self.working_set.note_admission(request)
 
     def _preempt(self, victim: Request) -> None:
         assert not self._in_flight, "what a victim gives back is of use at once"
@@ -578,7 +489,7 @@ class Scheduler:
         self._open.remove(request)
         self.shares.leave(request)
         self.deadlines.note_finish(request)
-        self.working_set.note_finish(request, self._clock())
+        self.working_set.note_finish(request)
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Give back pages and table row, once no plan in flight names them."""
@@ -615,14 +526,3 @@ class Scheduler:
         assert sorted(rows) == list(range(len(rows))), f"a table row is lost or owned twice: {rows}"
         if self.adapters is not None:
             self.adapters.check([r.adapter for r in self.running if r.adapter is not None])
-
-
-def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
-    """Whether the request's tokens begin with all that a cut prompt has so far, and one more."""
-    return any(
-        request.namespace == other.namespace
-        and request.num_tokens > end
-        and request.token_ids[end] == other.token_ids[end]
-        and request.token_ids[:end] == other.token_ids[:end]
-        for other, end in cut
-    )

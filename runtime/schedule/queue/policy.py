@@ -158,7 +158,7 @@ class Policy:
     when it has arrived. `num_refreshed`: so many keys are computed again before each round.
     `has_aging`: how often anybody is overtaken has a bound (Line). `keep`: of the running, the
     highest is preempted first, among equals the one admitted last. `is_fair`: between tenants.
-    `has_gate`: who would break leases of others waits for the working set (working_set.py).
+    `has_working_set`: who would break leases of others waits (working_set.py).
     `has_gangs`: a program's calls are offered behind one another."""
 
     name: str
@@ -168,7 +168,7 @@ class Policy:
     has_aging: bool = True
     keep: Callable[[Request], float] = lambda request: 0.0
     is_fair: bool = False
-    has_gate: bool = False
+    has_working_set: bool = False
     has_gangs: bool = False
 
 
@@ -191,7 +191,7 @@ _POLICIES = {
             num_refreshed=NUM_REFRESHED,
             keep=level_of,
             is_fair=True,
-            has_gate=True,
+            has_working_set=True,
             has_gangs=True,
         ),
     )

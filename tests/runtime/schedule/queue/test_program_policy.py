@@ -18,11 +18,11 @@ from stemma.planning.traces import TRACES
 from stemma.radix.leases import Lease
 from stemma.runtime.schedule.plan import Row, StepPlan, StepResult
 from stemma.runtime.schedule.program_record import LEVEL_FACTOR, LEVEL_SERVICE, ProgramRecord
+from stemma.runtime.schedule.queue.admission import MAX_HELD_BACK
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES
 from stemma.runtime.schedule.queue.step_costs import LOAD_MEMORY_S, StepCosts
 from stemma.runtime.schedule.queue.working_set import ContextSizes
 from stemma.runtime.schedule.request import FinishReason, Request
-from stemma.runtime.schedule.scheduler import MAX_HELD_BACK
 
 STEP_S, TOKEN_S = 0.001, 0.001
 
