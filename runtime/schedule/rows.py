@@ -1,4 +1,4 @@
-"""A request's share of a step as a row of the plan."""
+"""A step while it is planned: each request's share as a row, then all of them as a plan."""
 
 from __future__ import annotations
 
@@ -8,13 +8,56 @@ import numpy as np
 
 from ...constrained.matcher import Mask
 from ...constrained.serving.grammar_state import GrammarState
-from .plan import PageUpdate, Row
+from ..memory.copies import TierCopy
+from .cache.prefix_cache import PendingCopies
+from .cache.tiers import InsertedPrefix
+from .in_flight import InFlightStep
+from .plan import PageUpdate, Row, StepPlan
 from .request import Request, Scoring
+from .tree_order import depth_first, shared_segments
 
 PLACEHOLDER = (0,)
 
 
-def row_of(
+class StepDraft:
+    """The rows of a step, in the order in which its tokens were shared out; lives as long as its
+    planning. The caller appends a publication for each row that it adds."""
+
+    def __init__(self, page_size: int, segment_cost_tokens: int, num_mask_words: int) -> None:
+        """`segment_cost_tokens`: see `shared_segments`."""
+        self._page_size = page_size
+        self._segment_cost_tokens = segment_cost_tokens
+        self._num_mask_words = num_mask_words
+        self.rows: list[Row] = []
+        self.publications: list[InsertedPrefix | None] = []
+        self._requests: list[Request] = []
+        self._masked: list[GrammarState] = []
+
+    def add(self, request: Request, num_tokens: int, from_previous: int | None) -> None:
+        """The request's next `num_tokens` tokens; `from_previous`: see `Row`."""
+        self.rows.append(_row_of(request, num_tokens, self._masked, from_previous))
+        self._requests.append(request)
+
+    def finish(
+        self, step_id: int, transfers: tuple[TierCopy, ...], unsettled: PendingCopies
+    ) -> InFlightStep:
+        """The plan, its rows in depth-first order of the tree, with what they share and their
+        masks."""
+        order, paths = depth_first(self._requests)
+        rows = [self.rows[index] for index in order]
+        segments = shared_segments(
+            paths, [row.start for row in rows], self._page_size, self._segment_cost_tokens
+        )
+        masks = _masks_of(self._masked, self._num_mask_words)
+        return InFlightStep(
+            StepPlan(step_id, tuple(rows), segments, masks, transfers),
+            tuple([self._requests[index] for index in order]),
+            tuple([self.publications[index] for index in order]),
+            unsettled,
+        )
+
+
+def _row_of(
     request: Request, num_tokens: int, masked: list[GrammarState], from_previous: int | None = None
 ) -> Row:
     """The next `num_tokens` tokens; one more of `masked` if the row samples under a grammar.
@@ -58,7 +101,7 @@ def row_of(
     )
 
 
-def masks_of(followers: Sequence[GrammarState], num_words: int) -> Mask | None:
+def _masks_of(followers: Sequence[GrammarState], num_words: int) -> Mask | None:
     """A row of `num_words` words for each of them."""
     if not followers:
         return None

@@ -3,14 +3,21 @@
 There is no prefill phase and no decode phase: every request has tokens and computed tokens that
 catch up with them (as in vLLM's v1 scheduler). A step has a token budget; running requests take
 theirs first, those that decode before those with a prompt to compute, so that decoding never stalls
-behind a long prompt. The rest goes to chunks of waiting prompts, in the order of the policy
-(`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
-generate (`admission.py`). A request whose grammar is still being compiled computes all but its last
-token; tokens that its grammar forces are appended at once and computed as one chunk
-(`constrained/serving/grammar_state.py`). A request whose adapter is not on the device waits until a
-slot is free for it (queue/adapter_slots.py). When pages run out all the same, the policy's victim
-is preempted: what it computed stays cached while there is room, and it waits at the head of the
-queue.
+behind a long prompt. The rest goes to chunks of waiting prompts, in the order of the policy. When
+pages run out all the same, the policy's victim is preempted: what it computed stays cached while
+there is room, and it waits at the head of the queue.
+
+The scheduler decides the order of these things; each has a collaborator that knows how:
+
+    who waits, in which order     queue/waiting_queue.py, by queue/policy.py
+    who begins to run             queue/admission.py; by adapter queue/adapter_slots.py
+    whose program has its KV      queue/working_set.py
+    who is refused, or too late   queue/deadlines.py
+    how long a chunk may be       queue/prompt_limits.py, by queue/step_costs.py
+    who runs, in which row        running.py
+    a step as rows, then a plan   rows.py
+    what lacks its grammar        grammar_uptake.py
+    what a row has generated      outputs.py
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
@@ -18,17 +25,14 @@ A plan may be made while the one before is computed (`in_flight.py`); nobody is 
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 
-from ...constrained.serving.grammar_state import GrammarState
 from ...errors import OutOfPages
 from .cache.kv_cache import KVCacheManager
-from .cache.tiers import InsertedPrefix
 from .grammar_uptake import GrammarUptake, begin_output
 from .in_flight import Held, InFlight, InFlightStep
 from .outputs import Outputs, note_lost
-from .plan import Row, StepPlan, StepResult
+from .plan import StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
@@ -40,9 +44,9 @@ from .queue.step_costs import StepCosts
 from .queue.waiting_queue import MAX_OVERTAKES, WaitingQueue
 from .queue.working_set import WorkingSet
 from .request import FinishReason, Request, RequestState
-from .rows import masks_of, row_of
+from .rows import StepDraft
+from .running import RunningRequests
 from .stats import Latencies, SchedulerStats
-from .tree_order import depth_first, shared_segments
 
 
 class Scheduler:
@@ -90,20 +94,24 @@ class Scheduler:
         self.working_set = WorkingSet(kv_cache, self.costs, clock)
         self.deadlines = Deadlines(self.costs, self.output_share, self.stats, clock)
         self._open: set[Request] = set()  # that were added and have not finished
-        self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
+        self._running = RunningRequests(max_running_requests, self.new_tokens, adapters)
         self.admission = Admission(
             kv_cache, self.waiting, self.working_set, self.new_tokens, self.limits, self.stats
         )
         self.grammars = GrammarUptake()
         self.outputs = Outputs(self.stats, self.new_tokens)
-        self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
         self.adapters = adapters
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that run, in the policy's order: the last is the next to be preempted."""
+        return self._running.requests
 
     @property
     def num_waiting(self) -> int:
@@ -114,7 +122,7 @@ class Scheduler:
     @property
     def num_free_rows(self) -> int:
         """Requests that could run beside those that do, if there were pages for them."""
-        return len(self._free_rows)
+        return self._running.num_free_rows
 
     @property
     def in_flight(self) -> tuple[Request, ...]:
@@ -137,9 +145,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a plan would have rows or copies between tiers, or a request is to be ended, or
         a plan is in flight."""
-        if self._in_flight:
-            return True
-        if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
+        if self._in_flight or self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
         if self.grammars.has_arrived:
             return True
@@ -215,44 +221,27 @@ class Scheduler:
         self._take_grammars()
         for request in self.deadlines.expire():
             self._finish(request, FinishReason.ERROR)
-        rows: list[Row] = []
-        requests: list[Request] = []
-        publications: list[InsertedPrefix | None] = []
-        masked: list[GrammarState] = []
+        draft = StepDraft(self.kv_cache.page_size, self.segment_cost_tokens, self._mask_words)
         continued = self._in_flight.continued
         for request, num_tokens in self._share_out(continued):
-            rows.append(row_of(request, num_tokens, masked, continued.get(request)))
-            requests.append(request)
+            draft.add(request, num_tokens, continued.get(request))
             # What was generated enters the tree with its whole run, when the request ends.
             is_output = request.num_scheduled_tokens >= len(request.prompt)
             end = request.num_scheduled_tokens + num_tokens
-            publications.append(None if is_output else self.kv_cache.publish(request, end))
+            draft.publications.append(None if is_output else self.kv_cache.publish(request, end))
             request.num_scheduled_tokens = end
         self._is_stalled = False
-        if not rows and not self._in_flight:
+        if not draft.rows and not self._in_flight:
             self._sleep()
         transfers, unsettled = self.kv_cache.take_transfers()
-        if not rows and not transfers:
+        if not draft.rows and not transfers:
             return None
         self._step_id += 1
-        order, paths = depth_first(requests)
-        rows = [rows[index] for index in order]
-        segments = shared_segments(
-            paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
-        )
-        self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
-        masks = masks_of(masked, self._mask_words)
-        plan = StepPlan(self._step_id, tuple(rows), segments, masks, transfers)
+        planned = draft.finish(self._step_id, transfers, unsettled)
+        self.stats.num_shared_tokens += sum(s.num_saved_tokens for s in planned.plan.segments)
         self.stats.num_overlapped_steps += bool(self._in_flight)
-        self._in_flight.add(
-            InFlightStep(
-                plan,
-                tuple([requests[index] for index in order]),
-                tuple([publications[index] for index in order]),
-                unsettled,
-            )
-        )
-        return plan
+        self._in_flight.add(planned)
+        return planned.plan
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
@@ -307,7 +296,7 @@ class Scheduler:
         if not self.waiting or budget <= 0 or self.stats.num_preemptions != num_preemptions:
             return
         for request, num_tokens in self.admission.round(
-            budget, len(self._free_rows), self.running, cut, may_break_pins=not self._in_flight
+            budget, self.num_free_rows, self.running, cut, may_break_pins=not self._in_flight
         ):
             self._run(request)
             if num_tokens:
@@ -344,16 +333,10 @@ class Scheduler:
 
     def _run(self, request: Request) -> None:
         """A waiting request, whose pages are reserved, begins to run."""
-        if request.adapter is not None:
-            assert self.adapters is not None, "an adapter where none are served"
-            request.adapter_slot = self.adapters.acquire(request.adapter)
         self.kv_cache.forget_preempted(request)
         self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
-        insort(self.running, request, key=self.waiting.policy.keep)
-        self.new_tokens.num_running += request.num_new_tokens
-        request.state = RequestState.RUNNING
-        request.table_row = self._free_rows.pop()
+        self._running.add(request, self.waiting.policy.keep)
         if request.is_admitted:
             return
         request.is_admitted = True
@@ -399,7 +382,8 @@ class Scheduler:
                 errors[request] = outcome.error
             elif request.state is RequestState.RUNNING:  # else its row is void
                 request.num_computed_tokens = row.start + len(row.input_ids)
-                self._charge(request, len(row.input_ids), row_tokens)
+                num_tokens = len(row.input_ids)
+                self.shares.charge(request, num_tokens if num_tokens > 1 else row_tokens)
         if errors:
             self._fail_rows(planned, errors)
         for request, outcome in zip(planned.requests, result.rows):
@@ -407,13 +391,6 @@ class Scheduler:
                 reason = self.outputs.take(request, outcome)
                 if reason is not None:
                     self._finish(request, reason)
-
-    def _charge(self, request: Request, num_tokens: int, row_tokens: float) -> None:
-        """What a row has cost is service that its program and its tenant have had."""
-        service = num_tokens if num_tokens > 1 else row_tokens
-        if request.program is not None:
-            request.program.service += service
-        self.shares.charge(request, service)
 
     def fail(self, error: str) -> None:
         """The oldest plan in flight could not be executed: its requests end, its inserts are
@@ -482,36 +459,27 @@ class Scheduler:
         self.stats.num_finished += 1
         self.latencies.note(request)
         if request in self._open:  # one of a call that was refused as a whole may never have come
-            self._note_end(request)
+            self._open.remove(request)
+            self.shares.leave(request)
+            self.deadlines.note_finish(request)
+            self.working_set.note_finish(request)
         request.listener.on_finish(request)
-
-    def _note_end(self, request: Request) -> None:
-        self._open.remove(request)
-        self.shares.leave(request)
-        self.deadlines.note_finish(request)
-        self.working_set.note_finish(request)
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Give back pages and table row, once no plan in flight names them."""
-        held = Held(self.kv_cache.detach(request, keep=keep), request.table_row)
+        remains = self.kv_cache.detach(request, keep=keep)
+        held = Held(remains, self._running.remove(request))
         naming = self._in_flight.leave(request)
         if naming is None:
             self._give_back((held,))
         else:
             naming.held.append(held)
-        self.running.remove(request)
-        if request.adapter is not None and self.adapters is not None:
-            self.adapters.release(request.adapter)
-            request.adapter_slot = 0
-        self.new_tokens.num_running -= request.num_new_tokens
-        request.table_row = -1
-        request.state = RequestState.WAITING
 
     def _give_back(self, held: Iterable[Held]) -> None:
         for remains, table_row in held:
             if remains is not None:
                 self.kv_cache.give_back(remains)
-            self._free_rows.append(table_row)
+            self._running.free_row(table_row)
 
     # --- checks ---------------------------------------------------------------------------------
 
@@ -520,9 +488,4 @@ class Scheduler:
         held = self._in_flight.held
         self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
         self._in_flight.check(self.running)
-        self.new_tokens.check(self.running)
-        rows = [request.table_row for request in self.running] + self._free_rows
-        rows += [left.table_row for left in held]
-        assert sorted(rows) == list(range(len(rows))), f"a table row is lost or owned twice: {rows}"
-        if self.adapters is not None:
-            self.adapters.check([r.adapter for r in self.running if r.adapter is not None])
+        self._running.check([left.table_row for left in held])

@@ -408,7 +408,7 @@ def test_tokens_are_identical_after_preemption(
     loaded = load(page_size=page_size, max_total_tokens=pool, chunked_prefill_size=32)
     stats = loaded.engine.scheduler.stats
     num_before = stats.num_preemptions
-    monkeypatch.setattr(loaded.engine.scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(loaded.engine.scheduler.admission, "_require_room", lambda *_: None)
     assert outputs_of(serve(loaded, jobs)) == alone
     assert stats.num_preemptions > num_before, "the pool was not small enough to test anything"
 
@@ -463,7 +463,7 @@ def test_tokens_are_identical_beside_other_adapters(
     num_before = scheduler.stats.num_preemptions
     is_small = "max_total_tokens" in options
     if is_small:
-        monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     assert outputs_of(serve(loaded, ADAPTED)) == adapted_alone
     again = [replace(job, arrives=index) for index, job in enumerate(ADAPTED[::-1])]
     assert outputs_of(serve(loaded, again)) == adapted_alone[::-1]
@@ -485,7 +485,7 @@ def test_tokens_are_identical_after_swaps_to_the_host_and_back(
     scheduler = loaded.engine.scheduler
     host = scheduler.kv_cache.host
     assert host is not None
-    monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
     # Measured costs would decide how prompts are cut and whom the gate holds back: none is known.
     monkeypatch.setattr(scheduler.costs, "note", lambda plan, duration_s, now_s: None)

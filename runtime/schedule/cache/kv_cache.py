@@ -1,4 +1,4 @@
-"""The one door to KV pages: match, reserve, publish, release.
+"""The one interface to KV pages: match, reserve, publish, release.
 
     a request's tokens   0 ....... num_published ....... num_computed ....... capacity
     their pages          |  the tree's (locked)  |      the request's own        |

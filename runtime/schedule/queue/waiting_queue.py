@@ -29,7 +29,7 @@ class WaitingQueue:
     """Owns the order of the requests that wait.
 
     Invariant: a preempted request comes before all that never ran; within a tenant the bound on
-    overtakes is Line's; between tenants it is TenantShares'.
+    overtakes is TenantQueue's; between tenants it is TenantShares'.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class WaitingQueue:
 
     def _by_share(self, opened: list[TenantQueue]) -> Iterator[Request]:
         """Each tenant's best, that of the tenant with the least service first, until all queues are
-        through. Lines are opened as they are needed: a round costs the same with ten tenants and
+        through. Queues are opened as they are needed: a round costs the same with ten tenants and
         with thousands, but for putting these in order."""
         num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._queues), MAX_QUEUES)))
         queues = dict(self._queues)
