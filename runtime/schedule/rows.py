@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ...constrained.matcher import Mask
 from ...constrained.serving.grammar_state import GrammarState
 from ..memory.copies import TierCopy
+from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
 from .cache.tiers import InsertedPrefix
 from .in_flight import InFlightStep
@@ -20,23 +21,34 @@ PLACEHOLDER = (0,)
 
 
 class StepDraft:
-    """The rows of a step, in the order in which its tokens were shared out; lives as long as its
-    planning. The caller appends a publication for each row that it adds."""
+    """Owns the rows of the step that is being planned, in the order in which its tokens were shared
+    out, with what they have published."""
 
-    def __init__(self, page_size: int, segment_cost_tokens: int, num_mask_words: int) -> None:
+    def __init__(
+        self, kv_cache: KVCacheManager, segment_cost_tokens: int, num_mask_words: int
+    ) -> None:
         """`segment_cost_tokens`: see `shared_segments`."""
-        self._page_size = page_size
+        self._kv_cache = kv_cache
         self._segment_cost_tokens = segment_cost_tokens
         self._num_mask_words = num_mask_words
         self.rows: list[Row] = []
-        self.publications: list[InsertedPrefix | None] = []
         self._requests: list[Request] = []
+        self._publications: list[InsertedPrefix | None] = []
         self._masked: list[GrammarState] = []
 
-    def add(self, request: Request, num_tokens: int, from_previous: int | None) -> None:
-        """The request's next `num_tokens` tokens; `from_previous`: see `Row`."""
-        self.rows.append(_row_of(request, num_tokens, self._masked, from_previous))
-        self._requests.append(request)
+    def fill(self, shares: Iterable[tuple[Request, int]], continued: Mapping[Request, int]) -> None:
+        """Make a row of each request's share, and publish prompts before the next is asked for.
+        `continued`: see `InFlightStep`."""
+        rows, requests, publications = self.rows, self._requests, self._publications
+        publish, masked = self._kv_cache.publish, self._masked
+        for request, num_tokens in shares:
+            rows.append(_row_of(request, num_tokens, masked, continued.get(request)))
+            requests.append(request)
+            # What was generated enters the tree with its whole run, when the request ends.
+            is_output = request.num_scheduled_tokens >= len(request.prompt)
+            end = request.num_scheduled_tokens + num_tokens
+            publications.append(None if is_output else publish(request, end))
+            request.num_scheduled_tokens = end
 
     def finish(
         self, step_id: int, transfers: tuple[TierCopy, ...], unsettled: PendingCopies
@@ -44,15 +56,16 @@ class StepDraft:
         """The plan, its rows in depth-first order of the tree, with what they share and their
         masks."""
         order, paths = depth_first(self._requests)
+        page_size = self._kv_cache.page_size
         rows = [self.rows[index] for index in order]
         segments = shared_segments(
-            paths, [row.start for row in rows], self._page_size, self._segment_cost_tokens
+            paths, [row.start for row in rows], page_size, self._segment_cost_tokens
         )
         masks = _masks_of(self._masked, self._num_mask_words)
         return InFlightStep(
             StepPlan(step_id, tuple(rows), segments, masks, transfers),
             tuple([self._requests[index] for index in order]),
-            tuple([self.publications[index] for index in order]),
+            tuple([self._publications[index] for index in order]),
             unsettled,
         )
 

@@ -221,15 +221,9 @@ class Scheduler:
         self._take_grammars()
         for request in self.deadlines.expire():
             self._finish(request, FinishReason.ERROR)
-        draft = StepDraft(self.kv_cache.page_size, self.segment_cost_tokens, self._mask_words)
+        draft = StepDraft(self.kv_cache, self.segment_cost_tokens, self._mask_words)
         continued = self._in_flight.continued
-        for request, num_tokens in self._share_out(continued):
-            draft.add(request, num_tokens, continued.get(request))
-            # What was generated enters the tree with its whole run, when the request ends.
-            is_output = request.num_scheduled_tokens >= len(request.prompt)
-            end = request.num_scheduled_tokens + num_tokens
-            draft.publications.append(None if is_output else self.kv_cache.publish(request, end))
-            request.num_scheduled_tokens = end
+        draft.fill(self._share_out(continued), continued)
         self._is_stalled = False
         if not draft.rows and not self._in_flight:
             self._sleep()
