@@ -58,7 +58,9 @@ class EngineConfig:
     max_running_requests: int = 128
     schedule_policy: str = DEFAULT_POLICY  # which waiting request is admitted next
     tenant_weights: str = ""  # shares of the engine, as in "a=2,b=1"; 1 for all others
-    decode_slowdown: float = DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/stall.py
+    decode_slowdown: float = (
+        DEFAULT_SLOWDOWN  # beside a long prompt, see schedule/queue/prompt_limits.py
+    )
     disable_leases: bool = False  # neither derive what programs will use again, nor be told
     pin_share: float = DEFAULT_PIN_SHARE  # of the KV pool that pins may take
     host_kv_tokens: int = 0  # tokens of KV in host memory, behind the device's; 0: none
