@@ -21,7 +21,7 @@ from .memory.disk.block_key import BLOCK_TOKENS
 from .schedule.cache.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.queue.fairness import tenant_weights
 from .schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
-from .schedule.queue.stall import DEFAULT_SLOWDOWN
+from .schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]

@@ -38,7 +38,7 @@ from .schedule.program_record import ProgramRecord
 from .schedule.queue.adapter_slots import AdapterSlots
 from .schedule.queue.fairness import tenant_weights
 from .schedule.queue.policy import DEFAULT_POLICY
-from .schedule.queue.stall import DEFAULT_SLOWDOWN
+from .schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
@@ -159,10 +159,6 @@ class Engine:
         if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)
-
-    def set_schedule_policy(self, name: str) -> None:
-        """Switch policy from the next step on. Raises InvalidRequest with the valid names."""
-        self.scheduler.policy = name
 
     def abort(self, request: Request) -> None:
         """End a request now. Its pages are free on return, or when the pending step that uses them

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from ...runtime.schedule.queue.stall import DEFAULT_SLOWDOWN
+from ...runtime.schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 from ...runtime.schedule.request import Request
 from ..harness.percentiles import percentile
 from .context import Context
@@ -141,7 +141,7 @@ def stall(ctx: Context) -> Iterator[Row]:
         max_model_len=length,
     ) as model:  # fmt: skip
         for slowdown in (_GENTLE_SLOWDOWN, DEFAULT_SLOWDOWN):
-            model.engine.scheduler.stall.slowdown = slowdown
+            model.engine.scheduler.limits.slowdown = slowdown
             case = f"{name}, at most {slowdown:g} times a decode step"
             yield from attempt(case, _stall, ctx, case, model, batch, num_tokens)
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     for budget in args.budgets:
         settings.append((f"{budget} tokens", budget, 0.0))
         settings.append((f"{budget} tokens, slowdown {slowdown:g}", budget, slowdown))
-    for name, scheduler.token_budget, scheduler.stall.slowdown in settings:
+    for name, scheduler.token_budget, scheduler.limits.slowdown in settings:
         alone, _ = _steps(engine, args, has_prompt=False)
         steps, during = _steps(engine, args, has_prompt=True)
         rows.append(_row(name, alone, steps, during))

@@ -3,52 +3,50 @@
 There is no prefill phase and no decode phase: every request has tokens and computed tokens that
 catch up with them (as in vLLM's v1 scheduler). A step has a token budget; running requests take
 theirs first, those that decode before those with a prompt to compute, so that decoding never stalls
-behind a long prompt. The rest goes to chunks of waiting prompts, in the order of the policy
-(`policy.py`, `waiting.py`), as long as pages remain for what the running ones are expected to
-generate (`admission.py`). A request whose grammar is still being compiled computes all but its last
-token; tokens that its grammar forces are appended at once and computed as one chunk
-(`constrained/serving/grammar_state.py`). A request whose adapter is not on the device waits until a
-slot is free for it (queue/adapter_slots.py). When pages run out all the same, the policy's victim
-is preempted: what it computed stays cached while there is room, and it waits at the head of the
-queue.
+behind a long prompt. The rest goes to chunks of waiting prompts, in the order of the policy. When
+pages run out all the same, the policy's victim is preempted: what it computed stays cached while
+there is room, and it waits at the head of the queue.
+
+The scheduler decides the order of these things; each has a collaborator that knows how:
+
+    who waits, in which order     queue/waiting_queue.py, by queue/policy.py
+    who begins to run             queue/admission.py; by adapter queue/adapter_slots.py
+    whose program has its KV      queue/working_set.py
+    who is refused, or too late   queue/deadlines.py
+    how long a chunk may be       queue/prompt_limits.py, by queue/step_costs.py
+    who runs, in which row        running.py
+    a step as rows, then a plan   rows.py
+    what lacks its grammar        grammar_uptake.py
+    what a row has generated      outputs.py
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from bisect import insort
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 
-from ...constrained.serving.grammar_state import GrammarState
-from ...errors import DeadlineExceeded, OutOfPages
+from ...errors import OutOfPages
 from .cache.kv_cache import KVCacheManager
-from .cache.tiers import InsertedPrefix
+from .grammar_uptake import GrammarUptake, begin_output
 from .in_flight import Held, InFlight, InFlightStep
-from .plan import Row, RowResult, StepPlan, StepResult
+from .outputs import Outputs, note_lost
+from .plan import StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
-from .queue.admission import NewTokenEstimate
-from .queue.deadlines import Deadlines, expiry, refusal
+from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
+from .queue.deadlines import Deadlines
 from .queue.fairness import TenantShares
-from .queue.latencies import Latencies
 from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
-from .queue.prompt_limits import PromptLimits
-from .queue.stall import DEFAULT_SLOWDOWN, StallLimit
+from .queue.prompt_limits import DEFAULT_SLOWDOWN, PromptLimits
 from .queue.step_costs import StepCosts
 from .queue.waiting_queue import MAX_OVERTAKES, WaitingQueue
 from .queue.working_set import WorkingSet
 from .request import FinishReason, Request, RequestState
-from .rows import masks_of, row_of
-from .stats import SchedulerStats
-from .tree_order import depth_first, shared_segments
-
-log = logging.getLogger(__name__)
-
-MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
+from .rows import StepDraft
+from .running import RunningRequests
+from .stats import Latencies, SchedulerStats
 
 
 class Scheduler:
@@ -76,7 +74,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
-        `decode_slowdown`: see `stall`. `vocab_size`: of masks, where requests have grammars.
+        `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
         seconds."""
@@ -86,31 +84,34 @@ class Scheduler:
         self.token_budget = token_budget
         self.segment_cost_tokens = segment_cost_tokens
         self.costs = StepCosts()
-        self.stall = StallLimit(self.costs, decode_slowdown)
-        self.limits = PromptLimits(self.stall)
+        self.limits = PromptLimits(self.costs, kv_cache.page_size, decode_slowdown)
         self.stats = SchedulerStats()
         self.latencies = Latencies()
         self.output_share = OutputShare()
         around = PolicyContext(kv_cache.tree, self.output_share)
         self.shares = TenantShares(tenant_weights)
         self.waiting = WaitingQueue(policy_of(policy), around, max_overtakes, self.shares, adapters)
-        self.working_set = WorkingSet(kv_cache, self.costs)
-        self.deadlines = Deadlines(self.costs, self.output_share)
+        self.working_set = WorkingSet(kv_cache, self.costs, clock)
+        self.deadlines = Deadlines(self.costs, self.output_share, self.stats, clock)
         self._open: set[Request] = set()  # that were added and have not finished
-        self._num_waiting_tokens = 0  # of prompts that were never admitted
-        self.running: list[Request] = []
         self.new_tokens = NewTokenEstimate(self.output_share)
-        self._num_new_tokens = 0  # that the running requests may still generate
-        self._free_rows = list(range(max_running_requests - 1, -1, -1))
+        self._running = RunningRequests(max_running_requests, self.new_tokens, adapters)
+        self.admission = Admission(
+            kv_cache, self.waiting, self.working_set, self.new_tokens, self.limits, self.stats
+        )
+        self.grammars = GrammarUptake()
+        self.outputs = Outputs(self.stats, self.new_tokens)
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
-        self._compiling: dict[Request, None] = {}  # those that lack their grammar
         self._is_stalled = False  # the last plan was empty: they all wait
-        self._is_gated = False  # and some of them for the working set
-        self._has_unasked = False  # the last round ended before all had been offered
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
         self.adapters = adapters
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that run, in the policy's order: the last is the next to be preempted."""
+        return self._running.requests
 
     @property
     def num_waiting(self) -> int:
@@ -121,7 +122,7 @@ class Scheduler:
     @property
     def num_free_rows(self) -> int:
         """Requests that could run beside those that do, if there were pages for them."""
-        return len(self._free_rows)
+        return self._running.num_free_rows
 
     @property
     def in_flight(self) -> tuple[Request, ...]:
@@ -138,21 +139,19 @@ class Scheduler:
         """Whether a request that waits shares more with a prompt that is being computed than is
         there of it yet: it is admitted once that has come further."""
         cut = [(r, r.num_scheduled_tokens) for r in self.running if r.num_ready > 1]
-        return _shares_with(request, cut)
+        return shares_with(request, cut)
 
     @property
     def has_work(self) -> bool:
         """Whether a plan would have rows or copies between tiers, or a request is to be ended, or
         a plan is in flight."""
-        if self._in_flight:
+        if self._in_flight or self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
-        if self.kv_cache.has_transfers or self.kv_cache.has_fetched:
-            return True
-        if any(r.grammar is not None and r.grammar.is_done for r in self._compiling):
+        if self.grammars.has_arrived:
             return True
         if self._is_stalled:
             return self._is_awake()
-        if self.waiting or (self.running and not self._compiling):
+        if self.waiting or (self.running and not self.grammars):
             return True
         if any(r.num_ready > 0 for r in self.running):
             return True
@@ -167,7 +166,7 @@ class Scheduler:
     def _is_awake(self) -> bool:
         if self._wake_s is not None and self._clock() >= self._wake_s:
             return True
-        return self._is_gated and self.kv_cache.num_free_pages > self._num_free_pages
+        return self.admission.has_parked and self.kv_cache.num_free_pages > self._num_free_pages
 
     @property
     def policy(self) -> str:
@@ -189,18 +188,14 @@ class Scheduler:
 
         Raises DeadlineExceeded where its output is not expected in time.
         """
-        if request.deadline_s is not None:
-            self._require_time(request, request.deadline_s)
+        self.deadlines.add(request)
         if request.program is not None and not request.program.number:
             request.program.number = request.id
         self._open.add(request)
-        self.deadlines.add(request)
         self.shares.enter(request)
         if not self.kv_cache.look_up(request):
             self.waiting.add(request)
-        self._num_waiting_tokens += request.num_prompt_tokens
-        if request.grammar is not None:
-            self._compiling[request] = None
+        self.grammars.add(request)
         self._is_stalled = False
 
     def end_program(self, program: ProgramRecord) -> None:
@@ -224,110 +219,53 @@ class Scheduler:
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
         self._take_grammars()
-        for request in self.deadlines.passed(self._clock()):
-            self._miss(request, expiry(request, self._clock()))
-        rows: list[Row] = []
-        requests: list[Request] = []
-        publications: list[InsertedPrefix | None] = []
-        masked: list[GrammarState] = []
+        for request in self.deadlines.expire():
+            self._finish(request, FinishReason.ERROR)
+        draft = StepDraft(self.kv_cache, self.segment_cost_tokens, self._mask_words)
         continued = self._in_flight.continued
-        for request, num_tokens in self._share_out(continued):
-            rows.append(row_of(request, num_tokens, masked, continued.get(request)))
-            requests.append(request)
-            # What was generated enters the tree with its whole run, when the request ends.
-            is_output = request.num_scheduled_tokens >= len(request.prompt)
-            end = request.num_scheduled_tokens + num_tokens
-            publications.append(None if is_output else self.kv_cache.publish(request, end))
-            request.num_scheduled_tokens = end
+        draft.fill(self._share_out(continued), continued)
         self._is_stalled = False
-        if not rows and not self._in_flight:
+        if not draft.rows and not self._in_flight:
             self._sleep()
         transfers, unsettled = self.kv_cache.take_transfers()
-        if not rows and not transfers:
+        if not draft.rows and not transfers:
             return None
         self._step_id += 1
-        order, paths = depth_first(requests)
-        rows = [rows[index] for index in order]
-        segments = shared_segments(
-            paths, [row.start for row in rows], self.kv_cache.page_size, self.segment_cost_tokens
-        )
-        self.stats.num_shared_tokens += sum(segment.num_saved_tokens for segment in segments)
-        masks = masks_of(masked, self._mask_words)
-        plan = StepPlan(self._step_id, tuple(rows), segments, masks, transfers)
+        planned = draft.finish(self._step_id, transfers, unsettled)
+        self.stats.num_shared_tokens += sum(s.num_saved_tokens for s in planned.plan.segments)
         self.stats.num_overlapped_steps += bool(self._in_flight)
-        self._in_flight.add(
-            InFlightStep(
-                plan,
-                tuple([requests[index] for index in order]),
-                tuple([publications[index] for index in order]),
-                unsettled,
-            )
-        )
-        return plan
+        self._in_flight.add(planned)
+        return planned.plan
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
-        self._is_stalled = bool(self._compiling or self._is_gated) and not self._has_unasked
-        now_s, times = self._clock(), [self.deadlines.next_s]
-        if self._is_gated:
-            times.append(now_s + self.working_set.seconds_until_open(now_s))
+        self._is_stalled = (
+            bool(self.grammars or self.admission.has_parked) and not self.admission.has_unasked
+        )
+        times = [self.deadlines.next_s]
+        if self.admission.has_parked:
+            times.append(self.working_set.opens_s)
         self._wake_s = min((time_s for time_s in times if time_s is not None), default=None)
         self._num_free_pages = self.kv_cache.num_free_pages
 
-    def _require_time(self, request: Request, deadline_s: float) -> None:
-        """Raises DeadlineExceeded where a request that has just come is not expected to end in
-        time."""
-        stats = self.stats
-        uncached = 1.0 - stats.num_cached_tokens / max(1, stats.num_prompt_tokens)
-        num_ahead = self._num_waiting_tokens * uncached
-        expected_s = self.deadlines.expected_s(request, num_ahead, uncached)
-        left_s = deadline_s - self._clock()
-        if left_s <= 0 or expected_s > left_s:
-            stats.num_missed_deadlines += 1
-            raise refusal(left_s, expected_s)
-
-    def _miss(self, request: Request, error: DeadlineExceeded) -> None:
-        self.stats.num_missed_deadlines += 1
-        request.error, request.error_kind = str(error), type(error).__name__
-        self._finish(request, FinishReason.ERROR)
-
     def _take_grammars(self) -> None:
         """Begin the outputs whose grammars have come since the last plan."""
-        for request in [r for r in self._compiling if r.grammar is not None and r.grammar.is_done]:
-            if request in self._compiling:  # no listener has aborted it meanwhile
-                del self._compiling[request]
-                reason = self._begin_output(request)
-                if reason is not None:
-                    self._finish(request, reason)
-
-    def _begin_output(self, request: Request) -> FinishReason | None:
-        """The grammar is there, or never will be; a reason if the request has ended with that."""
-        grammar = request.grammar
-        assert grammar is not None
-        if grammar.failure is not None:
-            request.error, request.error_kind = grammar.failure.message, grammar.failure.kind
-            return FinishReason.ERROR
-        try:
-            request.follower = grammar.follower(request.jump_forward, request.stop_ids)
-        except Exception as error:
-            log.exception("a matcher could not be made")
-            request.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
-            return FinishReason.ERROR
-        if request.follower.is_finished:
-            return FinishReason.STOP
-        return self._append_forced(request, request.follower)
+        for request in self.grammars.take():
+            reason = begin_output(request) or self.outputs.append_forced(request)
+            if reason is not None:
+                self._finish(request, reason)
 
     def _share_out(self, continued: Container[Request]) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
-        self._is_gated = self._has_unasked = False
+        self.admission.begin_step()
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
-        cut: list[tuple[Request, int]] = []  # with where their chunks end
-        if self.waiting.policy.has_gate:  # levels change while requests run
+        cut: list[CutPrompt] = []
+        if self.waiting.policy.has_working_set:  # levels change while requests run
             self.running.sort(key=self.waiting.policy.keep)
         decoding, filling = self._ready(continued)
-        self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_gate)
+        self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_working_set)
         for request in (*decoding, *filling):
             if budget <= 0:
                 return
@@ -336,7 +274,7 @@ class Scheduler:
             num_tokens = 1
             if request.num_ready > 1:
                 self.kv_cache.catch_up(request)
-                num_tokens = self._chunk(request, budget)
+                num_tokens = self.limits.take(request, budget)
                 if num_tokens == 0:
                     continue
             end = request.num_scheduled_tokens + num_tokens
@@ -349,64 +287,21 @@ class Scheduler:
             elif self._in_flight:
                 return
         # When pages are short, admitting now would only preempt again.
-        if self.waiting and budget > 0 and self.stats.num_preemptions == num_preemptions:
-            yield from self._admissions(budget, cut)
+        if not self.waiting or budget <= 0 or self.stats.num_preemptions != num_preemptions:
+            return
+        for request, num_tokens in self.admission.round(
+            budget, self.num_free_rows, self.running, cut, may_break_pins=not self._in_flight
+        ):
+            self._run(request)
+            if num_tokens:
+                yield request, num_tokens
 
     def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
         """The running requests with one token to compute, and those with more."""
         filling = [r for r in self.running if r.num_ready > 1]
-        if not filling and not self._compiling and not self._in_flight:
+        if not filling and not self.grammars and not self._in_flight:
             return self.running[:], filling
         return [r for r in self.running if r.num_ready == 1 or r in continued], filling
-
-    def _admissions(
-        self, budget: int, cut: list[tuple[Request, int]]
-    ) -> Iterator[tuple[Request, int]]:
-        """Admit waiting requests by policy while there are budget, table rows and pages.
-
-        One that shares with a prompt whose chunk was cut waits for it, unless it is due.
-        """
-        num_held_back = 0
-        with closing(self.waiting.candidates()) as candidates:
-            while budget > 0 and self._free_rows and num_held_back < MAX_HELD_BACK:
-                request = next(candidates, None)
-                if request is None:
-                    return
-                if not self.waiting.has_slot(request):
-                    continue
-                must_wait = _shares_with(request, cut) and not self.waiting.is_due(request)
-                if must_wait or self.limits.max_chunk(request, budget) <= 0:
-                    num_held_back += 1
-                    continue
-                num_tokens = self._admit(request, budget, cut)
-                if num_tokens is None:
-                    return
-                if num_tokens == 0:  # it waits for its grammar, or for the working set
-                    num_held_back += request.state is RequestState.WAITING
-                    continue
-                end = request.num_computed_tokens + num_tokens
-                if end < request.num_ready_tokens:
-                    cut.append((request, end))
-                yield request, num_tokens
-                budget -= num_tokens
-        self._has_unasked = num_held_back >= MAX_HELD_BACK
-
-    def _park(self, request: Request) -> None:
-        self.stats.num_gated += 1
-        self._is_gated = True
-        self.waiting.park(request)
-
-    def _chunk(self, request: Request, budget: int) -> int:
-        """All that is ready, or what the budgets allow, then in whole pages if it can; 0 where
-        others have taken what there is for such prompts beside decode rows."""
-        num_tokens = min(request.num_ready, self.limits.max_chunk(request, budget))
-        if num_tokens < request.num_ready:
-            start = request.num_scheduled_tokens
-            aligned = start + num_tokens - (start + num_tokens) % self.kv_cache.page_size
-            if aligned > start:
-                num_tokens = aligned - start
-        self.limits.take(request, num_tokens)
-        return num_tokens
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
         """Reserve pages for `end` tokens; False when the request had to be preempted itself, or,
@@ -430,85 +325,21 @@ class Scheduler:
                 if victim is request:
                     return False
 
-    def _admit(
-        self, request: Request, budget: int, cut: Sequence[tuple[Request, int]]
-    ) -> int | None:
-        """Admit a request if there are pages for it; its first chunk's size (0 where only its
-        grammar is missing, or where it was parked), or None."""
-        self.kv_cache.attach(request)
-        if not self._may_join(request, cut):
-            self.kv_cache.release(request)
-            self._park(request)
-            return 0
-        if (
-            not self.running
-            and not self._in_flight
-            and request.num_missing > self.kv_cache.num_available_pages * self.kv_cache.page_size
-        ):
-            self.kv_cache.break_pins(request.num_missing)
-        try:
-            self._require_room(request, cut)
-            self.kv_cache.load(request)
-            self.kv_cache.restore(request)
-            num_tokens = self._chunk(request, budget)
-            self.kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
-        except OutOfPages:
-            self.kv_cache.release(request)
-            return None
-        if request.adapter is not None:
-            assert self.adapters is not None, "an adapter where none are served"
-            request.adapter_slot = self.adapters.acquire(request.adapter)
+    def _run(self, request: Request) -> None:
+        """A waiting request, whose pages are reserved, begins to run."""
         self.kv_cache.forget_preempted(request)
         self.kv_cache.forget_fetched(request)
         self.waiting.remove(request)
-        insort(self.running, request, key=self.waiting.policy.keep)
-        self._num_new_tokens += request.num_new_tokens
-        request.state = RequestState.RUNNING
-        request.table_row = self._free_rows.pop()
-        self._note_admission(request)
-        return num_tokens
-
-    def _may_join(self, request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
-        """Whether the working set has room for the request's program."""
-        if not self.waiting.policy.has_gate or request.is_admitted:
-            return True
-        if self.working_set.is_welcome(request) or self.waiting.is_due(request):
-            return True
-        missing = self._missing_tokens(request, cut)
-        if self.running:
-            missing += int(self.new_tokens.peak((*self.running, request)))
-        return self.working_set.may_join(request, missing, self._clock())
-
-    def _missing_tokens(self, request: Request, cut: Sequence[tuple[Request, int]]) -> int:
-        """Room that known tokens without pages need: the request's and those of cut prompts, and
-        last pages that are not full."""
-        page_size = self.kv_cache.page_size
-        missing = request.num_tokens - len(request.pages) * page_size
-        missing += sum(other.num_tokens - end for other, end in cut)
-        return missing + (len(self.running) + 1) * (page_size - 1)
-
-    def _require_room(self, request: Request, cut: Sequence[tuple[Request, int]]) -> None:
-        """Raises OutOfPages unless the request's tokens, and all that it and the running ones are
-        expected to need, fit what is free; alone it may have whatever fits."""
-        if not self.running:
-            return
-        room = self.kv_cache.num_available_pages * self.kv_cache.page_size
-        room -= self._missing_tokens(request, cut)
-        if self._num_new_tokens + request.num_new_tokens <= room:
-            return
-        if self.new_tokens.peak((*self.running, request)) > room:
-            raise OutOfPages(f"admitting request {request.id} would soon preempt")
-
-    def _note_admission(self, request: Request) -> None:
+        self._running.add(request, self.waiting.policy.keep)
         if request.is_admitted:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
-        self._num_waiting_tokens -= request.num_prompt_tokens
-        self.working_set.note_admission(request, self._clock())
         request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         self.stats.num_prompt_tokens += request.num_prompt_tokens
         self.stats.num_cached_tokens += request.num_cached_tokens
+        self.deadlines.note_admission(request)
+        self.working_set.note_admission(request)
 
     def _preempt(self, victim: Request) -> None:
         assert not self._in_flight, "what a victim gives back is of use at once"
@@ -545,19 +376,15 @@ class Scheduler:
                 errors[request] = outcome.error
             elif request.state is RequestState.RUNNING:  # else its row is void
                 request.num_computed_tokens = row.start + len(row.input_ids)
-                self._charge(request, len(row.input_ids), row_tokens)
+                num_tokens = len(row.input_ids)
+                self.shares.charge(request, num_tokens if num_tokens > 1 else row_tokens)
         if errors:
             self._fail_rows(planned, errors)
         for request, outcome in zip(planned.requests, result.rows):
             if request.state is RequestState.RUNNING:
-                self._take(request, outcome)
-
-    def _charge(self, request: Request, num_tokens: int, row_tokens: float) -> None:
-        """What a row has cost is service that its program and its tenant have had."""
-        service = num_tokens if num_tokens > 1 else row_tokens
-        if request.program is not None:
-            request.program.service += service
-        self.shares.charge(request, service)
+                reason = self.outputs.take(request, outcome)
+                if reason is not None:
+                    self._finish(request, reason)
 
     def fail(self, error: str) -> None:
         """The oldest plan in flight could not be executed: its requests end, its inserts are
@@ -605,57 +432,8 @@ class Scheduler:
         for request, error in errors.items():
             if not request.is_finished:
                 request.error = error
-                _note_lost(request)
+                note_lost(request)
                 self._finish(request, FinishReason.ERROR)
-
-    def _take(self, request: Request, outcome: RowResult) -> None:
-        request.scores.extend(outcome.target_logprobs)
-        request.score_argmax.extend(outcome.target_argmax)
-        request.score_tops.extend(outcome.target_tops)
-        if outcome.pooled is not None and request.hidden is not None:
-            request.hidden.add(outcome.pooled, request.num_computed_tokens)
-        if not request.samples:
-            if request.num_computed_tokens == request.num_tokens:
-                self._finish(request, FinishReason.STOP)
-            return
-        if outcome.token_id is None:
-            return
-        reason = self._append(request, outcome.token_id, outcome)
-        if reason is None and request.follower is not None:
-            reason = self._append_forced(request, request.follower)
-        if reason is not None:
-            self._finish(request, reason)
-
-    def _append(self, request: Request, token_id: int, outcome: RowResult) -> FinishReason | None:
-        self.stats.num_generated_tokens += 1
-        if token_id in request.stop_ids:
-            request.note_first_token()
-            return FinishReason.STOP
-        follower = request.follower
-        if follower is not None and not follower.consume(token_id):
-            if not _note_lost(request):
-                request.error = f"token {token_id} does not follow from the grammar"
-            return FinishReason.ERROR
-        request.append_token(token_id)
-        if request.state is RequestState.RUNNING:
-            self._num_new_tokens -= 1
-        reason = request.listener.on_token(request, outcome)
-        if reason is None and follower is not None and follower.is_finished:
-            return FinishReason.STOP
-        if reason is None and request.num_output_tokens >= request.max_output_tokens:
-            return FinishReason.LENGTH
-        return reason
-
-    def _append_forced(self, request: Request, follower: GrammarState) -> FinishReason | None:
-        """Append what must follow, as if it had been sampled; a reason if that ends the request."""
-        while run := follower.forced_run():
-            for token_id in run:
-                self.stats.num_jumped_tokens += 1
-                request.num_forced_tokens += 1
-                reason = self._append(request, token_id, RowResult(token_id=token_id))
-                if reason is not None:
-                    return reason
-        return FinishReason.ERROR if _note_lost(request) else None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         assert request.finish_reason is None, f"request {request.id} ended twice"
@@ -667,7 +445,7 @@ class Scheduler:
         self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
-        self._compiling.pop(request, None)
+        self.grammars.forget(request)
         self._is_stalled = False
         request.state = RequestState.FINISHED
         request.finish_reason = reason
@@ -675,38 +453,27 @@ class Scheduler:
         self.stats.num_finished += 1
         self.latencies.note(request)
         if request in self._open:  # one of a call that was refused as a whole may never have come
-            self._note_end(request)
+            self._open.remove(request)
+            self.shares.leave(request)
+            self.deadlines.note_finish(request)
+            self.working_set.note_finish(request)
         request.listener.on_finish(request)
-
-    def _note_end(self, request: Request) -> None:
-        self._open.remove(request)
-        if not request.is_admitted:
-            self._num_waiting_tokens -= request.num_prompt_tokens
-        self.shares.leave(request)
-        self.deadlines.note_finish(request)
-        self.working_set.note_finish(request, self._clock())
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:
         """Give back pages and table row, once no plan in flight names them."""
-        held = Held(self.kv_cache.detach(request, keep=keep), request.table_row)
+        remains = self.kv_cache.detach(request, keep=keep)
+        held = Held(remains, self._running.remove(request))
         naming = self._in_flight.leave(request)
         if naming is None:
             self._give_back((held,))
         else:
             naming.held.append(held)
-        self.running.remove(request)
-        if request.adapter is not None and self.adapters is not None:
-            self.adapters.release(request.adapter)
-            request.adapter_slot = 0
-        self._num_new_tokens -= request.num_new_tokens
-        request.table_row = -1
-        request.state = RequestState.WAITING
 
     def _give_back(self, held: Iterable[Held]) -> None:
         for remains, table_row in held:
             if remains is not None:
                 self.kv_cache.give_back(remains)
-            self._free_rows.append(table_row)
+            self._running.free_row(table_row)
 
     # --- checks ---------------------------------------------------------------------------------
 
@@ -715,30 +482,4 @@ class Scheduler:
         held = self._in_flight.held
         self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
         self._in_flight.check(self.running)
-        num_new_tokens = sum(request.num_new_tokens for request in self.running)
-        assert self._num_new_tokens == num_new_tokens, f"{self._num_new_tokens} {num_new_tokens}"
-        rows = [request.table_row for request in self.running] + self._free_rows
-        rows += [left.table_row for left in held]
-        assert sorted(rows) == list(range(len(rows))), f"a table row is lost or owned twice: {rows}"
-        if self.adapters is not None:
-            self.adapters.check([r.adapter for r in self.running if r.adapter is not None])
-
-
-def _note_lost(request: Request) -> bool:
-    """Whether the request's grammar cannot be followed any further, which is then its error."""
-    error = None if request.follower is None else request.follower.error
-    if error is None:
-        return False
-    request.error, request.error_kind = f"the grammar cannot be followed: {error}", "InvalidGrammar"
-    return True
-
-
-def _shares_with(request: Request, cut: Sequence[tuple[Request, int]]) -> bool:
-    """Whether the request's tokens begin with all that a cut prompt has so far, and one more."""
-    return any(
-        request.namespace == other.namespace
-        and request.num_tokens > end
-        and request.token_ids[end] == other.token_ids[end]
-        and request.token_ids[:end] == other.token_ids[:end]
-        for other, end in cut
-    )
+        self._running.check([left.table_row for left in held])

@@ -72,7 +72,7 @@ def figure_families(
 def histogram_family(
     name: str, text: str, histogram: Mapping[str, Any], labels: dict[str, str]
 ) -> Metric:
-    """A family of one histogram as `runtime/schedule/queue/latencies.py` describes it."""
+    """A family of one histogram as `runtime/schedule/stats.py` describes it."""
     metric = HistogramMetricFamily(name, text, labels=list(labels))
     bounds = [*(f"{float(bound):g}" for bound in histogram["bounds"]), "+Inf"]
     buckets = list(zip(bounds, map(float, accumulate(histogram["counts"]))))

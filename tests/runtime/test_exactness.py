@@ -408,7 +408,7 @@ def test_tokens_are_identical_after_preemption(
     loaded = load(page_size=page_size, max_total_tokens=pool, chunked_prefill_size=32)
     stats = loaded.engine.scheduler.stats
     num_before = stats.num_preemptions
-    monkeypatch.setattr(loaded.engine.scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(loaded.engine.scheduler.admission, "_require_room", lambda *_: None)
     assert outputs_of(serve(loaded, jobs)) == alone
     assert stats.num_preemptions > num_before, "the pool was not small enough to test anything"
 
@@ -463,7 +463,7 @@ def test_tokens_are_identical_beside_other_adapters(
     num_before = scheduler.stats.num_preemptions
     is_small = "max_total_tokens" in options
     if is_small:
-        monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     assert outputs_of(serve(loaded, ADAPTED)) == adapted_alone
     again = [replace(job, arrives=index) for index, job in enumerate(ADAPTED[::-1])]
     assert outputs_of(serve(loaded, again)) == adapted_alone[::-1]
@@ -485,7 +485,7 @@ def test_tokens_are_identical_after_swaps_to_the_host_and_back(
     scheduler = loaded.engine.scheduler
     host = scheduler.kv_cache.host
     assert host is not None
-    monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
     # Measured costs would decide how prompts are cut and whom the gate holds back: none is known.
     monkeypatch.setattr(scheduler.costs, "note", lambda plan, duration_s, now_s: None)
@@ -546,12 +546,12 @@ def test_tokens_are_identical_under_every_policy(
     load: Load, jobs: list[Job], alone: list[list[int]], policy: str
 ) -> None:
     loaded = load(max_running_requests=3, chunked_prefill_size=24)
-    loaded.engine.set_schedule_policy(policy)
+    loaded.engine.scheduler.policy = policy
     late = [replace(job, arrives=2 * i) for i, job in enumerate(jobs)]
     try:
         assert outputs_of(serve(loaded, late)) == alone
     finally:
-        loaded.engine.set_schedule_policy(DEFAULT_POLICY)
+        loaded.engine.scheduler.policy = DEFAULT_POLICY
 
 
 @dataclass(frozen=True)
@@ -606,7 +606,7 @@ def _check_circumstances(
     loaded = load(**circumstances["options"])
     scheduler = loaded.engine.scheduler
     scheduler.segment_cost_tokens, before = circumstances["cost"], scheduler.segment_cost_tokens
-    loaded.engine.set_schedule_policy(circumstances["policy"])
+    loaded.engine.scheduler.policy = circumstances["policy"]
     staying = [replace(job, arrives=step) for job, step in zip(jobs, circumstances["arrivals"])]
     leaving = [
         replace(job, arrives=max(step - 3, 0), leaves=step)
@@ -618,7 +618,7 @@ def _check_circumstances(
         assert outputs_of(requests)[: len(jobs)] == alone
     finally:
         scheduler.segment_cost_tokens = before
-        loaded.engine.set_schedule_policy(DEFAULT_POLICY)
+        loaded.engine.scheduler.policy = DEFAULT_POLICY
 
 
 @hypothesis.settings(max_examples=8, deadline=None, derandomize=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +45,7 @@ class EngineHarness:
     is_hopeful: bool = False  # admits as if hardly anything were generated: many preemptions
     has_overlap: bool = False
     waiting_share: float = MAX_WAITING_SHARE  # with overlap, see schedule/in_flight.py
+    clock: Callable[[], float] = time.perf_counter
     requests: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,6 +60,7 @@ class EngineHarness:
             schedule_policy=self.policy,
             vocab_size=VOCAB_SIZE,
             kv_cache=self.kv_cache,
+            clock=self.clock,
         )
         self.engine.scheduler._in_flight.max_waiting_share = self.waiting_share
         if self.is_hopeful:

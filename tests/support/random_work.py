@@ -105,7 +105,7 @@ def play(harness: EngineHarness, events: list[tuple[str, object]]) -> None:
                 harness.step()
         elif kind == "policy":
             assert isinstance(what, str)
-            harness.engine.set_schedule_policy(what)
+            harness.engine.scheduler.policy = what
         elif kind == "flush":
             harness.engine.flush_cache()
             harness.engine.scheduler.check()

@@ -128,10 +128,6 @@ class StoredPrefixes:
             del self._held[request]
         return ready
 
-    def is_held(self, request: Request) -> bool:
-        """Whether the request waits for its blocks."""
-        return request in self._held
-
     def forget(self, request: Request) -> None:
         """Drop the fetches, if any, of a request that was restored or has ended."""
         self._held.pop(request, None)

@@ -1,20 +1,28 @@
-"""Which adapters are on the device: a fixed number of slots, the least recently used one first to
-be filled anew (as S-LoRA and Punica serve more adapters than memory holds).
+"""Which adapters are on the device, and which waiting requests may have a slot for theirs.
 
-A slot is filled from the host's memory when a request that needs the adapter is admitted, between
-two steps.
+The device has a fixed number of slots; the least recently used one is filled anew first (as S-LoRA
+and Punica serve more adapters than memory holds). A slot is filled from the host's memory when a
+request that needs the adapter is admitted, between two steps.
+
+In a round of admission, requests without an adapter, and those whose adapter is on the device, may
+always be admitted; the others while a slot is free or may be filled anew. So what waits for a slot
+is known by its adapter alone, and is not looked at request by request.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ...checkpoint.lora.adapter import Adapter
+from ..request import Request
 
 LoadAdapter = Callable[[int, Adapter], None]
 """Fill a slot, numbered from 1, on the device."""
+
+Group = str | None
+"""The requests of one adapter, by its revision; None: those without."""
 
 
 class AdapterSlots:
@@ -95,3 +103,47 @@ class AdapterSlots:
             "num_loads": self.num_loads,
             "num_evictions": self.num_evictions,
         }
+
+
+class AdapterAdmission:
+    """Which requests may have a slot in a round of admission.
+
+    Invariant: within a round it closes for a group at most once, and opens for none."""
+
+    def __init__(self, slots: AdapterSlots | None = None) -> None:
+        """`slots` None: no request has an adapter."""
+        self._slots = slots
+        self._is_held = False
+
+    def begin_round(self) -> None:
+        """A new one."""
+        self._is_held = False
+
+    def hold(self) -> None:
+        """One that nobody may overtake waits for a slot: no other is taken until running requests
+        have freed one."""
+        self._is_held = True
+
+    def admits(self, group: Group) -> bool:
+        """Whether a request of this group would have a slot, or needs none."""
+        if group is None:
+            return True
+        assert self._slots is not None, "an adapter where none are served"
+        return not self._is_held and self._slots.has_room(group)
+
+    def among(self, groups: Collection[Group]) -> Iterator[Group]:
+        """Those that are let in. Where no slot is free it costs as much as there are slots, however
+        many groups there are."""
+        if None in groups:
+            yield None
+        if self._slots is None or self._is_held:
+            return
+        if self._slots.has_free:
+            yield from (group for group in groups if group is not None)
+        else:
+            yield from (group for group in self._slots.on_device if group in groups)
+
+
+def group_of(request: Request) -> Group:
+    """Which group a request is of."""
+    return None if request.adapter is None else request.adapter.revision

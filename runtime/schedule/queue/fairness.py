@@ -67,7 +67,9 @@ class TenantShares:
             self._times.pop(next(t for t in self._times if t not in self._num_open))
 
     def charge(self, request: Request, service: float) -> None:
-        """A request of the tenant has had so much."""
+        """A step has cost so much for a request: its program and its tenant have had that."""
+        if request.program is not None:
+            request.program.service += service
         tenant = tenant_of(request)
         self._times[tenant] += service / self.weights.get(tenant, 1.0)
 

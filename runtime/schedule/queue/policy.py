@@ -156,10 +156,10 @@ class Policy:
 
     `window`: rank that many together, and the next ones when those have left; None: each by itself
     when it has arrived. `num_refreshed`: so many keys are computed again before each round.
-    `has_aging`: how often anybody is overtaken has a bound (Line). `keep`: of the running, the
-    highest is preempted first, among equals the one admitted last. `is_fair`: between tenants.
-    `has_gate`: who would break leases of others waits for the working set (working_set.py).
-    `has_gangs`: a program's calls are offered behind one another."""
+    `has_aging`: how often anybody is overtaken has a bound (tenant_queue.py). `keep`: of the
+    running, the highest is preempted first, among equals the one admitted last. `is_fair`: between
+    tenants. `has_working_set`: who would break leases of others waits (working_set.py).
+    `has_gangs`: a program's calls are offered behind one another (gang scheduling)."""
 
     name: str
     rank: Rank
@@ -168,7 +168,7 @@ class Policy:
     has_aging: bool = True
     keep: Callable[[Request], float] = lambda request: 0.0
     is_fair: bool = False
-    has_gate: bool = False
+    has_working_set: bool = False
     has_gangs: bool = False
 
 
@@ -191,7 +191,7 @@ _POLICIES = {
             num_refreshed=NUM_REFRESHED,
             keep=level_of,
             is_fair=True,
-            has_gate=True,
+            has_working_set=True,
             has_gangs=True,
         ),
     )

@@ -1,7 +1,15 @@
-"""How many tokens of which prompts a step may take beside decode rows; see `stall`.
+"""How many tokens of which prompts a step takes while other requests decode.
 
-Two kinds are limited: long prompts, under each policy, and under policy `program` those of programs
-that have had more service than one of those that decode.
+A chunk makes the step longer for every request in it, and one that decodes waits a step for each
+token. A short prompt does that once. A long one would do it for many steps, so beside decode rows
+its chunks are kept so small that a step takes at most `slowdown` times what the decode rows alone
+take. (Sarathi-Serve, Agrawal et al., OSDI 2024, chooses such a budget by profiling; here it follows
+from the steps' own times, on any device, with any model.) Work is not lost: where the arithmetic is
+the limit, a token costs the same in a small chunk.
+
+Under policy `program`, prompts of programs that have had more service than one of those that decode
+are kept within `LEVEL_SLOWDOWN` likewise, however short: else a program with many parallel calls
+would slow down every token of a short one.
 """
 
 from __future__ import annotations
@@ -10,29 +18,46 @@ from collections.abc import Sequence
 
 from ..request import Request
 from .policy import level_of
-from .stall import LEVEL_SLOWDOWN, StallLimit
+from .step_costs import StepCosts
 
+DEFAULT_SLOWDOWN = 1.6  # below 2, so that noise does not carry the 99th percentile past it
+LEVEL_SLOWDOWN = 1.6  # by prompts of programs that have had more service
 LATE_LEVELS = 1  # of service between a prompt and a decode row, from which on the prompt gives way
+_MIN_CHUNK = 8  # tokens
 
 
 class PromptLimits:
-    """What the step that is being planned may still take of each kind; None: no limit."""
+    """Owns what the step that is being planned may still take of long prompts and of late programs'
+    prompts. Invariant: a step without decode rows has no limit but its token budget."""
 
-    def __init__(self, stall: StallLimit) -> None:
-        self._stall = stall
+    def __init__(
+        self, costs: StepCosts, page_size: int, slowdown: float = DEFAULT_SLOWDOWN
+    ) -> None:
+        """`slowdown` >= 1 by long prompts, or 0: no limit."""
+        self._costs = costs
+        self._page_size = page_size
+        self.slowdown = slowdown
         self._token_budget = 0
-        self._long: int | None = None
+        self._long: int | None = None  # tokens; None: no limit
         self._late: int | None = None
         self._level = 0  # the least of the programs that decode
 
     def begin_step(self, token_budget: int, decoding: Sequence[Request], *, by_level: bool) -> None:
         """A step is being planned, with these rows; `by_level`: programs' levels count."""
         self._token_budget = token_budget
-        self._long = self._stall.max_chunk() if decoding else None
+        self._long = self.within(self.slowdown) if decoding else None
         self._late = None
         if decoding and by_level:
             self._level = min(map(level_of, decoding))
-            self._late = self._stall.max_chunk(LEVEL_SLOWDOWN)
+            self._late = self.within(LEVEL_SLOWDOWN)
+
+    def within(self, slowdown: float) -> int | None:
+        """Prompt tokens beside decode rows with which a step takes at most `slowdown` times what
+        the decode rows alone take; None: no limit, also while a cost is unknown."""
+        decode_s, token_s = self._costs.decode_step_s, self._costs.prompt_token_s
+        if not slowdown or decode_s is None or not token_s:
+            return None
+        return max(_MIN_CHUNK, int((slowdown - 1.0) * decode_s / token_s))
 
     def max_chunk(self, request: Request, budget: int) -> int:
         """What is left of `budget` for a request's prompt."""
@@ -42,12 +67,20 @@ class PromptLimits:
             budget = min(budget, self._late)
         return max(budget, 0)
 
-    def take(self, request: Request, num_tokens: int) -> None:
-        """The step computes so much of the request."""
+    def take(self, request: Request, budget: int) -> int:
+        """How many tokens of a request the step computes: all that are ready, or what `budget` and
+        the limits leave, then in whole pages if it can; 0 where other prompts have taken it all."""
+        num_tokens = min(request.num_ready, self.max_chunk(request, budget))
+        if num_tokens < request.num_ready:
+            start = request.num_scheduled_tokens
+            aligned = start + num_tokens - (start + num_tokens) % self._page_size
+            if aligned > start:
+                num_tokens = aligned - start
         if self._long is not None and self._is_long(request):
             self._long -= num_tokens
         if self._late is not None and self._is_late(request):
             self._late -= num_tokens
+        return num_tokens
 
     def _is_late(self, request: Request) -> bool:
         if request.num_scheduled_tokens >= request.num_prompt_tokens:

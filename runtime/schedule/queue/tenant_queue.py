@@ -4,8 +4,8 @@
 
 A request that the working set has no room for (`working_set.py`) is parked: it keeps its key, those
 of programs that have begun before those of new ones, and once one of the parked is refused in a
-round the others are not offered in that round. So whatever waits behind a closed gate costs
-nothing. Nor does what waits for its adapter's slot (`adapter_admission.py`): each adapter's
+round the others are not offered in that round. So whatever waits for the working set costs
+nothing. Nor does what waits for its adapter's slot (`adapter_slots.py`): each adapter's
 requests have a heap of their own, and a round looks only into those that it may take from.
 
 When a call is admitted, its program's others come next: children of a fork start together on the
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ..program_record import ProgramRecord
 from ..request import Request
-from .adapter_admission import AdapterAdmission, Group, group_of
+from .adapter_slots import AdapterAdmission, Group, group_of
 from .policy import Key, Policy, PolicyContext
 
 _Item = tuple[Key, int, Request]  # key, arrival number (so requests are never compared)

@@ -12,8 +12,7 @@ from collections.abc import Generator, Hashable, Iterator
 from heapq import heappop, heappush
 
 from ..request import Request
-from .adapter_admission import AdapterAdmission, group_of
-from .adapter_slots import AdapterSlots
+from .adapter_slots import AdapterAdmission, AdapterSlots, group_of
 from .fairness import TenantShares, tenant_of
 from .policy import Key, Policy, PolicyContext
 from .tenant_queue import TenantQueue
@@ -30,7 +29,7 @@ class WaitingQueue:
     """Owns the order of the requests that wait.
 
     Invariant: a preempted request comes before all that never ran; within a tenant the bound on
-    overtakes is Line's; between tenants it is TenantShares'.
+    overtakes is TenantQueue's; between tenants it is TenantShares'.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class WaitingQueue:
         self._shares = shares or TenantShares()
         self._preempted: OrderedDict[Request, None] = OrderedDict()  # the last one last
         self._queues: dict[Hashable, TenantQueue] = {}
-        self._is_gate_closed = False  # in this round
+        self._has_parked = False  # in this round
         self._adapters = AdapterAdmission(adapters)
 
     def __len__(self) -> int:
@@ -122,7 +121,7 @@ class WaitingQueue:
         """The working set has no room for an offered request, and so none for others that are
         parked: none of them is offered again in this round."""
         self._queues[self._tenant(request)].park(request)
-        self._is_gate_closed = True
+        self._has_parked = True
 
     def has_slot(self, request: Request) -> bool:
         """Whether an offered request's adapter is on the device, or may come there. Where one that
@@ -140,7 +139,7 @@ class WaitingQueue:
         A due request that is passed over ends the round of its tenant. Of the others those that
         would wait for their adapters' slots are not offered.
         """
-        self._is_gate_closed = False
+        self._has_parked = False
         self._adapters.begin_round()
         yield from tuple(reversed(self._preempted))
         opened: list[TenantQueue] = []
@@ -152,7 +151,7 @@ class WaitingQueue:
 
     def _by_share(self, opened: list[TenantQueue]) -> Iterator[Request]:
         """Each tenant's best, that of the tenant with the least service first, until all queues are
-        through. Lines are opened as they are needed: a round costs the same with ten tenants and
+        through. Queues are opened as they are needed: a round costs the same with ten tenants and
         with thousands, but for putting these in order."""
         num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._queues), MAX_QUEUES)))
         queues = dict(self._queues)
@@ -164,7 +163,7 @@ class WaitingQueue:
             if rest and (not heads or rest[-1][0] < heads[0][0]):
                 for _ in range(min(len(rest), MAX_QUEUES)):
                     _, number, tenant = rest.pop()
-                    if not queues[tenant].has_open(also_parked=not self._is_gate_closed):
+                    if not queues[tenant].has_open(also_parked=not self._has_parked):
                         continue
                     queues[tenant].begin_round(num_refreshed)
                     opened.append(queues[tenant])
@@ -173,7 +172,7 @@ class WaitingQueue:
             _, _, number, tenant, request = heappop(heads)
             queue = queues[tenant]
             is_due = queue.is_due(request)
-            if is_due or not (self._is_gate_closed and queue.is_parked(request)):
+            if is_due or not (self._has_parked and queue.is_parked(request)):
                 yield request
                 if request not in queue:
                     given[tenant] += request.num_tokens
@@ -184,7 +183,7 @@ class WaitingQueue:
     def _push_head(
         self, heads: list[_Head], number: int, tenant: Hashable, queue: TenantQueue, num_given: int
     ) -> None:
-        best = queue.best(also_parked=not self._is_gate_closed)
+        best = queue.best(also_parked=not self._has_parked)
         if best is not None:
             share = self._shares.place(tenant, num_given)
             heappush(heads, (share, best[0], number, tenant, best[1]))

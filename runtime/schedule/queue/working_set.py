@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import accumulate
 
 from ..cache.kv_cache import KVCacheManager
@@ -83,13 +83,16 @@ class WorkingSet:
     anybody while no lease holds anything.
     """
 
-    def __init__(self, kv_cache: KVCacheManager, costs: StepCosts) -> None:
+    def __init__(
+        self, kv_cache: KVCacheManager, costs: StepCosts, clock: Callable[[], float]
+    ) -> None:
         self.contexts = ContextSizes()
         self._kv_cache = kv_cache
         self._costs = costs
+        self._clock = clock
         self._inside: dict[ProgramRecord, float] = {}  # when it last had a call
 
-    def note_admission(self, request: Request, now_s: float) -> None:
+    def note_admission(self, request: Request) -> None:
         """A request's pages are reserved: its program is inside."""
         program = request.program
         if program is None:
@@ -97,15 +100,15 @@ class WorkingSet:
         if not program.num_calls_started:
             program.num_shared_tokens = request.num_computed_tokens
         program.num_calls_started += 1
-        self._inside[program] = now_s
+        self._inside[program] = self._clock()
 
-    def note_finish(self, request: Request, now_s: float) -> None:
+    def note_finish(self, request: Request) -> None:
         """A call of a program has ended."""
         program = request.program
         if program is not None:
             program.num_context_tokens = max(program.num_context_tokens, request.num_tokens)
             if program in self._inside:
-                self._inside[program] = now_s
+                self._inside[program] = self._clock()
 
     def end(self, program: ProgramRecord) -> None:
         """A program has ended."""
@@ -118,9 +121,10 @@ class WorkingSet:
         program has its context."""
         return not self._kv_cache.tree.leased_pages or self._has_context(request)
 
-    def may_join(self, request: Request, num_missing: int, now_s: float) -> bool:
+    def may_join(self, request: Request, num_missing: int) -> bool:
         """Whether an attached request, which needs pages for `num_missing` tokens more (its own and
         those of others in this step), may have them where that breaks leases."""
+        now_s = self._clock()
         if self._costs.load(now_s) < MAX_LOAD:
             return True
         num_free = self._kv_cache.num_free_pages * self._kv_cache.page_size - num_missing
@@ -128,9 +132,11 @@ class WorkingSet:
             return True
         return self._passes(request, -num_free)
 
-    def seconds_until_open(self, now_s: float) -> float:
-        """How long until the device has time to spare, if nothing happens."""
-        return self._costs.seconds_until(MAX_LOAD, now_s)
+    @property
+    def opens_s(self) -> float:
+        """By the clock: when the device has time to spare, if nothing happens."""
+        now_s = self._clock()
+        return now_s + self._costs.seconds_until(MAX_LOAD, now_s)
 
     def _has_context(self, request: Request) -> bool:
         """Whether at least half of what its program's calls had is still there, on the device or on

@@ -163,7 +163,7 @@ def test_tokens_are_identical_after_preemption(
     """Computed again, or swapped to the host and back."""
     loaded = engine_of(max_total_tokens=128, chunked_prefill_size=32, **options)
     scheduler = loaded.engine.scheduler
-    monkeypatch.setattr(scheduler, "_require_room", lambda request, cut: None)
+    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
     monkeypatch.setattr(scheduler.costs, "note", lambda plan, duration_s, now_s: None)
     for _ in range(2):

@@ -25,7 +25,7 @@ def soak(num_requests: int, page_size: int, seed: int, check_every: int = 8) -> 
         if rng.random() < 0.1 and harness.requests:
             harness.engine.abort(rng.choice(harness.requests[-40:]))
         if rng.random() < 0.01:
-            harness.engine.set_schedule_policy(rng.choice(POLICY_NAMES))
+            harness.engine.scheduler.policy = rng.choice(POLICY_NAMES)
         if rng.random() < 0.02:
             hope(harness.engine)
         if len(harness.executor.plans) % check_every == 0:

@@ -369,7 +369,7 @@ def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> Non
 
     shop.store.note_use = look  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "_require_room", lambda request, cut: None)
+        patch.setattr(scheduler.admission, "_require_room", lambda *_: None)
         for seed in (1, 2):
             shop.submit(prompt(seed, 700), max_tokens=200)
         while not scheduler.stats.num_preemptions:

@@ -152,7 +152,7 @@ def test_weights_are_read_from_text_and_bad_ones_refused() -> None:
 
 def test_other_policies_know_no_tenants() -> None:
     harness, served = house_of({}), Counter[str]()
-    harness.engine.set_schedule_policy("fcfs")
+    harness.engine.scheduler.policy = "fcfs"
     submit(harness, "a", 8, served)
     submit(harness, "b", 8, served)
     while served["a"] < 8 * 16:

@@ -1,4 +1,4 @@
-"""The policies' order, the waiting queue's aging and bounded cost, admission's estimate."""
+"""The policies' order, the waiting queue's aging and bounded cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from stemma.errors import InvalidRequest
 from stemma.radix.tree import RadixTree
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.schedule.queue.admission import MIN_RATIO, NewTokenEstimate
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES, OutputShare, PolicyContext, policy_of
 from stemma.runtime.schedule.queue.waiting_queue import WaitingQueue
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
@@ -146,7 +145,7 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
     harness = EngineHarness()
     for make in (
         lambda: EngineConfig(schedule_policy="lifo"),
-        lambda: harness.engine.set_schedule_policy("lifo"),
+        lambda: setattr(harness.engine.scheduler, "policy", "lifo"),
     ):
         with pytest.raises(InvalidRequest, match=r"schedule_policy='lifo'.*fcfs.*dfs-weight.*sjf"):
             make()
@@ -291,73 +290,7 @@ def test_a_cold_request_starves_under_a_flood_without_aging_and_not_with_it() ->
     assert 0 < served.index(True) <= 2 * in_order.index(True) + 10
 
 
-# --- admission ------------------------------------------------------------------------------------
-
-
-def test_the_new_token_ratio_decays_and_rises_within_its_bounds() -> None:
-    share = OutputShare()
-    estimate = NewTokenEstimate(share)
-    assert estimate.ratio == 1.0  # nothing is known of what requests really use
-    share.overall.value = 0.0
-    before = estimate.ratio
-    estimate.note_step()
-    assert estimate.ratio < before
-    estimate.note_preemption()
-    assert estimate.ratio > before
-    for _ in range(5000):
-        estimate.note_step()
-    assert estimate.ratio == MIN_RATIO
-    share.overall.value = 0.5
-    assert 0.5 < estimate.ratio < 0.7
-    for _ in range(50):
-        estimate.note_preemption()
-    assert estimate.ratio == 1.0
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8))
-def test_the_peak_is_that_of_running_all_requests_to_their_end(
-    sizes: list[tuple[int, int]],
-) -> None:
-    """sizes: (generated so far, still to come)."""
-    requests = []
-    for number, (num_output, num_new) in enumerate(sizes):
-        request = make_request(number, [1])
-        request.max_output_tokens = num_output + num_new
-        for _ in range(num_output):
-            request.append_token(1)
-        requests.append(request)
-    held = peak = sum(num_output for num_output, _ in sizes)
-    alive = list(sizes)
-    for step in range(31):
-        for size in [size for size in alive if size[1] == step]:
-            alive.remove(size)
-            held -= sum(size)
-        held += len(alive)
-        peak = max(peak, held)
-    assert NewTokenEstimate(OutputShare()).peak(requests) == peak - sum(n for n, _ in sizes)
-
-
-def test_admission_waits_for_room_that_the_running_are_expected_to_need() -> None:
-    harness = EngineHarness(num_pages=100, max_running=4)
-    first = harness.submit(FAMILIES[0][:20], max_tokens=60)
-    harness.step()
-    second = harness.submit(FAMILIES[1][:20], max_tokens=60)
-    harness.step()
-    assert not second.is_admitted  # once 59 + 59 are generated there would be 160 tokens
-    harness.run()
-    assert harness.engine.scheduler.stats.num_preemptions == 0
-    for request in (first, second):
-        assert_right(request)
-
-
-def test_a_request_that_alone_may_outgrow_the_pool_is_admitted_once_it_is_alone() -> None:
-    harness = EngineHarness(num_pages=64)
-    first = harness.submit([1, 2, 3], max_tokens=20)
-    large = harness.submit(FAMILIES[0][:50], max_tokens=10_000)
-    harness.run()
-    assert first.finish_reason is large.finish_reason is FinishReason.LENGTH
-    assert large.num_tokens == 64
-    harness.assert_nothing_held()
+# --- preemption -----------------------------------------------------------------------------------
 
 
 def test_under_priority_the_lowest_is_preempted() -> None:

@@ -1,4 +1,4 @@
-"""Policy `program`: order by attained service, the working set's gate, gangs, deadlines."""
+"""Policy `program`: order by attained service, the working set, gangs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from engine_harness import EngineHarness, assert_right, listener_of
-from fakes import FakeListener, make_request
+from engine_harness import EngineHarness, assert_right
+from fakes import FakeListener
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.errors import DeadlineExceeded
 from stemma.planning.simulation import CPU, Simulation
 from stemma.planning.traces import TRACES
 from stemma.radix.leases import Lease
 from stemma.runtime.schedule.plan import Row, StepPlan, StepResult
 from stemma.runtime.schedule.program_record import LEVEL_FACTOR, LEVEL_SERVICE, ProgramRecord
+from stemma.runtime.schedule.queue.admission import MAX_HELD_BACK
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES
 from stemma.runtime.schedule.queue.step_costs import LOAD_MEMORY_S, StepCosts
 from stemma.runtime.schedule.queue.working_set import ContextSizes
 from stemma.runtime.schedule.request import FinishReason, Request
-from stemma.runtime.schedule.scheduler import MAX_HELD_BACK
 
 STEP_S, TOKEN_S = 0.001, 0.001
 
@@ -36,9 +35,8 @@ class TimedHouse(EngineHarness):
     programs: list[ProgramRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.clock = lambda: self.now_s
         super().__post_init__()
-        scheduler = self.engine.scheduler
-        scheduler._clock = scheduler.kv_cache.clock = lambda: self.now_s
         scripted = self.executor.execute
 
         def timed(plan: StepPlan) -> StepResult:
@@ -299,7 +297,7 @@ def test_every_request_ends_whatever_programs_lease_and_policies_change(
             if lease is not None:
                 harness.engine.scheduler.kv_cache.release_lease(lease)
         elif kind == "policy":
-            harness.engine.set_schedule_policy(data.draw(st.sampled_from(POLICY_NAMES)))
+            harness.engine.scheduler.policy = data.draw(st.sampled_from(POLICY_NAMES))
     run_to_the_end(harness)
     for request in harness.requests:
         assert_right(request)
@@ -361,78 +359,7 @@ def test_the_load_fades_and_says_when_it_will_be_low() -> None:
     assert costs.load(9.9 + wait_s) <= 0.5 < costs.load(9.9 + wait_s - 0.01)
 
 
-# --- deadlines ------------------------------------------------------------------------------------
-
-
-def test_a_request_that_cannot_be_done_by_its_deadline_is_refused_with_both_times() -> None:
-    harness = TimedHouse(num_pages=400)
-    harness.submit(prompt_of(1, 30), max_tokens=5)
-    harness.run()
-    with pytest.raises(DeadlineExceeded, match=r"deadline is in 0\.01 s.* expected in 0\.1"):
-        harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s + 0.01)
-    fine = harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s + 1.0)
-    harness.run()
-    assert_right(fine)
-    assert harness.engine.scheduler.stats.num_missed_deadlines == 1
-
-
-def test_a_deadline_that_has_passed_on_arrival_is_said_to_have_passed() -> None:
-    harness = TimedHouse(num_pages=400)
-    with pytest.raises(DeadlineExceeded, match=r"^the deadline passed 1e-06 s ago$"):
-        harness.submit(prompt_of(1, 30), max_tokens=5, deadline_s=harness.now_s - 1e-6)
-    harness.submit(prompt_of(1, 30), max_tokens=5)
-    harness.run()
-    with pytest.raises(DeadlineExceeded, match=r"passed 2e-07 s ago, the .* expected in 0\.\d"):
-        harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s - 2e-7)
-
-
-def test_the_queue_ahead_counts_for_a_deadline() -> None:
-    harness = TimedHouse(num_pages=400)
-    harness.submit(prompt_of(1, 30), max_tokens=5)
-    harness.run()
-    for seed in (2, 3, 4):
-        harness.submit(prompt_of(seed, 100), max_tokens=1)
-    with pytest.raises(DeadlineExceeded):
-        harness.submit(prompt_of(5, 10), max_tokens=1, deadline_s=harness.now_s + 0.1)
-    harness.run()
-    harness.submit(prompt_of(5, 10), max_tokens=1, deadline_s=harness.now_s + 0.1)
-
-
-def test_a_refused_request_can_be_aborted_and_leaves_nothing() -> None:
-    harness = TimedHouse(num_pages=400)
-    harness.submit(prompt_of(1, 30), max_tokens=5)
-    harness.run()
-    with pytest.raises(DeadlineExceeded):
-        harness.submit(prompt_of(2, 100), max_tokens=5, deadline_s=harness.now_s - 1.0)
-    late = make_request(99, prompt_of(2, 100), deadline_s=harness.now_s - 1.0)
-    with pytest.raises(DeadlineExceeded):
-        harness.engine.submit(late)
-    harness.engine.abort(late)
-    scheduler = harness.engine.scheduler
-    assert late.is_finished and not scheduler._open and not scheduler._num_waiting_tokens
-    assert not scheduler.shares._num_open and scheduler.deadlines.next_s is None
-
-
-@pytest.mark.parametrize("is_running", [True, False])
-def test_a_request_ends_when_its_deadline_has_passed(is_running: bool) -> None:
-    harness = TimedHouse(max_running=1)
-    other = harness.submit(prompt_of(1, 5), max_tokens=8)
-    if not is_running:
-        harness.step()
-    late = harness.submit(prompt_of(2, 20), max_tokens=8, deadline_s=harness.now_s + 0.03)
-    late.created_s = harness.now_s
-    if is_running:
-        harness.engine.abort(other)
-        harness.step()
-    harness.step()
-    harness.now_s += 1.0
-    harness.step()
-    assert late.is_finished and late.finish_reason is FinishReason.ERROR
-    assert late.error_kind == "DeadlineExceeded"
-    assert late.error is not None and "deadline was 0.03 s after" in late.error
-    assert listener_of(late).num_finishes == 1
-    harness.run()
-    harness.assert_nothing_held()
+# --- aborts ---------------------------------------------------------------------------------------
 
 
 def test_thousands_of_waiting_requests_are_aborted_at_a_constant_cost_each() -> None:

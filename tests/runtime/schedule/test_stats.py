@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stemma.runtime.schedule.queue.latencies import Histogram, Latencies
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
+from stemma.runtime.schedule.stats import Histogram, Latencies
 
 
 @given(st.lists(st.floats(0, 20, allow_nan=False), max_size=50))

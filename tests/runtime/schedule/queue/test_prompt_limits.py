@@ -10,7 +10,7 @@ from engine_harness import EngineHarness, assert_right
 from fakes import VOCAB_SIZE
 
 from stemma.runtime.schedule.plan import Row, StepPlan, StepResult
-from stemma.runtime.schedule.queue.stall import StallLimit
+from stemma.runtime.schedule.queue.prompt_limits import PromptLimits
 from stemma.runtime.schedule.queue.step_costs import StepCosts
 from stemma.runtime.schedule.request import Request
 
@@ -60,25 +60,24 @@ def chunks_of(harness: EngineHarness, request: Request) -> list[int]:
 
 def test_nothing_is_limited_before_both_costs_are_known() -> None:
     costs = StepCosts()
-    limit = StallLimit(costs)
-    assert limit.max_chunk() is None
+    limits = PromptLimits(costs, page_size=1)
+    assert limits.within(1.5) is None
     costs.note(plan_of(4, 0), 0.010, 0.0)
-    assert limit.max_chunk() is None
+    assert limits.within(1.5) is None
     costs.note(plan_of(0, 100), 0.100, 0.0)
-    assert limit.max_chunk() is not None
-    assert StallLimit(costs, 0.0).max_chunk() is None
+    assert limits.within(1.5) is not None and limits.within(0.0) is None
 
 
 def test_a_chunk_is_what_fits_the_slowdown() -> None:
     costs = StepCosts()
-    limit = StallLimit(costs, slowdown=1.5)
+    limits = PromptLimits(costs, page_size=1)
     costs.note(plan_of(0, 100), 0.100, 0.0)
     costs.note(plan_of(4, 0), 0.040, 0.0)
-    assert limit.max_chunk() == 20  # half of 40 ms at 1 ms a token
-    assert limit.max_chunk(2.0) == 40
+    assert limits.within(1.5) == 20  # half of 40 ms at 1 ms a token
+    assert limits.within(2.0) == 40
     for _ in range(100):
         costs.note(plan_of(4, 20), 0.080, 0.0)  # tokens turn out to cost 2 ms here
-    assert limit.max_chunk() == 10
+    assert limits.within(1.5) == 10
 
 
 def test_a_long_prompt_beside_decoding_requests_is_cut_small(harness: EngineHarness) -> None:
@@ -87,7 +86,7 @@ def test_a_long_prompt_beside_decoding_requests_is_cut_small(harness: EngineHarn
         harness.step()
     long = harness.submit(random_prompt(600, 9), max_tokens=2)
     harness.run()
-    slowdown = harness.engine.scheduler.stall.slowdown
+    slowdown = harness.engine.scheduler.limits.slowdown
     chunks = chunks_of(harness, long)
     assert len(chunks) > 20
     assert max(duration_of(p) for p in harness.executor.plans[2:]) <= slowdown * FIXED_S * 1.1 or (

@@ -1,0 +1,68 @@
+"""Requests whose grammars are on their way, and how an output begins once its grammar is there.
+
+A request is queued while its grammar is compiled elsewhere (`compiler_service.py`), and computes
+all but the last token of its prompt meanwhile. Here it is known who lacks a grammar; how far such a
+request may be computed says `Request.num_ready`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from .request import FinishReason, Request
+
+log = logging.getLogger(__name__)
+
+
+class GrammarUptake:
+    """Owns which requests lack their grammar.
+
+    A request is held from `add` until `take` yields it or `forget` is told that it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lacking: dict[Request, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._lacking)
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `take` would yield anything."""
+        return any(r.grammar is not None and r.grammar.is_done for r in self._lacking)
+
+    def add(self, request: Request) -> None:
+        """A request has come; nothing happens if it has no grammar."""
+        if request.grammar is not None:
+            self._lacking[request] = None
+
+    def forget(self, request: Request) -> None:
+        """A request has ended; nothing happens if it lacks no grammar."""
+        self._lacking.pop(request, None)
+
+    def take(self) -> Iterator[Request]:
+        """Requests whose grammars have come, or will not come, in order of the requests' arrival.
+        Whoever is forgotten meanwhile is left out."""
+        arrived = [r for r in self._lacking if r.grammar is not None and r.grammar.is_done]
+        for request in arrived:
+            if request in self._lacking:
+                del self._lacking[request]
+                yield request
+
+
+def begin_output(request: Request) -> FinishReason | None:
+    """Give a request that `take` has yielded its `follower`; a reason if it has ended with that,
+    and with ERROR its error is set."""
+    grammar = request.grammar
+    assert grammar is not None, f"request {request.id} has no grammar"
+    if grammar.failure is not None:
+        request.error, request.error_kind = grammar.failure.message, grammar.failure.kind
+        return FinishReason.ERROR
+    try:
+        request.follower = grammar.follower(request.jump_forward, request.stop_ids)
+    except Exception as error:
+        log.exception("a matcher could not be made")
+        request.error = f"the grammar cannot be followed: {type(error).__name__}: {error}"
+        return FinishReason.ERROR
+    return FinishReason.STOP if request.follower.is_finished else None

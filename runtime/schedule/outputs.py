@@ -1,0 +1,80 @@
+"""What rows have given, taken into their requests: scores, pooled states, and tokens, with those
+that a grammar forces behind them."""
+
+from __future__ import annotations
+
+from .plan import RowResult
+from .queue.admission import NewTokenEstimate
+from .request import FinishReason, Request, RequestState
+from .stats import SchedulerStats
+
+
+class Outputs:
+    """Appends to requests and tells their listeners; it ends none, but says why one has ended.
+
+    Invariant: each token is consumed by the request's grammar before it is appended, and is
+    appended before the listener hears of it.
+    """
+
+    def __init__(self, stats: SchedulerStats, new_tokens: NewTokenEstimate) -> None:
+        self._stats = stats
+        self._new_tokens = new_tokens
+
+    def take(self, request: Request, outcome: RowResult) -> FinishReason | None:
+        """Take what the request's row has given; a reason if the request has ended with that."""
+        request.scores.extend(outcome.target_logprobs)
+        request.score_argmax.extend(outcome.target_argmax)
+        request.score_tops.extend(outcome.target_tops)
+        if outcome.pooled is not None and request.hidden is not None:
+            request.hidden.add(outcome.pooled, request.num_computed_tokens)
+        if not request.samples:
+            is_computed = request.num_computed_tokens == request.num_tokens
+            return FinishReason.STOP if is_computed else None
+        if outcome.token_id is None:
+            return None
+        reason = self._append(request, outcome.token_id, outcome)
+        if reason is None and request.follower is not None:
+            reason = self.append_forced(request)
+        return reason
+
+    def append_forced(self, request: Request) -> FinishReason | None:
+        """Append what must follow, as if it had been sampled; a reason if that ends the request."""
+        follower = request.follower
+        assert follower is not None, f"request {request.id} follows no grammar"
+        while run := follower.forced_run():
+            for token_id in run:
+                self._stats.num_jumped_tokens += 1
+                request.num_forced_tokens += 1
+                reason = self._append(request, token_id, RowResult(token_id=token_id))
+                if reason is not None:
+                    return reason
+        return FinishReason.ERROR if note_lost(request) else None
+
+    def _append(self, request: Request, token_id: int, outcome: RowResult) -> FinishReason | None:
+        self._stats.num_generated_tokens += 1
+        if token_id in request.stop_ids:
+            request.note_first_token()
+            return FinishReason.STOP
+        follower = request.follower
+        if follower is not None and not follower.consume(token_id):
+            if not note_lost(request):
+                request.error = f"token {token_id} does not follow from the grammar"
+            return FinishReason.ERROR
+        request.append_token(token_id)
+        if request.state is RequestState.RUNNING:
+            self._new_tokens.num_running -= 1
+        reason = request.listener.on_token(request, outcome)
+        if reason is None and follower is not None and follower.is_finished:
+            return FinishReason.STOP
+        if reason is None and request.num_output_tokens >= request.max_output_tokens:
+            return FinishReason.LENGTH
+        return reason
+
+
+def note_lost(request: Request) -> bool:
+    """Whether the request's grammar cannot be followed any further, which is then its error."""
+    error = None if request.follower is None else request.follower.error
+    if error is None:
+        return False
+    request.error, request.error_kind = f"the grammar cannot be followed: {error}", "InvalidGrammar"
+    return True
