@@ -1,7 +1,7 @@
-"""Where the two halves meet: the scheduler's plan goes to the executor, its result comes back.
+"""Connects the two halves: passes the scheduler's plans to the executor, and its results back.
 
-One thread owns an engine and calls `step` while `has_work`. Requests come from anywhere that
-implements `Listener`; the engine knows nothing of programs, sockets or text.
+One thread owns an engine and calls `step` while `has_work`. Requests come from any `Listener`; the
+engine knows nothing of programs, sockets or text.
 """
 
 from __future__ import annotations
@@ -51,26 +51,25 @@ log = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
-    """The device half, as the engine sees it."""
+    """The engine's interface to the device half."""
 
     segment_cost_tokens: int  # see schedule/tree_order.py
 
     @property
     def can_overlap(self) -> bool:
-        """Whether `submit` may return before the step is computed."""
+        """Whether `submit` may return before the step has been computed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Begin to compute the plan's tokens. Plans are carried out, copies included, in the order
-        in which they come; `from_previous` in a plan refers to the plan submitted before. With
-        `can_overlap` a second one comes before the result of the first is asked for, no third."""
+        """Start to compute the plan's tokens. Plans are executed, copies included, in the order in
+        which they are submitted; `from_previous` in a plan refers to the plan submitted before.
+        With `can_overlap` a second plan, but no third, may come before the first one's result."""
 
 
 class Engine:
     """A model with its KV pool and scheduler.
 
     Invariant: between two calls at most one step is pending, none unless the executor can overlap.
-    Lifetime: the process's. A step that raises ends the requests in it with an error and nothing
-    else.
+    Lifetime: the process's. A step that raises ends only its own requests, with an error.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class Engine:
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab_size`: needed where requests have grammars; `grammars`: who compiles them.
+        """`vocab_size`: needed if requests have grammars; `grammars`: compiles them.
         `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
-        executor computes the one before, if it can. `adapters`: needed where requests have any.
-        `clock`: of deadlines and leases, in seconds."""
+        executor computes the previous one, if it can. `adapters`: needed if requests have any.
+        `clock`: for deadlines and leases, in seconds."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
         self.has_overlap = has_overlap and executor.can_overlap
@@ -124,19 +123,19 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """Whether `step` has something to do."""
         has_grammars = self.grammars is not None and self.grammars.is_ready
         return has_grammars or self.scheduler.has_work
 
     @property
     def next_wake_s(self) -> float | None:
-        """By the clock: when there may be work again though nothing has happened; None: never."""
+        """Clock time at which there may be work again without any input; None: never."""
         return self.scheduler.next_wake_s
 
     @property
     def kv_store(self) -> DiskStore | None:
-        """Where prefixes are kept over a restart; whoever runs the engine waits for its fetches
-        too, and closes it."""
+        """The store that keeps prefixes over a restart. The engine's owner also waits for its
+        fetches, and closes it."""
         stored = self.scheduler.kv_cache.stored
         return None if stored is None else stored.store
 
@@ -147,7 +146,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; its max_tokens is cut to what fits the context.
 
-        Raises PromptTooLong when not even one token would fit, DeadlineExceeded when its output is
+        Raises PromptTooLong if not even one token would fit, DeadlineExceeded if its output is
         not expected in time.
         """
         room = self.max_model_len - request.num_prompt_tokens
@@ -162,21 +161,21 @@ class Engine:
         self.scheduler.add(request)
 
     def set_schedule_policy(self, name: str) -> None:
-        """Admit by another policy from the next step on. Raises InvalidRequest with the names."""
+        """Switch policy from the next step on. Raises InvalidRequest with the valid names."""
         self.scheduler.policy = name
 
     def abort(self, request: Request) -> None:
-        """End a request now; its pages are free when this returns, or when the pending step that
-        names them is done."""
+        """End a request now. Its pages are free on return, or when the pending step that uses them
+        is done."""
         self.scheduler.abort(request)
 
     def end_program(self, program: ProgramRecord) -> None:
-        """A program will submit no more requests."""
+        """Note that a program will submit no more requests."""
         self.scheduler.end_program(program)
 
     def step(self) -> None:
-        """Plan a step, execute it and apply its result; with overlap the result of the one before,
-        while this one is computed."""
+        """Plan a step, execute it and apply its result; with overlap apply the previous step's
+        result while this one is computed."""
         if self.grammars is not None and self.grammars.is_ready:
             self.grammars.collect()
         is_watched = self.step_log.is_on
@@ -193,7 +192,7 @@ class Engine:
             self._take_result()
 
     def settle(self) -> None:
-        """Wait for the pending steps, if there are any; their requests go on."""
+        """Wait for the pending steps, if any; their requests continue."""
         while self._pending:
             self._take_result()
 
@@ -206,7 +205,7 @@ class Engine:
     @property
     def _is_refused(self) -> bool:
         """Whether the newest step could not be submitted. The device may lack its page updates, so
-        that what came behind it would write to other requests' pages."""
+        that a step after it would write to other requests' pages."""
         return bool(self._pending) and isinstance(self._pending[-1][1], FailedStep)
 
     def _take_result(self) -> None:
@@ -225,7 +224,7 @@ class Engine:
             self.step_log.end(result, self.scheduler)
 
     def _await_void(self) -> None:
-        """A step has failed: wait until the device is done with what was submitted behind it."""
+        """A step has failed: wait until the device is done with the steps submitted after it."""
         while self._pending:
             step_id, pending = self._pending.popleft()
             try:
@@ -234,7 +233,7 @@ class Engine:
                 log.info("step %d, behind the one that failed: %s", step_id, error)
 
     def flush_cache(self) -> int:
-        """Drop cached KV that nothing uses; the number of tokens dropped."""
+        """Drop cached KV that nothing uses; returns the number of tokens dropped."""
         return self.scheduler.kv_cache.flush()
 
     def describe(self) -> dict[str, Any]:
@@ -266,7 +265,7 @@ class LoadedModel:
     """A checkpoint ready to serve: engine, tokenizer, chat template and defaults."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ModelLoadError or InvalidRequest with what is wrong."""
+        """Raises ModelLoadError or InvalidRequest with the cause."""
         from .execute.model_runner import ModelRunner  # imports torch: not for the host half
 
         self.config = config = located(config)
@@ -322,7 +321,7 @@ class LoadedModel:
         )
 
     def _adapter_registry(self) -> AdapterRegistry | None:
-        """The adapters that are there from the start. Raises ModelLoadError."""
+        """The adapters given at the start. Raises ModelLoadError."""
         config = self.config
         if not config.has_lora:
             return None
@@ -343,7 +342,7 @@ class LoadedModel:
         return AdapterSlots(self.config.max_loras_per_batch, self.runner.load_adapter)
 
     def _stored_prefixes(self) -> StoredPrefixes | None:
-        """What an earlier process has left, and where this one leaves its own."""
+        """The disk store of prefixes, which persists from one process to the next."""
         config, model = self.config, self.model_config
         if config.kv_store is None:
             return None
@@ -366,7 +365,7 @@ class LoadedModel:
         return Vocabulary(written, self.tokenizer.encode, self.model_config.vocab_size)
 
     def defaults(self) -> Defaults:
-        """What a gen leaves open is the model's own choice (generation_config.json)."""
+        """Values for fields that a gen leaves open, from the model (generation_config.json)."""
         model, standard = self.model_config, SamplingParams()
         given = model.default_temperature
         return Defaults(
@@ -379,7 +378,7 @@ class LoadedModel:
         )
 
     def context(self) -> ProgramContext:
-        """What programs on this engine have in common."""
+        """The context that all programs on this engine share."""
         return ProgramContext(
             tokenizer=self.tokenizer,
             vocab_size=self.model_config.vocab_size,
@@ -396,7 +395,7 @@ class LoadedModel:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What a client is told when it connects."""
+        """What a client receives when it connects."""
         model = self.model_config
         return {
             "model": self.config.model_name,

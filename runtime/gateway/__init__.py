@@ -1,1 +1,1 @@
-"""The engine's side of ZeroMQ: clients in, events out, within the engine's process."""
+"""The engine's ZeroMQ server, within the engine's process: clients' ops in, events out."""

@@ -1,8 +1,7 @@
 """The clients of a gateway: the state of a session, and the limits that keep it bounded.
 
-A session outlives its connections: it belongs to whoever knows its token. What it may hold is
-bounded in every direction, so that a client can only exhaust what is its own;
-docs/how-it-works/protocol.md lists the limits.
+A session outlives its connections: it belongs to whoever knows its token. All its resources are
+bounded, so that a client can only exhaust its own; docs/how-it-works/protocol.md lists the limits.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from .event_outbox import EventOutbox
 
 # Guesses: each far above what a sane program needs, and small against a server's memory.
 MAX_CLIENTS = 1024
-MAX_PROGRAMS = 65_536  # of a client, at a time
+MAX_PROGRAMS = 65_536  # of a client, at the same time
 MAX_BRANCHES = 65_536  # of a program
 MAX_OPS = 1_000_000  # of a program
-MAX_PROGRAM_BYTES = 256 * 1024 * 1024  # of a program's ops, texts that it names by slot included
-MAX_CLIENT_BYTES = 1024 * 1024 * 1024  # the same of all programs that a client has running
-MAX_BEHIND_BYTES = 64 * 1024 * 1024  # results that a client has not taken
+MAX_PROGRAM_BYTES = 256 * 1024 * 1024  # of a program's ops and the texts they name by slot
+MAX_CLIENT_BYTES = 1024 * 1024 * 1024  # the same over all running programs of a client
+MAX_BEHIND_BYTES = 64 * 1024 * 1024  # results that a client has not received
 EVENTS_MESSAGE_BYTES = 256 * 1024
 MAX_FAREWELLS = 1024
 
 
 @dataclass(slots=True)
 class ClientProgram:
-    """A running program of a client, and what it has sent for it."""
+    """A running program of a client, and the ops that the client has sent for it."""
 
     session: ProgramSession
     num_ops: int = 0
@@ -51,10 +50,10 @@ class Client:
     def __init__(
         self, identity: bytes, now: float, hints: KVHints, *, number: int, tenant: str | None
     ) -> None:
-        """`identity`: of the connection that it has now, as the ROUTER names it; `number`: how
-        others may be told of it; `tenant`: on whose account it works, None: its own."""
+        """`identity`: of its current connection, as the ROUTER names it; `number`: its name in
+        reports to others; `tenant`: the account it is charged to, None: its own."""
         self.number = number
-        self.stated = StatedLeases(hints)  # what its hints keep
+        self.stated = StatedLeases(hints)  # the leases that its hints made
         self.identity = identity
         self.last_heard_s = now
         self.session = secrets.token_hex(16)
@@ -67,23 +66,23 @@ class Client:
 
     @property
     def behind_bytes(self) -> int:
-        """Results that were made for it and that it has not taken."""
+        """Size of the results that it has not received."""
         return self.link.unacked_bytes + self.events.num_bytes
 
     def fill_link(self) -> None:
-        """Move events into the link, as many as the client may have on the way to it."""
+        """Move events into the link, up to the limit of unacknowledged ones."""
         while self.events and self.link.unacked_bytes < wire.RUNTIME_CREDIT_BYTES:
             self.link.put_list("events", "events", self.events.take(EVENTS_MESSAGE_BYTES))
 
     def require_room(self) -> None:
-        """Raises InvalidProgram where it may not have another program."""
+        """Raises InvalidProgram if it may not have another program."""
         if len(self.programs) >= MAX_PROGRAMS:
             raise InvalidProgram(f"a client may have at most {MAX_PROGRAMS} programs at a time")
 
     def read_ops(self, program: ClientProgram, items: object, num_bytes: int | None) -> list[Op]:
-        """The ops of a message, whole and checked; `num_bytes` of it, None: not known.
+        """Decode and check all ops of a message of `num_bytes` (None: not known).
 
-        Raises InvalidProgram for what no program may hold.
+        Raises InvalidProgram for anything not allowed in a program.
         """
         if not isinstance(items, list):
             raise InvalidProgram.of("ops", items, "a list")
@@ -101,7 +100,7 @@ class Client:
         return [_checked(op_from_wire(item)) for item in items]
 
     def remove(self, number: int) -> ProgramSession | None:
-        """Forget a program; its session, if there was one."""
+        """Forget a program; returns its session, if there was one."""
         program = self.programs.pop(number, None)
         if program is None:
             return None
@@ -121,7 +120,7 @@ def tenant_from(header: dict[str, Any]) -> str | None:
 
 
 class Clients:
-    """All sessions, by token and by the connection that each has now."""
+    """All sessions, by token and by current connection."""
 
     def __init__(self, hints: KVHints) -> None:
         self._hints = hints
@@ -139,9 +138,9 @@ class Clients:
         return sum(len(client.programs) for client in self.by_session.values())
 
     def greet(self, identity: bytes, header: dict[str, Any], now: float) -> Client:
-        """The client that says hello: a new one, or one that is back and says what it has taken.
+        """The client of a hello: a new one, or one that reconnects and reports what it received.
 
-        Raises ProtocolError for a session that has ended, or where there are too many.
+        Raises ProtocolError for a session that has ended, or if there are too many.
         """
         token = header.get("session")
         client = self._by_identity.get(identity)
@@ -174,7 +173,7 @@ class Clients:
         return client
 
     def remove(self, client: Client, reason: str | None = None) -> None:
-        """End a session and what it keeps; who asks for it later is told the reason."""
+        """End a session and its leases; a later request for it is answered with the reason."""
         client.stated.release_all()
         self.by_session.pop(client.session, None)
         if self._by_identity.get(client.identity) is client:
@@ -195,7 +194,7 @@ _UNKNOWN = (
 
 
 def _checked(op: Op) -> Op:
-    """Raises InvalidProgram for a branch that no program may have."""
+    """Raises InvalidProgram for a branch number out of range."""
     children = op.children if isinstance(op, Fork | Join) else ()
     largest = max((op.branch, *children))
     if largest >= MAX_BRANCHES:

@@ -1,7 +1,7 @@
-"""What a client may ask of a runtime beside its programs: counters, the tree, the cache, texts.
+"""A client's calls to a runtime, besides its programs: counters, the tree, the cache, texts.
 
-A `call` is answered at once, within the engine's loop, so each must be short; but for those that
-load something, which are answered when that is done.
+A `call` is answered at once, within the engine's loop, so each must be short. Calls that load
+something are answered when the load is done.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Control:
         }
 
     def answer(self, client: Client, message: wire.Message) -> None:
-        """Reply to a `call`, whatever is in it."""
+        """Reply to a `call`, whatever it contains."""
         header = message.header
         method, args = header.get("method"), header.get("args")
         try:
@@ -80,7 +80,7 @@ class Control:
                 given = {**given, "stated": client.stated}
             result = self._methods[method](**given)
             client.link.put("reply", id=header.get("id"), ok=True, result=result)
-        except Exception as error:  # the arguments are a client's: whatever they cause, it is told
+        except Exception as error:  # the arguments are a client's: report any error to it
             _tell_error(client, header.get("id"), error)
 
     def _carry_out_hints(
@@ -123,7 +123,7 @@ class Control:
         self.adapter_loader.load(str(lora_name), str(lora_path), on_loaded)
 
     def _unload_lora_adapter(self, lora_name: str) -> dict[str, Any]:
-        """Its name is gone when this is answered; `num_requests` still use it, and end well."""
+        """The name is gone on return; `num_requests` still use the adapter and finish normally."""
         adapter = self._registry.unload(str(lora_name))
         return {**adapter.describe(), **self._lora_users(adapter.load_id)}
 
@@ -140,8 +140,8 @@ class Control:
         }
 
     def _vitals(self) -> dict[str, Any]:
-        """What tells an engine that works from one that does not; cheap, so it may be asked often.
-        `since_step_s`: None before the first step that succeeded."""
+        """Whether the engine makes progress; cheap, so it may be called often. `since_step_s`: None
+        before the first step that succeeded."""
         last = self._engine.last_step_s
         return {
             "since_step_s": None if last is None else time.monotonic() - last,
@@ -149,7 +149,7 @@ class Control:
         }
 
     def _metrics(self) -> dict[str, Any]:
-        """What `info` says, and histograms of requests."""
+        """The fields of `info`, and histograms of requests."""
         return {**self._info(), "requests": self._engine.scheduler.latencies.describe()}
 
     def _tree(
@@ -159,8 +159,8 @@ class Control:
         has_text: bool = True,
         namespace: str | None = None,
     ) -> dict[str, Any]:
-        """The radix tree, of a large one the part used last, of one namespace alone where one is
-        named; with the text of each edge's first tokens, or without for clients that decode."""
+        """The radix tree; of a large one the part used last. With `namespace` only that namespace.
+        Includes the text of each edge's first tokens, unless the client decodes them itself."""
         scheduler = self._engine.scheduler
         rows: list[dict[str, Any]] = [
             {**node}
@@ -175,7 +175,7 @@ class Control:
             decode = self._loaded.tokenizer.decode
             for row in rows:
                 row["text"] = decode(row["token_ids"], skip_special=False)
-        num_nodes = scheduler.kv_cache.tree.num_nodes  # of the whole tree, roots left out
+        num_nodes = scheduler.kv_cache.tree.num_nodes  # of the whole tree, without roots
         return {"nodes": rows, "num_nodes": num_nodes, **self._engine.describe()}
 
 

@@ -1,7 +1,7 @@
-"""Events of one client that wait to be sent. What streams is merged while it waits.
+"""Events of one client that wait to be sent. Streamed output is merged while it waits.
 
-While a client is behind, all that a gen has streamed since the last message is one event, so what
-waits grows with the results and not with the number of steps.
+While a client is behind, all output that a gen streamed since the last message is one event, so the
+queue grows with the results and not with the number of steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import orjson
 
 from ...frontend.protocol import wire
 
-MAX_DELTA_BYTES = 256 * 1024  # merged text and tokens; more begins another event
+MAX_DELTA_BYTES = 256 * 1024  # merged text and tokens; beyond it another event begins
 EVENT_OVERHEAD_BYTES = 64
 TOKEN_ID_BYTES = 8
-LOGPROB_BYTES = 100  # about what one takes as JSON
+LOGPROB_BYTES = 100  # approximate size of one as JSON
 
 
 class _Delta:
-    """What one gen streams, still growing."""
+    """The streamed output of one gen, still growing."""
 
     __slots__ = ("branch", "num_bytes", "parts", "program", "seq")
 
@@ -33,7 +33,7 @@ class _Delta:
         self.num_bytes = 0
 
     def append(self, part: str | dict[str, Any]) -> int:
-        """About how many bytes it adds."""
+        """Returns the approximate number of bytes added."""
         num_bytes = _num_bytes_of(part)
         self.parts.append(part)
         self.num_bytes += num_bytes
@@ -43,7 +43,7 @@ class _Delta:
         return _encoded(self.program, self.branch, self.seq, wire.DELTA, self._merged())
 
     def _merged(self) -> str | dict[str, Any]:
-        """Parts of one gen are all texts, or all objects with the same lists."""
+        """All parts of one gen are texts, or all are objects with the same lists."""
         text = "".join(map(wire.text_of_delta, self.parts))
         objects = [part for part in self.parts if isinstance(part, dict)]
         if not objects:
@@ -56,7 +56,7 @@ class _Delta:
 
 
 class EventOutbox:
-    """First in, first out; `num_bytes` is about what it holds.
+    """A FIFO queue of events; `num_bytes` is its approximate size.
 
     Events of one branch keep their order; a delta may overtake events of other branches.
     """
@@ -70,7 +70,7 @@ class EventOutbox:
         return bool(self._events)
 
     def append(self, program: int, branch: int, seq: int, kind: str, payload: Any) -> None:
-        """Queue an event; one that no message could carry becomes a `failed`."""
+        """Queue an event; one too large for any message becomes a `failed`."""
         if kind == wire.DELTA:
             self._grow(program, branch, seq, payload)
             return
@@ -88,7 +88,7 @@ class EventOutbox:
         self.num_bytes += delta.append(part)
 
     def take(self, max_bytes: int) -> list[bytes]:
-        """The first events, encoded: at least one, else at most `max_bytes` of them."""
+        """The first events, encoded: at least one, otherwise at most `max_bytes` of them."""
         taken: list[bytes] = []
         num_bytes = 0
         while self._events:

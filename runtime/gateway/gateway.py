@@ -1,8 +1,8 @@
 """The engine's loop: messages in from ZeroMQ, programs advanced, one step, events out.
 
-One ROUTER socket, one thread. A client is whoever knows a session's token, over one connection
-after another; its programs are cancelled when it has been silent for the grace period. A malformed
-message gets an error reply and nothing else happens; a program's error is an event of that program.
+One ROUTER socket, one thread. A client is identified by its session's token and may reconnect; its
+programs are cancelled when it has been silent for the grace period. A malformed message gets an
+error reply and has no other effect; a program's error is an event of that program.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .listener import Listener, ServerKeys
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, it never stops it
+MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, but never prevents it
 MAX_BYTES_A_STEP = 32 * 1024 * 1024
-MAX_OPS_A_MESSAGE = 65_536  # a client's own bound of bytes keeps it below that
+MAX_OPS_A_MESSAGE = 65_536  # a client's own limit of bytes keeps it below that
 IDLE_POLL_MS = 500
 
 
 class Gateway:
-    """Serves one loaded model at `endpoint`; `run` returns when `stop` says so."""
+    """Serves one loaded model at `endpoint`; `run` returns after `stop`."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Gateway:
         grace_s: float = wire.GRACE_S,
         keys: ServerKeys | None = None,
     ) -> None:
-        """`stop_fd`: what the owner of this process orders, and its end of file stops the loop (the
-        owner has gone); `grace_s`: how long a client may be silent before its programs are
-        cancelled; `keys`: of the tcp endpoints.
+        """`stop_fd`: carries the orders of this process's owner; its end of file (the owner has
+        gone) stops the loop. `grace_s`: how long a client may be silent before its programs are
+        cancelled. `keys`: for the tcp endpoints.
 
         Raises ProtocolError for an endpoint that cannot be bound.
         """
@@ -69,11 +69,11 @@ class Gateway:
         self._router = self._listener.router
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
-        if self._engine.grammars is not None:  # wakes the loop when one is there
+        if self._engine.grammars is not None:  # wakes the loop when one is compiled
             self._poller.register(self._engine.grammars, zmq.POLLIN)
-        if self._engine.kv_store is not None:  # wakes it when blocks have been fetched
+        if self._engine.kv_store is not None:  # wakes the loop when blocks have been fetched
             self._poller.register(self._engine.kv_store, zmq.POLLIN)
-        if self._control.adapter_loader is not None:  # wakes it when an adapter was read
+        if self._control.adapter_loader is not None:  # wakes the loop when an adapter was read
             self._poller.register(self._control.adapter_loader, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
@@ -90,7 +90,7 @@ class Gateway:
         try:
             while not self._should_stop:
                 self._receive(self._patience_ms())
-                if time.monotonic() > next_sweep:  # all that was sent during a long step is read
+                if time.monotonic() > next_sweep:  # messages sent during a long step have been read
                     self._dismiss_silent_clients()
                     self._control.observer.tick()
                     next_sweep = time.monotonic() + 1.0
@@ -143,7 +143,7 @@ class Gateway:
                 return
 
     def _obey(self, orders: bytes) -> None:
-        """Of the owner; nothing says that it has gone."""
+        """Follow the owner's orders; empty ones mean that it has gone."""
         if not orders:
             self._should_stop = True
         elif DRAIN_ORDER in orders:
@@ -183,7 +183,7 @@ class Gateway:
             self._dismiss(client)
 
     def _take_cancel(self, client: Client, number: int, *, keeps: bool) -> None:
-        """`keeps`: its gens end with what they have, and the client hears of it."""
+        """With `keeps` its gens end with their output so far, which the client receives."""
         program = client.programs.get(number)
         if program is None:
             return
@@ -217,7 +217,7 @@ class Gateway:
         for item in items:
             try:
                 self._take_program(client, item, num_bytes)
-            except ProtocolError as error:  # of this program; the others are fine
+            except ProtocolError as error:  # concerns only this program
                 self._complain(client.identity, error)
 
     def _take_program(self, client: Client, item: dict[str, Any], num_bytes: int | None) -> None:
@@ -225,7 +225,7 @@ class Gateway:
         program = client.programs.get(number)
         if program is None:
             if "create" not in item:
-                return  # it was cancelled, or has failed as a whole, while these were under way
+                return  # it was cancelled, or has failed as a whole, while these were on the way
             create = item["create"] if isinstance(item["create"], dict) else {}
             program = ClientProgram(self._open(client, number, create))
             try:
@@ -266,7 +266,7 @@ class Gateway:
         )
 
     def _reject(self, session: ProgramSession, error: StemmaError) -> None:
-        """Ops that cannot be read at all: the program ends here."""
+        """Ends a program whose ops cannot be read at all."""
         self._ready.pop(session, None)
         session.reject(error)
 
@@ -281,7 +281,7 @@ class Gateway:
             del self._ready[session]
             try:
                 session.advance()
-            except Exception as error:  # a fault of ours must end one program, not the server
+            except Exception as error:  # a bug of the runtime must end one program, not the server
                 log.exception("a program failed")
                 self._reject(session, EngineError(f"{type(error).__name__}: {error}"))
 
@@ -311,8 +311,8 @@ class Gateway:
                 self._complain(client.identity, ProtocolError(reason))
 
     def _send_link(self, client: Client) -> None:
-        """What the link has, as far as the connection takes it; the rest later, or on the next
-        connection."""
+        """Send the link's messages, as many as the connection takes; the rest later, or on the
+        next connection."""
         link = client.link
         while (parts := link.unsent()) is not None:
             if not self._send(client.identity, parts):
@@ -324,7 +324,7 @@ class Gateway:
     def _send(self, identity: bytes, parts: list[bytes]) -> bool:
         try:
             self._router.send_multipart([identity, *parts], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:  # it is gone, or its queue is full
+        except zmq.ZMQError as error:  # the connection is gone, or its queue is full
             log.debug("client %s cannot be reached: %s", identity.hex(), error)
             return False
         return True
@@ -332,14 +332,14 @@ class Gateway:
     # --- clients that end -------------------------------------------------------------------------
 
     def _dismiss(self, client: Client, reason: str | None = None) -> None:
-        """End a session and what runs for it."""
+        """End a session and its programs."""
         for program in client.programs.values():
             self._cancel(program.session)
         self._clients.remove(client, reason)
         log.info("client %s is gone", client.identity.hex())
 
     def _say_farewell(self) -> None:
-        """Whoever still waits for something need not wait for it to be silent."""
+        """Report the stop to all clients, so that none waits for a timeout."""
         self._send_events()
         for client in self._clients.by_session.values():
             self._complain(client.identity, ProtocolError("the runtime was stopped"))
@@ -368,7 +368,7 @@ def _optional_str(values: dict[str, Any], name: str) -> str | None:
 
 
 def _told(values: dict[str, Any]) -> TemplateArgs:
-    """What the chat template is told, from JSON texts. Raises InvalidProgram."""
+    """The chat template's arguments, from JSON texts. Raises InvalidProgram."""
     tools = _json(values, "tools", list)
     variables = _json(values, "template_kwargs", dict)
     if not tools and not variables:
@@ -380,7 +380,7 @@ def _told(values: dict[str, Any]) -> TemplateArgs:
 
 
 def _json(values: dict[str, Any], name: str, kind: type) -> Any:
-    """None where it was not given. Raises InvalidProgram."""
+    """A field's value from its JSON text; None if it is absent. Raises InvalidProgram."""
     text = values.get(name)
     if text is None:
         return None

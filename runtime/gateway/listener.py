@@ -1,8 +1,8 @@
-"""Where the gateway listens: the ROUTER socket, its limits, and who may come in over tcp.
+"""The gateway's listening ROUTER socket, its limits, and access control over tcp.
 
-With keys, every tcp endpoint speaks CURVE and lets in the clients whose public keys lie in a folder
+With keys, every tcp endpoint uses CURVE and admits the clients whose public keys are in a folder
 (read again at each handshake, so that a client can be added while the server runs). ipc endpoints
-need none: the file system says who may open them.
+need none: file permissions decide who may open them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ...frontend.protocol.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_MESSAGES = 64  # of a connection, each way; beyond that TCP's own flow control holds it
+MAX_QUEUED_MESSAGES = 64  # of a connection, each way; beyond that TCP's flow control applies
 HANDSHAKE_TIMEOUT_MS = 10_000
 LINGER_MS = 200
-MIN_GRACE_S = 3 * wire.HEARTBEAT_S  # less, and a client that is only late would be gone
+MIN_GRACE_S = 3 * wire.HEARTBEAT_S  # less would drop a client that is only late
 MAX_GRACE_S = 86_400.0
 
 
@@ -41,14 +41,14 @@ class ServerKeys:
 
     @classmethod
     def load(cls, server_key: str | Path, clients: str | Path) -> ServerKeys:
-        """Raises InvalidRequest for a key that is none, or clients of whom there are none."""
+        """Raises InvalidRequest for an invalid key, or if there are no client keys."""
         keys = cls(read_secret("server_key", server_key), Path(clients))
         if not keys.allowed():
             raise InvalidRequest.of("client_keys", str(clients), "a NAME.key or a folder of them")
         return keys
 
     def allowed(self) -> frozenset[bytes]:
-        """The public keys of the clients, as they are now; what cannot be read is left out."""
+        """The clients' current public keys; unreadable ones are left out."""
         paths = sorted(self.clients.glob("*.key")) if self.clients.is_dir() else [self.clients]
         keys = set()
         for path in paths:
@@ -59,12 +59,12 @@ class ServerKeys:
         return frozenset(keys)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the client with this key may come in (asked by zmq.auth)."""
+        """Whether a client with this key may connect (called by zmq.auth)."""
         return (z85.encode(key) if len(key) == 32 else key) in self.allowed()
 
 
 class Listener:
-    """The bound socket, and the thread that judges handshakes. Lifetime: the gateway's.
+    """The bound socket, and the thread that checks handshakes. Lifetime: the gateway's.
 
     Raises ProtocolError for an endpoint that cannot be bound, InvalidRequest for one that others
     can reach without keys.
@@ -104,7 +104,7 @@ class Listener:
 
 
 def add_client_flags(parser: argparse._ActionsContainer) -> None:
-    """Who may connect, and how long a session outlives its connection; to a parser or a group."""
+    """Add the flags for access and for how long a session outlives its connection."""
     parser.add_argument(
         "--server-key", metavar="FILE",
         help="this runtime's secret key: tcp endpoints then speak CURVE, and may be on any address",
@@ -121,8 +121,8 @@ def add_client_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def server_keys(args: argparse.Namespace, endpoints: Sequence[str]) -> ServerKeys | None:
-    """The keys that the flags name, None: none. Raises InvalidRequest for flags that do not fit
-    each other or an endpoint that needs keys."""
+    """The keys that the flags name, or None. Raises InvalidRequest for flags that contradict
+    each other, or an endpoint that needs keys."""
     if not MIN_GRACE_S <= args.grace_s <= MAX_GRACE_S:
         allowed = f"seconds in [{MIN_GRACE_S:g}, {MAX_GRACE_S:g}]"
         raise InvalidRequest.of("grace_s", args.grace_s, allowed)
@@ -135,7 +135,7 @@ def server_keys(args: argparse.Namespace, endpoints: Sequence[str]) -> ServerKey
 
 
 def require_keys(endpoint: str, has_keys: bool) -> None:
-    """Raises InvalidRequest for an address that others can reach and that has no keys."""
+    """Raises InvalidRequest for an address that others can reach if there are no keys."""
     if has_keys or is_local(endpoint):
         return
     raise InvalidRequest(

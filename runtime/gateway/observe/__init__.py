@@ -1,1 +1,1 @@
-"""What the engine shows of itself to those who watch: steps, tree, pool, queue. No torch."""
+"""Views of the engine for monitoring: steps, tree, pool, queue. No torch."""

@@ -1,7 +1,7 @@
-"""What one `watch` call is answered: steps, tree, pool, queue and counters as they are now.
+"""The result of one `watch` call: steps, tree, pool, queue and counters as they are now.
 
-Everything is bounded, and the tree and the pool are looked at no more than MAX_REFRESHES_A_SECOND,
-however many watch: a call costs the engine's loop a few milliseconds at most (docs/serve/watch.md).
+Everything is bounded, and the tree and the pool are read at MAX_REFRESHES_A_SECOND at most, however
+many clients watch: a call costs the loop a few milliseconds at most (docs/serve/watch.md).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .queue_view import queue_view
 from .tree_view import MAX_NODES, Decode, TreeView
 from .use_times import UseTimes
 
-WATCHED_S = 10.0  # after the last call is somebody taken to watch
+WATCHED_S = 10.0  # after the last call, recording stops
 MAX_REFRESHES_A_SECOND = 4.0
 MAX_LEASES = 256
 
 
 class Observer:
-    """Owns the views of one engine. Lifetime: the engine's; the engine's thread only."""
+    """Owns the views of one engine, and lives as long. Used by the engine's thread only."""
 
     def __init__(
         self,
@@ -46,28 +46,28 @@ class Observer:
         self._num_looks = 0
         self._is_pool_stale = True
         self._told_state: tuple[float, ...] = ()
-        self._run = secrets.token_hex(8)  # names this engine: a reader sees that it was restarted
+        self._run = secrets.token_hex(8)  # names this engine: readers notice a restart
         self._asked_s = self._refreshed_s = float("-inf")
 
     def tick(self) -> None:
-        """About once a second, also where nobody watches: note when prefixes were used, and stop
-        recording once nobody has asked for a while."""
+        """Called about once a second, also while nobody watches: note when prefixes were used, and
+        stop recording if there was no call for a while."""
         now_s = time.perf_counter()
         self._uses.note(self._kv.tree.clock, now_s)
         if self._engine.step_log.is_on and now_s - self._asked_s > WATCHED_S:
             self._engine.step_log.stop()
             self._tree = TreeView(self._kv, self._decode, self._uses)
-            self._run = secrets.token_hex(8)  # versions begin anew
+            self._run = secrets.token_hex(8)  # versions start again
             self._refreshed_s, self._told_state = float("-inf"), ()
             self._pool, self._num_looks = {}, 0
 
     def watch(
         self, run: str | None = None, step: int = 0, tree: int | None = None, pool: int = 0
     ) -> dict[str, Any]:
-        """What is new since an earlier answer: its `run`, its last step's id, and its tree's and
-        pool's versions. Without them, or where they are another run's: all.
+        """The changes since an earlier result, given its `run`, its last step's id, and its tree's
+        and pool's versions. Without them, or if they are another run's: everything.
 
-        Raises InvalidProgram for versions that are no numbers.
+        Raises InvalidProgram for versions that are not numbers.
         """
         for name, value in (("step", step), ("tree", 0 if tree is None else tree), ("pool", pool)):
             if not isinstance(value, int) or isinstance(value, bool):
@@ -111,7 +111,7 @@ class Observer:
             self._pool = {"version": self._num_looks, **pool}
 
     def _state(self) -> tuple[float, ...]:
-        """Equal before and after, nothing that is drawn of tree and pool has changed."""
+        """If equal before and after, nothing that is drawn of tree and pool has changed."""
         tree, scheduler = self._kv.tree, self._engine.scheduler
         return (
             tree.clock, tree.num_nodes, tree.num_pages, tree.evictable_pages, tree.leased_pages,
@@ -121,7 +121,7 @@ class Observer:
         )  # fmt: skip
 
     def _held(self) -> Iterator[Node]:
-        """What is locked and leased, as far as it can be shown."""
+        """The nodes that are locked or leased, up to the number that can be shown."""
         for request in self._engine.scheduler.running:
             if request.node is not None:
                 yield request.node

@@ -1,6 +1,6 @@
-"""Whose each page of the KV pool is, as runs of cells: the picture of a pool of any size.
+"""The owner of each page of the KV pool, as runs of cells: a picture of a pool of any size.
 
-Cost: a few block operations over the pool, and one for each node that is shown.
+Cost: a few block operations over the pool, and one for each shown node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...schedule.cache.kv_cache import KVCacheManager
 from ...schedule.request import Request
 
 MAX_CELLS = 2048
-FREE, REQUESTS, UNSHOWN = 0, -1, -2  # the others are ids of nodes
+FREE, REQUESTS, UNSHOWN = 0, -1, -2  # other owners are ids of nodes
 
 
 def pool_map(
@@ -23,7 +23,7 @@ def pool_map(
 ) -> dict[str, Any]:
     """`cells`: [owner, how many cells in a row], from page 0 on. An owner is a shown node's id or
     one of FREE, REQUESTS (the output of running requests, not in the tree yet), UNSHOWN (cached in
-    a node that is not shown). A cell of several pages is its first page's that is not free."""
+    a node that is not shown). A cell of several pages has the owner of its first page in use."""
     owners = np.full(kv_cache.num_pages, UNSHOWN, dtype=np.int32)
     owners[_index(kv_cache.allocator.free_pages())] = FREE
     nodes = list(shown)

@@ -1,4 +1,4 @@
-"""The requests that run and wait, as people see them: how far each is, and what it waits for."""
+"""The running and waiting requests for people: each one's progress, and what it waits for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_WAITING = 64
 
 
 def queue_view(scheduler: Scheduler, now_s: float) -> dict[str, Any]:
-    """Those that run, in the policy's order, and the first that wait, each tenant's in order of
-    arrival. Cost: O(requests told and their prompts)."""
+    """The running requests, in the policy's order, and the first waiting ones, each tenant's in
+    order of arrival. Cost: O(reported requests and their prompts)."""
     waiting = islice(scheduler.waiting, MAX_WAITING)
     return {
         "policy": scheduler.policy,
@@ -31,9 +31,9 @@ def queue_view(scheduler: Scheduler, now_s: float) -> dict[str, Any]:
 def waits_for(request: Request, scheduler: Scheduler) -> str:
     """What keeps a request from running: the first of these that holds.
 
-    "preempted": it ran, and comes back first once there are pages; "rows": as many run as may at a
-    time; "gate": the working set has no room for its program; "prefix": another computes what it
-    shares; "pages": its prompt does not fit what is free; "turn": others come first.
+    "preempted": it ran, and comes back first once there are pages; "rows": the maximum number of
+    requests runs; "gate": the working set has no room for its program; "prefix": another request
+    computes what it shares; "pages": its prompt exceeds the free pages; "turn": others come first.
     """
     kv_cache = scheduler.kv_cache
     if scheduler.waiting.is_preempted(request):
@@ -54,7 +54,7 @@ def _running(request: Request, now_s: float) -> dict[str, Any]:
     return {
         **_told(request, now_s),
         "node": None if node is None else node.id,
-        "depth": request.num_published,  # tokens of it that are in the tree
+        "depth": request.num_published,  # its tokens that are in the tree
         "computed": request.num_computed_tokens,
         "cached": request.num_cached_tokens,
         "output": request.num_output_tokens,

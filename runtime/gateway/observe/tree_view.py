@@ -1,10 +1,10 @@
-"""The radix tree as a picture needs it: bounded, with texts, and told as changes.
+"""The radix tree for a picture: bounded, with texts, and sent as changes.
 
-A view shows the nodes in use and leased, then the most recently used; the rest are numbers on their
-parents. What the host tier has and the device has not are nodes of their own, with negative ids.
-Each refresh compares every shown node with what was told of it before, so a reader that names the
-version it has is sent only what changed. Text is decoded once for each node, and a bounded number
-of nodes a refresh.
+A view shows the nodes in use and leased, then the most recently used; the rest are counted at their
+parents. What is on the host tier and not on the device forms nodes of its own, with negative ids.
+Each refresh compares every shown node with its last reported state, so a reader that names its
+version is sent only the changes. Text is decoded once for each node, and for a bounded number of
+nodes a refresh.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class NodeRow(NamedTuple):
-    """One node as it travels: a plain tuple in this order, which is made for each node of each
-    look. Counts are tokens unless said otherwise."""
+    """One node as it is sent: a plain tuple in this order, since one is made for each node of
+    each refresh. Counts are tokens unless noted otherwise."""
 
     id: int  # negative: on the host only
     parent: int | None
@@ -41,11 +41,11 @@ class NodeRow(NamedTuple):
     lock_ref: int
     lease_ref: int
     pin_ref: int
-    on_host: int  # of num_tokens, the first ones
+    on_host: int  # of num_tokens, the leading ones
     hits: int
-    used_s: float | None  # by the engine's clock; None: used for the last time, the first to go
+    used_s: float | None  # by the engine's clock; None: used for the last time, evicted first
     num_hidden: int  # children that are not shown
-    owner: str | None  # the program that alone has used it
+    owner: str | None  # the only program that has used it
 
 
 _Row = tuple[Any, ...]  # the fields of a NodeRow
@@ -59,7 +59,7 @@ class _Text(NamedTuple):
 
 
 class TreeView:
-    """Owns what was last told of the tree.
+    """Owns the last reported state of the tree.
 
     Invariant: a node's version is that of the refresh that last changed its row or its text, and
     versions only rise.
@@ -74,9 +74,9 @@ class TreeView:
         self._rows: dict[int, _Row] = {}
         self._texts: dict[int, _Text] = {}
         self._versions: dict[int, int] = {}
-        self._unread: dict[int, Node] = {}  # whose text is to be decoded
+        self._unread: dict[int, Node] = {}  # whose text has to be decoded
         self._removed: deque[tuple[int, int, bool]] = deque()  # version, id, whether it is gone
-        self._told_from = 0  # what was removed up to this version is not known any more
+        self._told_from = 0  # removals up to this version are forgotten
         self._roots: dict[int, str] = {}
 
     @property
@@ -85,7 +85,7 @@ class TreeView:
         return bool(self._unread)
 
     def refresh(self, held: Iterable[Node], now_s: float) -> None:
-        """Look at the tree again; `held`: the nodes that are locked or leased.
+        """Read the tree again; `held`: the nodes that are locked or leased.
 
         Cost: O(MAX_NODES), whatever the size of the tree.
         """
@@ -109,7 +109,7 @@ class TreeView:
         self._decode_some()
 
     def since(self, version: int | None) -> dict[str, Any]:
-        """What changed after `version`; None, or one too old: all."""
+        """The changes after `version`; everything if it is None or too old."""
         is_whole = version is None or version < self._told_from or version > self.version
         newest = -1 if version is None or is_whole else version
         changed = [number for number, when in self._versions.items() if when > newest]
@@ -187,7 +187,7 @@ class TreeView:
             assert host is not None and node.parent is not None
             parent = -node.parent.id if above is None else above.id
             if above is not None and above.id not in self._rows:
-                continue  # hangs below what is not shown
+                continue  # below a node that is not shown
             if above is None and parent not in self._rows:
                 continue
             number = -node.id
@@ -218,7 +218,7 @@ class TreeView:
         return round(now_s if when_s is None else when_s, 1)
 
     def _decode_some(self) -> None:
-        """Texts of new nodes, and of those whose first tokens may have changed."""
+        """Decode texts of new nodes, and of those whose first tokens may have changed."""
         for number in list(islice(self._unread, MAX_DECODED)):
             node, row = self._unread.pop(number), self._rows.get(number)
             if row is None:

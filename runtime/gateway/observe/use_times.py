@@ -1,10 +1,10 @@
-"""When the radix tree's clock of uses stood where: turns a node's `last_use` into seconds."""
+"""When the radix tree's use counter had which value: turns a node's `last_use` into seconds."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-MAX_TIMES = 4096  # noted at most once a second where nobody watches: more than an hour
+MAX_TIMES = 4096  # at most one a second while nobody watches: more than an hour
 
 
 class UseTimes:
@@ -15,7 +15,7 @@ class UseTimes:
         self._times_s: list[float] = []
 
     def note(self, num_uses: int, now_s: float) -> None:
-        """So many uses have been made by now."""
+        """Record that `num_uses` uses were made by `now_s`."""
         if self._uses and self._uses[-1] == num_uses:
             return
         self._uses.append(num_uses)
@@ -25,6 +25,6 @@ class UseTimes:
             del self._times_s[:-MAX_TIMES]
 
     def when_s(self, use: int) -> float | None:
-        """When a use was made, or a little later; None where it was not noted yet."""
+        """When a use was made, or a little later; None if that is not recorded yet."""
         index = bisect_left(self._uses, use)
         return self._times_s[index] if index < len(self._times_s) else None
