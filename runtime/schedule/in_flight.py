@@ -1,9 +1,9 @@
-"""The plans whose results are not in: while the device computes one, the next is made (overlap).
+"""Plans without a result yet: while the device computes one, the next is made (overlap).
 
 The host plans step t + 1 while the device computes t, so that the device never waits for a plan:
-NanoFlow's asynchronous scheduling (arXiv:2408.12757), as in SGLang and vLLM. What t samples is not
-known yet: a row that goes on names the row of t whose token is its input, and whether a request
-ends with that token is learned one step late. Then its row of t + 1 is void.
+NanoFlow's asynchronous scheduling (arXiv:2408.12757), as in SGLang and vLLM. The tokens sampled in
+t are not known yet: a continuing row names the row of t whose token is its input. Whether that
+token ends the request is known one step late; if so, its row of t + 1 is void.
 
     a request's tokens   0 ....... num_computed ....... num_tokens . num_scheduled
                          |  results are in  | plans in flight compute |  1, being sampled  |
@@ -22,14 +22,14 @@ from .cache.tiers import InsertedPrefix
 from .plan import Row, StepPlan
 from .request import Request
 
-# Rows under a grammar that may wait while the others of their step go on. A waiting row has every
-# second step only: of m such rows in a hundred the step pays m / 2 to save its host time, which is
-# about 3 of a hundred on a GPU (docs/how-it-works/scheduler.md).
+# Share of rows under a grammar that may wait while the others of their step continue. A waiting row
+# runs in every second step only: with m such rows in a hundred a step loses m / 2 to save its host
+# time, which is about 3 of a hundred on a GPU (docs/how-it-works/scheduler.md).
 MAX_WAITING_SHARE = 1 / 16
 
 
 class Held(NamedTuple):
-    """What a request that has left gives back once no plan names it any more."""
+    """What a request that has left returns once no plan uses it any more."""
 
     remains: FreedPages | None
     table_row: int
@@ -37,9 +37,9 @@ class Held(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InFlightStep:
-    """A plan with its requests, row by row, and what is undone if it fails.
+    """A plan with its requests, row by row, and what to undo if it fails.
 
-    `continued`: the requests that may go on before its results are in, with their rows.
+    `continued`: the requests that may continue before its results are in, with their rows.
     """
 
     plan: StepPlan
@@ -47,7 +47,7 @@ class InFlightStep:
     publications: tuple[InsertedPrefix | None, ...]
     unsettled: PendingCopies
     continued: dict[Request, int] = field(default_factory=dict)
-    void: set[Request] = field(default_factory=set)  # have left: nothing of their rows is taken
+    void: set[Request] = field(default_factory=set)  # have left: their rows' results are ignored
     held: list[Held] = field(default_factory=list)
     suspects: list[InsertedPrefix] = field(default_factory=list)  # to unpublish after it
 
@@ -58,16 +58,16 @@ class InFlightStep:
         return self.plan.rows[self.requests.index(request)]
 
     def publications_of(self, requests: Container[Request]) -> Iterator[InsertedPrefix]:
-        """What these requests' rows have published."""
+        """The inserts of these requests' rows."""
         for request, publication in zip(self.requests, self.publications, strict=True):
             if publication is not None and request in requests:
                 yield publication
 
 
 class InFlight:
-    """Owns the plans in flight, the oldest first.
+    """Owns the plans in flight, oldest first.
 
-    Invariant: at most two, and no page or table row that one of them names is given to anybody else
+    Invariant: at most two, and no page or table row used by one of them is given to another request
     before its result is in. While `is_closed`, no plan is added until there is none.
     """
 
@@ -90,20 +90,20 @@ class InFlight:
 
     @property
     def continued(self) -> dict[Request, int]:
-        """Requests that go on from a token which the newest plan samples, with its rows."""
+        """Requests that continue from a token sampled by the newest plan, with its rows."""
         return self._plans[-1].continued if self._plans else {}
 
     @property
     def held(self) -> list[Held]:
-        """All that is to be given back."""
+        """All that is to be returned later."""
         return [held for planned in self._plans for held in planned.held]
 
     def close(self) -> None:
-        """Nothing can be planned, or should, before all results are in."""
+        """Add no plan before all results are in."""
         self.is_closed = bool(self._plans)
 
     def add(self, planned: InFlightStep) -> None:
-        """A plan was made."""
+        """Add a plan just made."""
         assert len(self._plans) <= self._has_overlap, "the plan before was not taken in"
         self._plans.append(planned)
         if self._has_overlap:
@@ -112,14 +112,14 @@ class InFlight:
                 self.close()
 
     def take(self, step_id: int) -> InFlightStep:
-        """The oldest plan, whose result is in, is in flight no more."""
+        """Remove and return the oldest plan, whose result is in."""
         assert self._plans and self._plans[0].plan.step_id == step_id, "not the oldest plan's"
         planned = self._plans.popleft()
         self.is_closed = self.is_closed and bool(self._plans)
         return planned
 
     def take_all(self) -> list[InFlightStep]:
-        """All of them, the device being done with each."""
+        """Remove and return all plans; the device is done with each."""
         assert self._plans, "no plan is in flight"
         planned = list(self._plans)
         self._plans.clear()
@@ -127,16 +127,16 @@ class InFlight:
         return planned
 
     def leave(self, request: Request) -> InFlightStep | None:
-        """A request leaves: its rows are void. The last plan that names it, if any does."""
+        """Make the rows of a leaving request void; returns the last plan that has one, if any."""
         naming = [planned for planned in self._plans if request in planned.requests]
         for planned in naming:
             planned.void.add(request)
         return naming[-1] if naming else None
 
     def is_proven(self, request: Request, planned: InFlightStep) -> bool:
-        """Whether all that a running request reads was there before `planned`, which is in flight
-        no more, or was read by its row there, which is well; else it may have adopted KV since that
-        another row of that plan was to write."""
+        """Whether all that a running request reads was there before `planned`, which is no longer
+        in flight, or was read by its row there, which succeeded. Otherwise it may have since
+        adopted KV that another row of that plan was to write."""
         newest = self.newest
         row = None if newest is None else newest.row_of(request)
         if row is None and request not in planned.requests:
@@ -165,8 +165,8 @@ class InFlight:
 
 
 def _find_continued(planned: InFlightStep) -> int:
-    """Note which of a plan's rows may go on; how many must wait until their tokens are known, since
-    a grammar decides what may follow. One whose output is full goes on no more."""
+    """Note which of a plan's rows may continue, except those whose output is full. Returns how many
+    must wait for their tokens, since a grammar decides what may follow."""
     num_waiting = 0
     for index, (row, request) in enumerate(zip(planned.plan.rows, planned.requests)):
         if row.mask is not None:

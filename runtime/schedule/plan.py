@@ -1,17 +1,17 @@
-"""What the host half asks of the device half, and what comes back: plain data, no torch.
+"""The interface between the host half and the device half: plain data, no torch.
 
-The scheduler hands over a `StepPlan`; the executor returns a `StepResult` whose rows answer the
-plan's rows one to one. Nothing else crosses between the two halves, so each is tested without the
-other, and every tensor-parallel rank can be sent the same plan.
+The scheduler passes a `StepPlan`; the executor returns a `StepResult` with one row for each row of
+the plan. Nothing else crosses between the two halves, so each is tested without the other, and
+every tensor-parallel rank can be sent the same plan.
 
     one row's tokens:   0 ........ start ................ start + len(input_ids)
                         |  KV is there  |  computed in this step  |
 
-Rows are named tuples: one is made for each token that is decoded, in a third of the time that a
-frozen dataclass takes.
+Rows are named tuples: one is made for each decoded token, in a third of the time that a frozen
+dataclass takes.
 
 A row's KV is stored before attention within each layer, and a row may read pages that another row
-of the same plan writes (a shared prompt computed once): rows therefore must all store first.
+of the same plan writes (a shared prompt computed once): so all rows must store before any attends.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class PageUpdate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """What changes a row's logits before sampling, besides the penalties of its SamplingParams.
+    """Changes to a row's logits before sampling, besides the penalties of its SamplingParams.
 
-    `output_ids` lacks the token that `from_previous` stands for; the executor knows it.
+    `output_ids` lacks the token of `from_previous`, which only the executor knows.
     """
 
-    prompt_ids: array[int]  # 'i'; the prompt's tokens, each once; none without repetition penalty
+    prompt_ids: array[int]  # 'i'; the prompt's distinct tokens; none without repetition penalty
     bias_ids: array[int]  # 'i', distinct
     bias_values: array[float]  # 'd', one for each of bias_ids
     output_ids: array[int]  # 'i'; sampled before this step
@@ -50,10 +50,10 @@ class Adjustment:
 
 
 class Row(NamedTuple):
-    """One request's share of a step.
+    """One request's part of a step.
 
     `table_row` names the row of the executor's page table [max_running_requests, max_pages]; it
-    belongs to the request from its admission to its end or preemption, and only changes travel
+    belongs to the request from its admission to its end or preemption, and only changes are sent
     (`page_update`). `input_ids` are the tokens at positions `start, start + 1, ...`.
     `from_previous`, when set, is the index of the row in the previous plan whose sampled token is
     this row's one input; `input_ids` then holds one placeholder 0.
@@ -71,16 +71,16 @@ class Row(NamedTuple):
     target_start: int = 0  # ... input index target_start + i
     mask: int | None = None  # set: sample only tokens of this row of the plan's masks
     pooled_from: int | None = None  # set: sum the final hidden states from this input on
-    num_top_targets: int = 0  # so many of the best tokens are told beside each target
-    adapter: int = 0  # slot of the adapter that its tokens go through; 0: none
+    num_top_targets: int = 0  # number of top tokens reported beside each target
+    adapter: int = 0  # slot of its tokens' adapter; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSegment:
-    """KV that consecutive rows have in common: tokens [token_start, token_end) of the rows
-    [row_start, row_end), in the same pages for each of them (read off the first one's table).
+    """KV that consecutive rows share: tokens [token_start, token_end) of the rows
+    [row_start, row_end), in the same pages for each of them (read from the first one's table).
 
-    All of it lies before the first input of each row. Attention over it may be computed once.
+    All of it is before the first input of each row. Attention over it may be computed once.
     """
 
     token_start: int
@@ -90,18 +90,18 @@ class SharedSegment:
 
     @property
     def num_saved_tokens(self) -> int:
-        """Tokens of KV that the rows would read without the segment, and do not with it."""
+        """How many tokens of KV the segment saves the rows from reading."""
         return (self.token_end - self.token_start) * (self.row_end - self.row_start - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows in depth-first order of the radix tree, and the segments that they share.
+    """One step: rows in depth-first order of the radix tree, and the segments they share.
 
     A plan may have transfers and no rows.
 
-    Segments may be nested; the outermost come first, and those of a row follow each other from
-    token 0 on without a gap.
+    Segments may be nested; the outermost come first, and those of a row cover its tokens from 0 on
+    without a gap.
     """
 
     step_id: int
@@ -110,7 +110,7 @@ class StepPlan:
     # [num_masked_rows, ceil(vocab_size / 32)] uint32: bit i % 32 of word i // 32 allows token i.
     # NOTE: a mask needs the token before it, so a masked row never has `from_previous`.
     masks: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
-    # NOTE: to be made in their order, before the rows are computed.
+    # NOTE: to be made in order, before the rows are computed.
     transfers: tuple[TierCopy, ...] = ()
 
     @property
@@ -129,47 +129,47 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What came of a row. `error` is set when this row alone failed (non-finite logits)."""
+    """The result of a row. `error` is set if only this row failed (non-finite logits)."""
 
     token_id: int | None = None
     logprob: float | None = None
     top_logprobs: tuple[TokenLogprob, ...] = ()
     target_logprobs: tuple[float, ...] = ()
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
-    # [hidden_size]: the sum that `pooled_from` asked for, of normed states as the head sees them
+    # [hidden_size]: the sum for `pooled_from`, of normed states as the output projection sees them
     pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
-    target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the same, the best few
+    target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the top tokens at each
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Answers to a plan's rows, in their order."""
+    """The results of a plan's rows, in order."""
 
     step_id: int
     rows: tuple[RowResult, ...]
-    # Of computing, where that is known; the time that a step waited for the one before is none.
+    # Time of computing, if known; excludes the wait for the previous step.
     duration_s: float | None = None
     transfer_s: float | None = None  # of the transfers before
-    payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in their order
+    payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in order
 
 
 class PendingStep(Protocol):
-    """A step that the executor has taken on, and may still be computing."""
+    """A step that was submitted to the executor, and may still be computing."""
 
     def result(self) -> StepResult:
-        """Waits until it is done; called once, and in the order of the steps. Raises what went
-        wrong with the step as a whole: what was submitted behind it is then of no use."""
+        """Wait until it is done; called once, in the order of the steps. Raises the error of the
+        step as a whole: steps submitted after it are then void."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that was computed when it was submitted."""
+    """A step whose result was computed at submission."""
 
     outcome: StepResult
 
     def result(self) -> StepResult:
-        """The answers."""
+        """Return the result."""
         return self.outcome
 
 
@@ -180,5 +180,5 @@ class FailedStep:
     error: Exception
 
     def result(self) -> StepResult:
-        """Raises what was wrong."""
+        """Raises the error of the submission."""
         raise self.error

@@ -1,4 +1,4 @@
-"""A request's share of a step as a row of the plan."""
+"""Converts a request's part of a step to a row of the plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PLACEHOLDER = (0,)
 def row_of(
     request: Request, num_tokens: int, masked: list[GrammarState], from_previous: int | None = None
 ) -> Row:
-    """The next `num_tokens` tokens; one more of `masked` if the row samples under a grammar.
-    `from_previous`: the row of the plan before that samples the one token."""
+    """The row of the next `num_tokens` tokens. Appends to `masked` if it samples under a grammar.
+    `from_previous`: the row of the previous plan that samples the one token."""
     token_ids, pages = request.token_ids, request.pages
     start = request.num_scheduled_tokens
     end = start + num_tokens
@@ -71,8 +71,8 @@ def masks_of(followers: Sequence[GrammarState], num_words: int) -> Mask | None:
 def _targets(
     request: Request, scoring: Scoring, start: int, end: int
 ) -> tuple[tuple[int, ...], int]:
-    """Which scored positions fall into the inputs [start, end), and where the first one is."""
-    first = max(start, scoring.start + len(request.scores))  # a preempted one has some already
+    """The scored targets within the inputs [start, end), and where the first one is."""
+    first = max(start, scoring.start + len(request.scores))  # scores from before a preemption
     last = min(end, scoring.start + len(scoring.targets))
     wanted: Sequence[int] = scoring.targets[first - scoring.start : last - scoring.start]
     return (tuple(wanted), first - start) if last > first else ((), 0)

@@ -1,6 +1,6 @@
-"""The last steps of the engine: which rows each computed, how long it took, what it cost the cache.
+"""The last steps of the engine: each one's rows, how long it took, and what it cost the cache.
 
-Kept only while somebody watches: otherwise a step pays for looking at one flag.
+Recorded only while a client watches: otherwise a step only checks one flag.
 docs/serve/watch.md has the figures.
 """
 
@@ -16,14 +16,14 @@ from .scheduler import Scheduler
 
 MAX_STEPS = 512
 MAX_STEPS_A_CALL = 192  # the newest of them
-MAX_ROWS = 48  # of a step that are told one by one, of those that decode and of the others each
+MAX_ROWS = 48  # of a step that are listed, of decoding rows and of the others each
 MAX_NAMES = 4096
 
 PREFILL, DECODE, SCORING, FORCED = "prefill", "decode", "score", "forced"
 
 
 class StepLog:
-    """Owns a ring of the last MAX_STEPS steps, and who the requests in them are.
+    """Owns a ring of the last MAX_STEPS steps, and the names of their requests.
 
     Invariant: nothing is recorded unless `is_on`.
     """
@@ -32,17 +32,17 @@ class StepLog:
         self.is_on = False
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
         self._names: dict[int, tuple[int, dict[str, Any]]] = {}  # with the step that it came with
-        self._forced: dict[int, int] = {}  # tokens told as forced, by request
+        self._forced: dict[int, int] = {}  # tokens reported as forced, by request
         self._began_s = 0.0
-        self._ended_s = 0.0  # the last step
+        self._ended_s = 0.0  # of the last step
         self._before = (0, 0, 0)  # evicted tokens, preemptions, forced tokens
-        self._open: dict[int, dict[str, Any]] = {}  # steps that were planned and have not ended
+        self._open: dict[int, dict[str, Any]] = {}  # steps planned but not ended
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def stop(self) -> None:
-        """Nobody watches any more: forget all."""
+        """Stop recording and forget all steps."""
         self.is_on = False
         self._steps.clear()
         self._names.clear()
@@ -50,13 +50,13 @@ class StepLog:
         self._open.clear()
 
     def begin(self, scheduler: Scheduler) -> None:
-        """A step is about to be planned."""
+        """Called before a step is planned."""
         self._began_s = time.perf_counter()
         if not self._open:
             self._before = _counts(scheduler)
 
     def note_plan(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """It was planned; `scheduler` knows its requests still."""
+        """Record the step just planned; `scheduler` still has its requests."""
         planned_s = time.perf_counter()
         decode: list[int] = []
         others: list[tuple[int, str, int, int, int]] = []
@@ -93,19 +93,19 @@ class StepLog:
             self._forced.pop(number, None)
 
     def _take_forced(self, row: Row, request: Request) -> int:
-        """How many of a row's tokens its grammar forced, each of them told once."""
+        """How many of a row's tokens its grammar forced, each counted once."""
         end = row.start + len(row.input_ids)
         num_output = min(len(row.input_ids), end - request.num_prompt_tokens)
         known = self._forced.get(request.id)
-        if known is None:  # perhaps it ran before anybody watched
+        if known is None:  # perhaps it ran before recording began
             known = max(0, request.num_forced_tokens - max(0, num_output))
         num_forced = max(0, min(request.num_forced_tokens - known, num_output))
         self._forced[request.id] = known + num_forced
         return num_forced
 
     def end(self, result: StepResult, scheduler: Scheduler) -> None:
-        """It was carried out and applied. A step that was planned beside another begins when that
-        one ends, and what happened meanwhile counts once."""
+        """Record an executed and applied step. A step planned during another one begins when that
+        one ends, and events meanwhile count once."""
         step = self._open.pop(result.step_id, None)
         for failed in [number for number in self._open if number < result.step_id]:
             del self._open[failed]
@@ -132,8 +132,8 @@ class StepLog:
         self._steps.append(step)
 
     def since(self, step_id: int) -> dict[str, Any]:
-        """The steps after `step_id`, the oldest first, and the names of requests that came with
-        them; `num_missed`: steps after it that are not told."""
+        """The steps after `step_id`, oldest first, and the names of requests that came with them;
+        `num_missed`: later steps that are not included."""
         newer: list[dict[str, Any]] = []
         for step in reversed(self._steps):
             if step["id"] <= step_id or len(newer) == MAX_STEPS_A_CALL:
@@ -148,7 +148,7 @@ class StepLog:
 
 
 def name_of(request: Request) -> dict[str, Any]:
-    """Who a request is, for people."""
+    """A request's description for people."""
     program = request.program
     return {
         "program": None if program is None else program.label,
@@ -158,8 +158,8 @@ def name_of(request: Request) -> dict[str, Any]:
 
 
 def _row(row: Row, request: Request, num_forced: int) -> tuple[int, str, int, int, int]:
-    """(request, kind, tokens, tokens that the cache had before its first ones, of `tokens` those
-    that a grammar forced). What is computed again after a preemption counts as prefill."""
+    """(request, kind, tokens, tokens cached before its first ones, how many of `tokens` a grammar
+    forced). Tokens computed again after a preemption count as prefill."""
     num_tokens = len(row.input_ids)
     is_first = row.page_update is not None and row.page_update.first == 0
     is_output = row.start >= request.num_prompt_tokens and num_tokens - num_forced <= 1

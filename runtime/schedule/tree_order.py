@@ -1,12 +1,12 @@
-"""Rows in the order of the radix tree, and the KV that neighbours have in common.
+"""Orders rows by the radix tree, and finds the KV that neighbouring rows share.
 
-Depth-first order puts the users of a node next to each other, at every level at once. How much two
-neighbours share is where their paths part, so the shared runs are the intervals of that array of
-lengths, nested as the tree is (the lcp-interval tree of suffix arrays: Abouelhoda, Kurtz and
-Ohlebusch 2004). A run becomes a segment, whose attention is computed once for all its rows, where
-that saves more than it costs: n rows that share L tokens read L of them in place of n L, and each
-row has one more partial result to merge. A run that does not pay stays with the rows, or is joined
-to the longer run of fewer rows below it.
+Depth-first order puts the users of a node next to each other, at every level at once. Two
+neighbours share the tokens up to where their paths part, so the shared runs are the intervals of
+that array of lengths, nested like the tree (the lcp-interval tree of suffix arrays: Abouelhoda,
+Kurtz and Ohlebusch 2004). A run becomes a segment, whose attention is computed once for all its
+rows, if that saves more than it costs: n rows that share L tokens read L of them instead of n L,
+and each row has one more partial result to merge. A run that does not pay is left to the rows, or
+joined to the longer run of fewer rows below it.
 
 Cost: O(rows * depth) for the paths, O(rows * levels) for the segments.
 """
@@ -35,9 +35,9 @@ def shared_segments(
 ) -> tuple[SharedSegment, ...]:
     """The segments that pay, outermost first.
 
-    starts[r]: position of row r's first query; what a row computes in this step it does not share,
-    since its own queries may see only part of it. `cost_tokens`: what being in a segment costs a
-    row, in tokens whose KV could be read in that time.
+    starts[r]: position of row r's first query; tokens that a row computes in this step are not
+    shared, since its own queries may see only part of them. `cost_tokens`: a row's cost of being in
+    a segment, in tokens whose KV could be read in that time.
     """
     shared = [
         min(_common_end(path, below), start, start_below)
@@ -46,7 +46,7 @@ def shared_segments(
         )
     ]
     segments = []
-    todo = [(0, len(paths), 0)]  # rows [first, last), whose KV is dealt with up to a token
+    todo = [(0, len(paths), 0)]  # rows [first, last), whose KV is done up to a token
     while todo:
         first, last, begin = todo.pop()
         if last - first < 2:

@@ -1,1 +1,1 @@
-"""Which KV is kept, on all tiers. No torch."""
+"""Which KV is cached, on all tiers. No torch."""

@@ -1,8 +1,8 @@
-"""What programs and clients say of a prefix, carried out where that can be, and answered.
+"""Hints of programs and clients about a prefix: carried out if possible, with a reported outcome.
 
 Five actions, in the vocabulary of SGLang's RFC 36224 and vLLM's RFCs 53421 and 57103: pin, retain,
-demote, prefetch, share. A hint never changes a result and never blocks admission. It knows nothing
-of envelopes and protocols: a prefix is a namespace and token ids.
+demote, prefetch, share. A hint never changes a result and never blocks admission. Knows nothing of
+envelopes and protocols: a prefix is a namespace and token ids.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ....radix.leases import Lease
 from .kv_cache import KVCacheManager
 
 DEFAULT_TTL_S = 60.0
-MAX_TTL_S = 600.0  # of what a hint may ask for (guess)
+MAX_TTL_S = 600.0  # that a hint may request (guess)
 MAX_LEASE_PRIORITY = 100
 
 
 class Outcome(NamedTuple):
-    """What became of a hint. `num_tokens`: of the prefix, for which it holds."""
+    """The outcome of a hint. `num_tokens`: how many of the prefix it applies to."""
 
     outcome: HintAnswer
     reason: str = ""  # for people; empty if accepted
     num_tokens: int = 0
-    lease: Lease | None = None  # of a pin or retain: to be released by whoever asked
+    lease: Lease | None = None  # of a pin or retain: the caller must release it
 
     def payload(self, action_id: str) -> dict[str, Any]:
-        """As it travels to a client."""
+        """The outcome as sent to a client."""
         return outcome_payload(action_id, self.outcome, self.reason, self.num_tokens)
 
 
@@ -65,8 +65,8 @@ class KVHints:
         priority: int = 0,
         due_s: float | None = None,
     ) -> Outcome:
-        """Keep what is cached of a prefix before what nobody asked to keep. `due_s`: its next use,
-        from now; unknown, it is taken to be as far away as can be."""
+        """Keep what is cached of a prefix in preference to unleased KV. `due_s`: its next use, from
+        now; if unknown, assumed to be as late as possible."""
         num_cached = self._num_known(namespace, token_ids)
         refusal = self._refusal(num_cached)
         if refusal is not None:
@@ -82,7 +82,7 @@ class KVHints:
         return self._answer(limits, token_ids, num_cached, lease)
 
     def demote(self, namespace: Hashable, token_ids: Sequence[int], tier: str = "host") -> Outcome:
-        """Copy what the device has of a prefix to a colder tier; its pages are the next to go."""
+        """Copy what the device has of a prefix to a colder tier; its pages are evicted next."""
         if tier == "disk":
             outcome = self.share(namespace, token_ids)
             if outcome.outcome in ("accepted", "clipped"):
@@ -103,8 +103,8 @@ class KVHints:
     def prefetch(
         self, namespace: Hashable, token_ids: Sequence[int], tier: str = "device"
     ) -> Outcome:
-        """Copy what colder tiers have of a prefix to the device, at the cost of nothing that is due
-        earlier."""
+        """Copy what colder tiers have of a prefix to the device, without evicting anything that is
+        due earlier."""
         if tier != "device":
             return Outcome("rejected", f"there is no tier {tier!r} to prefetch to")
         num_known = self._num_known(namespace, token_ids)
@@ -117,7 +117,7 @@ class KVHints:
         return self._answer([], token_ids, num_there, None)
 
     def share(self, namespace: Hashable, token_ids: Sequence[int]) -> Outcome:
-        """Make what the device has of a prefix durable, for other workers and later ones."""
+        """Make what the device has of a prefix durable, for other and later workers."""
         num_shared = self._kv_cache.share(namespace, token_ids)
         if num_shared is None:
             return Outcome("rejected", "there is no KV store to share it in (--kv-store)")
@@ -129,7 +129,7 @@ class KVHints:
         return Outcome("accepted", "", num_shared)
 
     def release(self, lease: Lease) -> None:
-        """End a lease that a pin or retain has made; nothing happens if it has ended."""
+        """End a lease made by a pin or retain; does nothing if it has ended."""
         self._kv_cache.release_lease(lease)
 
     def _num_on_device(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
@@ -148,7 +148,7 @@ class KVHints:
     def _answer(
         self, limits: list[str], token_ids: Sequence[int], num_cached: int, lease: Lease | None
     ) -> Outcome:
-        """A token's KV is there only once the next one was computed, and only in whole pages."""
+        """Accepts a missing page: the last token has no KV yet, and only whole pages are cached."""
         if len(token_ids) - num_cached > self._kv_cache.page_size:
             limits.append("the rest is not cached")
         num_tokens = lease.num_tokens if lease is not None and lease.is_pin else num_cached
@@ -156,7 +156,7 @@ class KVHints:
 
 
 def _checked_ttl(ttl_s: float | None) -> tuple[float, list[str]]:
-    """The time that is granted, and what is to be said of it."""
+    """The granted time, and the limits to report."""
     if ttl_s is None:
         return DEFAULT_TTL_S, []
     if ttl_s > MAX_TTL_S:

@@ -1,16 +1,16 @@
-"""The one door to KV pages: match, reserve, publish, release.
+"""The only access to KV pages: match, reserve, publish, release.
 
     a request's tokens   0 ....... num_published ....... num_computed ....... capacity
     their pages          |  the tree's (locked)  |      the request's own        |
 
 A prompt chunk enters the tree when it is planned, so that later rows of the same step can already
-read it; generated tokens enter when the request ends or is preempted. Where the tree already has a
-run by then, the request's own pages for it are freed. A failed step's inserts are taken out again.
-An entry of a page table never changes once it was sent, so a step in flight reads what was planned;
-what a request that ends leaves is given back when no step in flight names it (`FreedPages`).
+read it; generated tokens enter when the request ends or is preempted. If the tree already has a run
+by then, the request's own pages for it are freed. A failed step's inserts are removed again. A page
+table entry never changes once sent, so a step in flight reads what was planned; pages of a request
+that ends are returned when no step in flight refers to them (`FreedPages`).
 
-What is cached and nobody reads, on this tier and the colder ones, is prefix_cache.py's; what that
-keeps for programs gives way to any request that needs the pages.
+prefix_cache.py manages cached KV that nobody reads, on this tier and the colder ones; what it keeps
+for programs is evicted for any request that needs the pages.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from .tiers import InsertedPrefix, withdraw
 
 __all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "InsertedPrefix"]
 
-PREEMPTED_TTL_S = 600.0  # a preempted request's KV is leased so long (guess)
-PREEMPTED_PRIORITY = 1_000_000  # above all that programs may ask for
+PREEMPTED_TTL_S = 600.0  # lease of a preempted request's KV (guess)
+PREEMPTED_PRIORITY = 1_000_000  # above all that programs may request
 
 
 class FreedPages(NamedTuple):
-    """What is left of a request that has gone: pages of its own, and a lock on what it read."""
+    """What a request that has ended leaves: its own pages, and a lock on what it read."""
 
     pages: Pages
     node: Node
 
 
 class KVCacheManager(PrefixCache):
-    """The cached prefixes, and what requests hold.
+    """The cached prefixes, and the pages that requests hold.
 
     Invariant, after every step: free + cached + held by requests = `num_pages`.
     """
 
     def attach(self, request: Request) -> None:
-        """Match the request's tokens and lock what was found; it owns no pages yet."""
+        """Match the request's tokens and lock what was found; it has no pages of its own yet."""
         match = self.tree.match(request.namespace, request.token_ids, request.match_limit)
         self.tree.lock(match.node)
         note_user(match.node, request.program)
@@ -58,8 +58,8 @@ class KVCacheManager(PrefixCache):
         request.num_sent_pages = 0
 
     def load(self, request: Request) -> None:
-        """Fetch what the host has of an attached request's tokens and the device has not, where
-        that pays; the step that is being planned may read it."""
+        """Load the attached request's tokens that the host has and the device has not, if that
+        pays; the step being planned may read them."""
         if self.host is None or request.num_published != request.num_computed_tokens:
             return
         done = request.num_computed_tokens
@@ -81,8 +81,8 @@ class KVCacheManager(PrefixCache):
             request.num_host_tokens += num_tokens
 
     def restore(self, request: Request) -> None:
-        """Put what was fetched of an attached request's tokens into its pages, as far as there are
-        any; the step that is being planned may read it."""
+        """Copy the fetched blocks of an attached request's tokens into its pages, if there are any;
+        the step being planned may read them."""
         if self.stored is None or request.num_published != request.num_computed_tokens:
             return
         start = request.num_computed_tokens
@@ -109,8 +109,8 @@ class KVCacheManager(PrefixCache):
             self._copies.extend(self.stored.restore(request, start, end))
 
     def catch_up(self, request: Request) -> None:
-        """Adopt what others have published of the request's tokens since it was attached. What a
-        plan in flight computes of them comes before: then it counts as computed after that."""
+        """Adopt what other requests have published of the request's tokens since it was attached.
+        If a plan in flight still computes tokens before these, they count as computed after it."""
         done = request.num_scheduled_tokens
         if request.num_published != done:
             return
@@ -130,10 +130,10 @@ class KVCacheManager(PrefixCache):
                 request.num_computed_tokens += match.num_tokens
 
     def reserve(self, request: Request, num_tokens: int) -> None:
-        """Give the request pages for its first `num_tokens` tokens, evicting what nobody uses, then
-        what is only leased.
+        """Give the request pages for its first `num_tokens` tokens. Evicts unused KV first, then
+        KV that is only leased.
 
-        Raises OutOfPages when there are not enough; the request's own pages are then as before.
+        Raises OutOfPages if there are not enough; the request's own pages are then unchanged.
         """
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
@@ -145,14 +145,14 @@ class KVCacheManager(PrefixCache):
         request.pages.extend(self.allocator.allocate(missing))
 
     def break_pins(self, num_tokens: int) -> bool:
-        """Free room for `num_tokens` tokens more, from pins too, as a live request would starve;
-        whether that could be done."""
+        """Free room for `num_tokens` more tokens, evicting pins too, so that a live request does
+        not starve; whether it succeeded."""
         num_pages = -(-num_tokens // self.page_size)
         self._make_room(num_pages, also_pins=True)
         return self.allocator.num_free >= num_pages
 
     def publish(self, request: Request, num_tokens: int) -> InsertedPrefix | None:
-        """Put whole pages of the first `num_tokens` tokens into the tree, unless it has them."""
+        """Insert whole pages of the first `num_tokens` tokens into the tree, unless it has them."""
         start, end = request.num_published, num_tokens - num_tokens % self.page_size
         assert request.node is not None
         run = request.token_ids[start:end]
@@ -166,13 +166,13 @@ class KVCacheManager(PrefixCache):
         return InsertedPrefix(inserted.node, inserted.added_from)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
-        """Take back all that the request holds; with `keep`, what it computed stays cached."""
+        """Free all that the request holds; with `keep`, the KV that it computed stays cached."""
         remains = self.detach(request, keep=keep)
         if remains is not None:
             self.give_back(remains)
 
     def detach(self, request: Request, *, keep: bool = True) -> FreedPages | None:
-        """The same, but for what plans in flight may name of it: the caller gives that back."""
+        """Like `release`, except for what plans in flight may use: the caller gives that back."""
         node = request.node
         if node is None:
             return None
@@ -195,12 +195,12 @@ class KVCacheManager(PrefixCache):
         return FreedPages(own, node)
 
     def give_back(self, remains: FreedPages) -> None:
-        """No plan in flight names these any more."""
+        """Free these; no plan in flight refers to them any more."""
         self.allocator.free(remains.pages)
         self.tree.unlock(remains.node)
 
     def unpublish(self, publications: Iterable[InsertedPrefix]) -> None:
-        """Take inserts of a failed step out again, but for what a healthy request still reads."""
+        """Remove inserts of a failed step, except for what a healthy request still reads."""
         for publication in publications:
             node, kept = publication.node, publication.added_from
             if node.lock_ref:
@@ -216,22 +216,22 @@ class KVCacheManager(PrefixCache):
     # --- Requests that wait -----------------------------------------------------------------------
 
     def keep_preempted(self, request: Request, token_ids: Sequence[int]) -> None:
-        """A request was preempted: what it had computed is kept before all other content, until it
-        is admitted again or ends."""
+        """Lease a preempted request's computed KV, above all other content, until it is admitted
+        again or ends."""
         request.lease = self.retain(
             request.namespace, token_ids, due_s=0.0, ttl_s=PREEMPTED_TTL_S,
             priority=PREEMPTED_PRIORITY,
         )  # fmt: skip
 
     def forget_preempted(self, request: Request) -> None:
-        """It runs again, or has ended."""
+        """The request runs again, or has ended: release its lease."""
         if request.lease is not None:
             self.release_lease(request.lease)
             request.lease = None
 
     def look_up(self, request: Request) -> bool:
-        """Begin to fetch what only the store on disk has of a new request's tokens; whether the
-        request is to be held back until `take_fetched` returns it."""
+        """Start to fetch tokens of a new request that only the disk store has; whether the request
+        must wait until `take_fetched` returns it."""
         if self.stored is None:
             return False
         namespace, token_ids, limit = request.namespace, request.token_ids, request.match_limit
@@ -249,11 +249,11 @@ class KVCacheManager(PrefixCache):
         return self.stored is not None and self.stored.has_ready
 
     def take_fetched(self) -> list[Request]:
-        """Requests that need wait no longer for what is fetched, in order of arrival."""
+        """Requests that no longer wait for a fetch, in order of arrival."""
         return [] if self.stored is None else self.stored.take_ready()
 
     def forget_fetched(self, request: Request) -> None:
-        """The request was admitted, or has ended."""
+        """Drop the fetched blocks of a request that was admitted or has ended."""
         if self.stored is not None:
             self.stored.forget(request)
 

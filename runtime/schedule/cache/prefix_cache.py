@@ -1,15 +1,15 @@
-"""Cached prefixes on all tiers: what is kept, what goes when pages are short, and what comes back.
+"""Cached prefixes on all tiers: what is cached, what is evicted, and what is loaded back.
 
     device   radix tree and pages, which requests lock (kv_cache.py)
     host     a tree and pages of its own (tiers.py): what the device evicts goes there
     disk     whole blocks, also over a restart (stored_prefixes.py)
 
-What programs know of their prefixes are leases (radix/leases.py): they decide what is evicted,
-never what is computed. A lease follows its prefix: what it must give up on the device it goes on
-keeping on the host, and shortly before it is due that part is loaded again.
+Leases (radix/leases.py) hold what programs know of their prefixes: they decide what is evicted,
+never what is computed. A lease follows its prefix: what is evicted from the device stays leased on
+the host, and shortly before it is due that part is loaded again.
 
-Copies between tiers are collected for the next plan, which carries them out in their order before
-it computes anything: a copy that is still to be made may name pages that are given away here.
+Copies between tiers are collected for the next plan, which makes them in order before it computes
+anything: a pending copy may refer to pages that are given away here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .stored_prefixes import StoredPrefixes
 from .tiers import HostTier, InsertedPrefix, TierCosts, joined, withdraw
 
 DEFAULT_PIN_SHARE = 0.25  # of the pool that pins may take (guess)
-PREFETCH_AHEAD_S = 0.05  # before its use is a prefix loaded (guess)
-MIN_EVICTED_TOKENS = 64  # at once, where they are copied to the host: one long copy, not many
-_UNOWNED = "(several)"  # the label of what no program has alone
+PREFETCH_AHEAD_S = 0.05  # a prefix is loaded so long before its use (guess)
+MIN_EVICTED_TOKENS = 64  # at once, if they are copied to the host: one long copy, not many
+_UNOWNED = "(several)"  # the label of what no single program owns
 
 
 class PendingCopies(NamedTuple):
-    """What is only in a tree because a plan's copies put it there: gone if the plan fails."""
+    """Inserts into a tree that depend on a plan's copies: removed if the plan fails."""
 
     loaded: tuple[InsertedPrefix, ...]  # on the device
     stored: tuple[InsertedPrefix, ...]  # on the host
@@ -52,16 +52,16 @@ _NO_TRANSFERS: tuple[tuple[TierCopy, ...], PendingCopies] = ((), PendingCopies((
 
 @dataclass(frozen=True, slots=True)
 class KVCacheOptions:
-    """What there is besides the device's pages."""
+    """Features besides the device's pages."""
 
-    has_leases: bool = True  # else retain and pin keep nothing
+    has_leases: bool = True  # False: retain and pin have no effect
     pin_share: float = DEFAULT_PIN_SHARE
     num_host_pages: int = 0
     stored: StoredPrefixes | None = None  # on disk
 
 
 class PrefixCache:
-    """Owns the tree, the leases on it and the pool's page ids, and the tiers behind.
+    """Owns the tree, its leases, the pool's page ids, and the colder tiers.
 
     Invariant: the device's pages are free, in the tree, or held by a request.
     """
@@ -74,7 +74,7 @@ class PrefixCache:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` returns seconds; leases end and are due by it."""
+        """`clock` returns seconds, for the end and due time of leases."""
         self.options = options or KVCacheOptions()
         self.num_pages = num_pages
         self.page_size = page_size
@@ -84,39 +84,39 @@ class PrefixCache:
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages
         self.num_evicted_tokens = 0  # since the start
-        self._copies: list[TierCopy] = []  # for the next plan, in their order
+        self._copies: list[TierCopy] = []  # for the next plan, in order
         self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
         self.stored = self.options.stored
         at_once = min(MIN_EVICTED_TOKENS // page_size, num_pages // 32)
         self._min_evicted = at_once if num_host_pages else 0
         self.leases = Leases(self.tree, max_pinned, self._note_break if self.host else None)
         self.costs = TierCosts()
-        self._broken: dict[Lease, tuple[Hashable, array[int]]] = {}  # with what they kept before
-        self._to_prefetch: list[tuple[float, int, Lease]] = []  # when, a number
-        self._prefetch_at: dict[Lease, float] = {}  # its valid entry there
+        self._broken: dict[Lease, tuple[Hashable, array[int]]] = {}  # with the prefix kept before
+        self._to_prefetch: list[tuple[float, int, Lease]] = []  # (time, running number, lease)
+        self._prefetch_at: dict[Lease, float] = {}  # the time of its valid entry there
         self._num_prefetches = 0
         self._loads: list[InsertedPrefix] = []  # of the next plan
-        self._beneficiary: Request | None = None  # for whom pages are made free now
+        self._beneficiary: Request | None = None  # for which pages are being freed
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that can be had without breaking a lease or preempting anybody."""
+        """Pages available without breaking a lease or preempting a request."""
         return self.allocator.num_free + self.tree.evictable_pages
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that can be had without preempting anybody or breaking a pin; perhaps a few more,
-        since pins of what is locked anyhow are counted too."""
+        """Pages available without preempting a request or breaking a pin; perhaps a few more,
+        since pins of locked pages are subtracted too."""
         num_unpinned = max(0, self.tree.leased_pages - self.tree.pinned_pages)
         return self.num_free_pages + num_unpinned
 
     @property
     def has_transfers(self) -> bool:
-        """Whether a plan would have copies to make, if nothing else."""
+        """Whether a plan would have copies to make, even without rows."""
         return bool(self._copies)
 
     def begin_step(self) -> None:
-        """A step is about to be planned: end the leases that have expired, load what is due."""
+        """Called before a step is planned: end expired leases, load what is due."""
         now_s = self.clock()
         self.leases.expire(now_s)
         if self.host is not None:
@@ -124,7 +124,7 @@ class PrefixCache:
             self._prefetch_due(now_s)
 
     def take_transfers(self) -> tuple[tuple[TierCopy, ...], PendingCopies]:
-        """The copies between tiers that the plan now made must carry out first."""
+        """The copies between tiers that the plan being made must execute first."""
         if not self._copies:
             return _NO_TRANSFERS
         taken = joined(self._copies)
@@ -134,14 +134,14 @@ class PrefixCache:
         return taken, PendingCopies(loaded, () if self.host is None else self.host.take_unsettled())
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """A plan was carried out."""
+        """Record a plan's result."""
         if self.host is not None:
             self.costs.note(plan, result, self.page_size)
         if self.stored is not None:
             self.stored.settle(_saves(plan.transfers), result.payloads)
 
     def undo_transfers(self, transfers: Sequence[TierCopy], unsettled: PendingCopies) -> None:
-        """Their plan failed, and they may not have been made; no request reads them any more."""
+        """Undo a failed plan's copies, which may not have been made; no request reads them."""
         if self.host is not None:
             self.host.undo(unsettled.stored)
         if self.stored is not None:
@@ -160,8 +160,8 @@ class PrefixCache:
         ttl_s: float,
         priority: int = 0,
     ) -> Lease | None:
-        """Lease what is cached of a prefix that will be used again `due_s` from now; None where
-        nothing is. It ends `ttl_s` from now at the latest."""
+        """Lease what is cached of a prefix that will be used again `due_s` from now, for at most
+        `ttl_s`; None if nothing is cached."""
         if not self.options.has_leases:
             return None
         now_s = self.clock()
@@ -177,15 +177,15 @@ class PrefixCache:
         return lease if lease.is_active else None
 
     def pin(self, namespace: Hashable, token_ids: Sequence[int], *, ttl_s: float) -> Lease | None:
-        """Pin what is cached of a prefix on the device, as far as the budget allows; None where
-        nothing is."""
+        """Pin what is cached of a prefix on the device, as far as the budget allows; None if
+        nothing is cached."""
         if not self.options.has_leases:
             return None
         node = self._node_of(namespace, token_ids)
         return None if node is None else self.leases.pin(node, expires_s=self.clock() + ttl_s)
 
     def update_lease(self, lease: Lease, *, due_s: float, ttl_s: float) -> None:
-        """The use is expected `due_s` from now; nothing happens if the lease has ended."""
+        """Expect the use `due_s` from now; does nothing if the lease has ended."""
         due_s, expires_s = self.clock() + due_s, self.clock() + ttl_s
         self.leases.update(lease, due_s=due_s, expires_s=expires_s)
         if lease.colder is not None and self.host is not None:
@@ -194,8 +194,8 @@ class PrefixCache:
             self._note_due(lease)
 
     def release_lease(self, lease: Lease, *, is_last_use: bool = False) -> None:
-        """End a lease; nothing happens if it has ended. `is_last_use`: its program has ended, and
-        what only that one has used is evicted before all else."""
+        """End a lease; does nothing if it has ended. `is_last_use`: its program has ended, and what
+        only that program has used is evicted before all else."""
         self.leases.release(lease, is_last_use=is_last_use)
         if lease.colder is not None and self.host is not None:
             self.host.leases.release(lease.colder, is_last_use=is_last_use)
@@ -203,15 +203,15 @@ class PrefixCache:
             self._prefetch_at.pop(lease, None)
 
     def give_way(self, namespace: Hashable, token_ids: Sequence[int]) -> None:
-        """What the device has of this prefix, and nobody else goes on from, is evicted before all
-        else."""
+        """Evict the device's part of this prefix before all else, as far as no other sequence
+        continues it."""
         node = self._node_of(namespace, token_ids)
         if node is not None:
             age_path(node, self.tree.use_order)
 
     def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
-        """Copy what the device has of a prefix to the host, then let it give way; how many of its
-        tokens the host has."""
+        """Copy what the device has of a prefix to the host, and evict it next on the device;
+        returns how many of its tokens the host has."""
         assert self.host is not None, "there is no host tier"
         node = self._node_of(namespace, token_ids)
         if node is not None:
@@ -222,8 +222,8 @@ class PrefixCache:
     def prefetch(
         self, namespace: Hashable, token_ids: Sequence[int], due_s: float
     ) -> tuple[Node | None, int]:
-        """Load what only the host has of a prefix, as far as pages are free or held by leases that
-        are due after `due_s`; where it then ends on the device, and the number of tokens loaded."""
+        """Load what only the host has of a prefix, as far as pages are free or leased with a due
+        time after `due_s`. Returns its last node on the device, and the number of tokens loaded."""
         match = None if self.host is None else self.host.match(namespace, token_ids, len(token_ids))
         here = self.tree.match(namespace, token_ids)
         num_missing = 0 if match is None else match.num_tokens - here.num_tokens
@@ -241,8 +241,8 @@ class PrefixCache:
         return (None if node.is_root else node), len(pages) * self.page_size
 
     def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
-        """Keep what is cached of a prefix on disk, in whole blocks; how many tokens will be there,
-        None without a store that can be written."""
+        """Save what is cached of a prefix to disk, in whole blocks. Returns how many of its tokens
+        will be there; None without a writable store."""
         if self.stored is None or not self.stored.can_save:
             return None
         if namespace not in self.tree.roots:
@@ -253,8 +253,8 @@ class PrefixCache:
         return self.stored.num_kept_tokens(namespace, cached)
 
     def flush(self) -> int:
-        """Drop all that no request uses, leased or not, on every tier; the tokens dropped from the
-        device."""
+        """Drop all that no request uses, leased or not, on every tier. Returns the number of tokens
+        dropped from the device."""
         self.leases.release_all()
         freed = self.tree.clear()
         self.allocator.free(freed)
@@ -266,7 +266,7 @@ class PrefixCache:
         self, locked: Iterable[Node], *, max_nodes: int, max_token_ids: int
     ) -> list[NodeSnapshot]:
         """The device's tree as plain data, parents first, with what the host has of each node;
-        `locked`: what requests hold. Past about `max_nodes` only the part that is held or was used
+        `locked`: the nodes that requests hold. Beyond about `max_nodes` only the nodes held or used
         last."""
         leased = (lease.node for lease in self.leases if lease.node is not None)
         nodes = recent_nodes(self.tree, chain(locked, leased), max_nodes)
@@ -279,7 +279,7 @@ class PrefixCache:
         return rows
 
     def describe_leases(self) -> dict[str, int]:
-        """How many leases there are, and what they keep, as plain data."""
+        """Counts of leases, and of leased and pinned tokens, as plain data."""
         return {
             "num_leases": len(self.leases),
             "num_broken": self.leases.num_broken,
@@ -291,7 +291,7 @@ class PrefixCache:
     # --- Room, and what goes for it ---------------------------------------------------------------
 
     def _node_of(self, namespace: Hashable, token_ids: Sequence[int]) -> Node | None:
-        """What is cached of a prefix; None where nothing is."""
+        """The node where the cached part of a prefix ends; None if nothing is cached."""
         if namespace not in self.tree.roots:
             return None
         node = self.tree.match(namespace, token_ids).node
@@ -300,9 +300,9 @@ class PrefixCache:
     def _make_room(
         self, num_pages: int, *, due_after_s: float | None = None, also_pins: bool = False
     ) -> None:
-        """Evict until `num_pages` are free, if that can be.
+        """Evict until `num_pages` are free, if possible.
 
-        `due_after_s`: at the cost of no lease that is due earlier.
+        `due_after_s`: break no lease that is due earlier.
         """
         short = num_pages - self.allocator.num_free
         if short <= 0:
@@ -318,7 +318,7 @@ class PrefixCache:
         self._follow_broken()
 
     def _note_eviction(self, leaf: Node, num_kept_pages: int) -> None:
-        """A leaf is about to lose pages: they are counted, and first copied to the host unless they
+        """A leaf is about to lose pages: count them, and first copy them to the host unless they
         were used for the last time."""
         request = self._beneficiary
         if request is not None:
@@ -329,12 +329,12 @@ class PrefixCache:
             self.host.store(leaf.namespace, *self.tree.path(leaf), leaf.owner)
 
     def _note_break(self, lease: Lease) -> None:
-        """A lease is about to lose some of its end, which goes to the host."""
+        """A lease is about to lose part of its end, which goes to the host."""
         if lease.node is not None and lease not in self._broken:
             self._broken[lease] = (lease.node.namespace, self.tree.path(lease.node)[0])
 
     def _follow_broken(self) -> None:
-        """Leases go on keeping, on the host, what they had to give up here."""
+        """Lease on the host what leases lost on the device."""
         if self._broken and self.host is not None:
             for lease, (namespace, token_ids) in self._broken.items():
                 lease.colder = self.host.retain(namespace, token_ids, lease, lease.colder)
@@ -342,14 +342,14 @@ class PrefixCache:
             self._broken.clear()
 
     def _load_below(self, node: Node, source: Node, owner: Hashable) -> tuple[Node, Pages]:
-        """Load what the host's path to `source` has below the device's `node`, which is locked and
-        part of it, as far as there are pages; the node where it ends, and the pages."""
+        """Load the host's path to `source` below the device's `node`, which is locked and part of
+        it, as far as there are pages; returns its last node, and the pages."""
         host = self.host
         assert host is not None
         token_ids, host_pages = host.tree.path(source)
         start = node.end // self.page_size
         num_pages = min(len(host_pages) - start, self.num_available_pages)
-        host.tree.lock(source)  # making room here may make room there
+        host.tree.lock(source)  # freeing pages here may evict pages there
         self._make_room(num_pages)
         host.tree.unlock(source)
         num_pages = min(num_pages, self.allocator.num_free)
@@ -368,7 +368,7 @@ class PrefixCache:
     # --- Loading before the use -------------------------------------------------------------------
 
     def _note_due(self, lease: Lease) -> None:
-        """Load what only the host keeps of a lease's prefix shortly before it is due."""
+        """Schedule the load of what only the host has of a lease's prefix, shortly before use."""
         when_s = lease.due_s - PREFETCH_AHEAD_S
         if _num_missing(lease) and self._prefetch_at.get(lease) != when_s:
             self._num_prefetches += 1
@@ -384,8 +384,8 @@ class PrefixCache:
                     self.prefetch_lease(lease)
 
     def prefetch_lease(self, lease: Lease) -> int:
-        """Load what only the host keeps of a lease's prefix, at the cost of nothing that is due
-        earlier; the number of tokens."""
+        """Load what only the host has of a lease's prefix, without evicting anything due earlier;
+        returns the number of tokens."""
         colder = lease.colder
         if self.host is None or colder is None or colder.node is None:
             return 0
@@ -401,5 +401,5 @@ def _saves(transfers: Sequence[TierCopy]) -> list[BlockSave]:
 
 
 def _num_missing(lease: Lease) -> int:
-    """Tokens of a lease's prefix that only the host keeps."""
+    """Tokens of a lease's prefix that only the host has."""
     return 0 if lease.colder is None else lease.colder.num_kept_tokens - lease.num_kept_tokens

@@ -1,12 +1,12 @@
-"""The KV store as the scheduler meets it: fetch before admission, restore with it, save behind it.
+"""The disk store as the scheduler uses it: fetch before admission, restore at it, save after it.
 
     arrival      the request's blocks that the store has and the pool has not are fetched; the
                  request is held back meanwhile, and holds no page
     admission    what has arrived is copied into its pages by the plan that admits it
     release      the whole blocks of what it computed are copied out by the next plan, and written
 
-Requests that wait for the same blocks share one fetch. A fetch that takes too long is not waited
-for: its request computes. A block that could not be read ends what is restored, nothing else.
+Requests that wait for the same blocks share one fetch. A request does not wait longer than a limit:
+then it computes. A block that could not be read ends the restored prefix, and has no other effect.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ...memory.disk.block_key import BLOCK_TOKENS, Block, blocks_of
 from ...memory.disk.store import DiskStore, Fetch, StoreMode
 from ..request import Request
 
-MIN_FETCHED_TOKENS = 128  # what is less is computed: a fetch costs a step's delay (guess)
-MAX_FETCH_S = 5.0  # that a request is held back (guess)
+MIN_FETCHED_TOKENS = 128  # fewer are computed: a fetch costs a step's delay (guess)
+MAX_FETCH_S = 5.0  # that a request waits for a fetch (guess)
 
 
 @dataclass(slots=True, eq=False)
 class _SharedFetch:
-    """A fetch and how many requests want something of it."""
+    """A fetch and the number of requests that use it."""
 
     fetch: Fetch
     num_users: int = 0
@@ -38,11 +38,11 @@ class _SharedFetch:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What a request may restore: its blocks from `first_block` on."""
+    """The blocks that a request may restore, from `first_block` on."""
 
     first_block: int
     places: list[tuple[_SharedFetch, int]]  # for each block: which fetch, and where in it
-    give_up_s: float  # when it is no longer held back
+    give_up_s: float  # until when it waits
 
     def fetches(self) -> set[_SharedFetch]:
         return {shared for shared, _ in self.places}
@@ -52,7 +52,7 @@ class _Wanted:
 
 
 class StoredPrefixes:
-    """Owns the store, what requests want of it, and nothing of the pool."""
+    """Owns the store and the requests' fetches, and nothing of the pool."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class StoredPrefixes:
         self._max_fetch_s = max_fetch_s
         self._clock = clock
         self._wanted: dict[Request, _Wanted] = {}
-        self._held: dict[Request, None] = {}  # in order of arrival, so of giving up too
-        self._num_fetches_seen = 0  # ended when last none of the held was ready
-        self._arriving: dict[bytes, tuple[_SharedFetch, int]] = {}  # by key; arrived ones too
-        self._saving: set[bytes] = set()  # keys that a plan copies out
+        self._held: dict[Request, None] = {}  # in order of arrival, and so of `give_up_s`
+        self._num_fetches_seen = 0  # ended when no held request was ready
+        self._arriving: dict[bytes, tuple[_SharedFetch, int]] = {}  # by key; includes arrived ones
+        self._saving: set[bytes] = set()  # keys of blocks that a plan copies out
 
     # --- arrival ----------------------------------------------------------------------------------
 
@@ -86,8 +86,8 @@ class StoredPrefixes:
 
     @property
     def has_ready(self) -> bool:
-        """Whether `take_ready` would return any. Asked between all steps, so it looks at all of
-        them only when a fetch has ended."""
+        """Whether `take_ready` would return any. Called between all steps, so it checks all of them
+        only when a fetch has ended."""
         first = next(iter(self._held), None)
         if first is None:
             return False
@@ -100,8 +100,8 @@ class StoredPrefixes:
         return False
 
     def look_up(self, request: Request, num_cached_tokens: int) -> bool:
-        """Fetch what the store has of a request's tokens beyond those that the pool has; whether
-        the request is held back until `take_ready` returns it."""
+        """Fetch the request's tokens that the store has beyond those in the pool; whether the
+        request must wait until `take_ready` returns it."""
         blocks = blocks_of(self.store.layout, request.namespace, request.token_ids)
         num_stored = self.store.longest(blocks)
         end = min(num_stored * BLOCK_TOKENS, request.match_limit)
@@ -121,7 +121,7 @@ class StoredPrefixes:
         return True
 
     def take_ready(self) -> list[Request]:
-        """Requests that are held back no longer, in order of arrival."""
+        """Requests that no longer wait, in order of arrival."""
         now_s = self._clock()
         ready = [request for request in self._held if self._is_ready(request, now_s)]
         for request in ready:
@@ -133,7 +133,7 @@ class StoredPrefixes:
         return request in self._held
 
     def forget(self, request: Request) -> None:
-        """The request has what it can have, or has ended; nothing happens if it wants nothing."""
+        """Drop the fetches, if any, of a request that was restored or has ended."""
         self._held.pop(request, None)
         wanted = self._wanted.pop(request, None)
         for shared in () if wanted is None else wanted.fetches():
@@ -148,7 +148,7 @@ class StoredPrefixes:
         return wanted.is_done() or now_s >= wanted.give_up_s
 
     def _places(self, blocks: Sequence[Block]) -> list[tuple[_SharedFetch, int]]:
-        """Where these blocks arrive, up to the first that does not."""
+        """Where these blocks arrive, up to the first that is not fetched."""
         new = [block for block in blocks if block.key not in self._arriving]
         if new:
             shared = _SharedFetch(self.store.fetch(new))
@@ -168,8 +168,8 @@ class StoredPrefixes:
     # --- admission --------------------------------------------------------------------------------
 
     def restorable_end(self, request: Request, num_cached_tokens: int) -> int:
-        """How many leading tokens the request has when what has arrived is added to those that the
-        pool has; in whole pages."""
+        """How many leading tokens the request has from the pool and the arrived blocks together, in
+        whole pages."""
         wanted = self._wanted.get(request)
         end = num_cached_tokens
         if wanted is None or num_cached_tokens // BLOCK_TOKENS < wanted.first_block:
@@ -184,7 +184,7 @@ class StoredPrefixes:
 
     def restore(self, request: Request, start: int, end: int) -> list[BlockRestore]:
         """The copies that put the tokens [start, end) into the request's pages; `end` is at most
-        `restorable_end`. The request then wants nothing any more."""
+        `restorable_end`. This ends the request's use of its fetches."""
         wanted = self._wanted[request]
         restores = []
         for index in range(start // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
@@ -202,11 +202,11 @@ class StoredPrefixes:
 
     @property
     def can_save(self) -> bool:
-        """Whether the store takes blocks at all."""
+        """Whether the store accepts blocks."""
         return self.store.mode is StoreMode.WRITER
 
     def num_kept_tokens(self, namespace: Hashable, token_ids: array[int]) -> int:
-        """How many tokens of a sequence are in the store, or on their way."""
+        """How many tokens of a sequence are in the store, or being written."""
         blocks = blocks_of(self.store.layout, namespace, token_ids)
         num_blocks = self.store.note_use(blocks)
         while num_blocks < len(blocks) and blocks[num_blocks].key in self._saving:
@@ -216,8 +216,8 @@ class StoredPrefixes:
     def saves(
         self, namespace: Hashable, token_ids: array[int], pages: Sequence[int]
     ) -> list[BlockSave]:
-        """The copies that take the blocks of a sequence which the store lacks out of its pages, as
-        many as the store accepts."""
+        """The copies out of a sequence's pages of the blocks that the store lacks, as many as it
+        accepts."""
         blocks = blocks_of(self.store.layout, namespace, token_ids)
         per_block = BLOCK_TOKENS // self._page_size
         room = self.store.num_accepted() - len(self._saving)
@@ -232,7 +232,7 @@ class StoredPrefixes:
         return saves
 
     def settle(self, saves: Sequence[BlockSave], payloads: Sequence[Payload]) -> None:
-        """A plan copied these out; without payloads: it failed."""
+        """Write the payloads that a plan copied out; no payloads: it failed."""
         for save, payload in zip(saves, payloads, strict=False):
             self.store.save(save.block, payload)
         self._saving.difference_update(save.block.key for save in saves)
@@ -247,7 +247,7 @@ class StoredPrefixes:
 
 
 def _payload(place: tuple[_SharedFetch, int]) -> Payload | None:
-    """What has arrived there."""
+    """The payload that has arrived there, if any."""
     shared, index = place
     payloads = shared.fetch.payloads
     return payloads[index] if index < len(payloads) else None

@@ -1,12 +1,12 @@
-"""The host tier: KV that the device had no room for, and the copies between the two.
+"""The host tier: KV evicted from the device, and the copies between the two.
 
 A second radix tree with pages of its own, so that residency is prefix-closed on each tier by
-construction and the device's tree pays nothing for it. What the device evicts is stored here first,
-with the ancestors that are missing; what a request finds here and not on the device is loaded,
-where that costs less than to compute it.
+construction and the device's tree has no extra cost. KV evicted from the device is first stored
+here, with the ancestors that are missing; what a request finds here and not on the device is loaded
+if that costs less than computing it.
 
-Copies are `Transfer`s of the next plan, carried out in their order before the step computes. So a
-page may be evicted, stored, given away and loaded into within one plan: nothing here waits.
+Copies are `Transfer`s of the next plan, made in order before the step computes. So a page may be
+evicted, stored, given away and loaded into within one plan: nothing here waits.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from ....radix.tree import Match, Node, RadixTree
 from ...memory.copies import TierCopy, Transfer
 from ..plan import StepPlan, StepResult
 
-MIN_LOADED_TOKENS = 16  # what is shorter is computed: a copy has a cost of its own (guess)
+MIN_LOADED_TOKENS = 16  # shorter runs are computed: a copy has a fixed cost (guess)
 _MIN_MEASURED_TOKENS = 32
 _MEMORY = 8  # steps
 
 
 @dataclass(frozen=True, slots=True)
 class InsertedPrefix:
-    """What was put into a tree: the path to `node` from token `added_from` on."""
+    """An insert into a tree: the path to `node` from token `added_from` on."""
 
     node: Node
     added_from: int
 
 
 class TierCosts:
-    """Learns the seconds that a token takes, to compute and to copy; knows nothing at first, and
-    then takes copying to be cheaper."""
+    """Learns the seconds that a token takes to compute and to copy; until then assumes that copying
+    is cheaper."""
 
     def __init__(self) -> None:
         self.compute_s: float | None = None
         self.copy_s: float | None = None
 
     def note(self, plan: StepPlan, result: StepResult, page_size: int) -> None:
-        """A step took so long."""
+        """Learn from a step's times."""
         copied = [len(t.device_pages) for t in plan.transfers if isinstance(t, Transfer)]
         num_copied = sum(copied) * page_size if len(copied) == len(plan.transfers) else 0
         if num_copied >= _MIN_MEASURED_TOKENS and result.transfer_s is not None:
             self.copy_s = _mean(self.copy_s, result.transfer_s / num_copied)
         if plan.num_tokens >= _MIN_MEASURED_TOKENS and result.duration_s is not None:
             longest = max(len(row.input_ids) for row in plan.rows)
-            if 2 * longest > plan.num_tokens:  # a prompt, not a batch that decodes
+            if 2 * longest > plan.num_tokens:  # a prompt, not a decode batch
                 self.compute_s = _mean(self.compute_s, result.duration_s / plan.num_tokens)
 
     def can_pay(self, num_tokens: int) -> bool:
-        """Whether so many tokens are rather loaded than computed.
+        """Whether so many tokens are better loaded than computed.
 
-        Each refusal makes copies a little cheaper, so that a bad measurement is not the last one.
+        Each refusal lowers the estimated copy cost, so that a bad measurement is not permanent.
         """
         if num_tokens < MIN_LOADED_TOKENS:
             return False
@@ -74,16 +74,16 @@ class HostTier:
     """
 
     def __init__(self, num_pages: int, page_size: int, copies: list[TierCopy]) -> None:
-        """`copies`: where those of the next plan are collected, in their order."""
+        """`copies`: the list that collects the next plan's copies, in order."""
         self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
         self.allocator = PageAllocator(num_pages)
         self.leases = Leases(self.tree, 0)
-        self.num_stored_tokens = 0  # copied here since the start
+        self.num_stored_tokens = 0  # since the start
         self.num_loaded_tokens = 0
         self._copies = copies
-        self._unsettled: list[InsertedPrefix] = []  # by copies that no plan has taken yet
+        self._unsettled: list[InsertedPrefix] = []  # from copies that no plan has taken yet
 
     def store(
         self,
@@ -92,8 +92,8 @@ class HostTier:
         device_pages: Pages,
         owner: Hashable = None,
     ) -> int:
-        """Copy what is missing of a path here, in favour of what was used least; how many leading
-        tokens of it are then here."""
+        """Copy what is missing of a path here, evicting what was used least; returns how many of
+        its leading tokens are then here."""
         match = self.tree.match(namespace, token_ids)
         num_there = match.num_tokens // self.page_size
         pages = self._allocate(match.node, len(device_pages) - num_there)
@@ -107,7 +107,7 @@ class HostTier:
         return end * self.page_size
 
     def match(self, namespace: Hashable, token_ids: Sequence[int], limit: int) -> Match | None:
-        """What is here of a prefix, None for nothing; it is a use."""
+        """The cached part of a prefix here, None if empty; counts as a use."""
         if namespace not in self.tree.roots:
             return None
         match = self.tree.match(namespace, token_ids, limit)
@@ -121,7 +121,7 @@ class HostTier:
     def retain(
         self, namespace: Hashable, token_ids: Sequence[int], like: Lease, before: Lease | None
     ) -> Lease | None:
-        """Keep what is here of a prefix as `like` keeps it on the device, in place of `before`."""
+        """Lease what is here of a prefix like `like` on the device, replacing `before`."""
         match = self.match(namespace, token_ids, len(token_ids))
         if match is None or (before is not None and before.num_kept_tokens >= match.num_tokens):
             return before
@@ -132,25 +132,25 @@ class HostTier:
         )
 
     def take_unsettled(self) -> tuple[InsertedPrefix, ...]:
-        """What is only here once the copies of the plan now made were carried out."""
+        """The inserts that depend on the copies of the plan being made."""
         taken = tuple(self._unsettled)
         self._unsettled.clear()
         return taken
 
     def undo(self, unsettled: Iterable[InsertedPrefix]) -> None:
-        """That plan failed: what depended on its copies is not here."""
+        """Remove the inserts of a failed plan."""
         for publication in unsettled:
             self.allocator.free(withdraw(self.tree, self.leases, publication))
 
     def flush(self) -> int:
-        """Drop everything; the number of tokens dropped."""
+        """Drop everything; returns the number of tokens dropped."""
         self.leases.release_all()
         freed = self.tree.clear()
         self.allocator.free(freed)
         return len(freed) * self.page_size
 
     def describe(self) -> dict[str, int]:
-        """Its size, and what it has done, as plain data."""
+        """Size and counters as plain data."""
         return {
             "total_tokens": self.num_pages * self.page_size,
             "cached_tokens": self.tree.num_pages * self.page_size,
@@ -164,7 +164,7 @@ class HostTier:
         check(self.tree, self.allocator, (), (), self.leases.nodes())
 
     def _allocate(self, node: Node, num_pages: int) -> Pages:
-        """So many pages, or what can be had without what lies on the path to `node`."""
+        """`num_pages` pages, or as many as there are without evicting the path to `node`."""
         if num_pages <= 0:
             return array("i")
         short = num_pages - self.allocator.num_free
@@ -178,8 +178,8 @@ class HostTier:
 
 
 def withdraw(tree: RadixTree, leases: Leases, publication: InsertedPrefix) -> Pages:
-    """Take what was put into a tree out again, from under its leases too; the pages are the
-    caller's. Nobody locks it any more."""
+    """Remove an insert from a tree, and from its leases. It must not be locked; returns its pages
+    to the caller."""
     node, kept = publication.node, publication.added_from
     while node.start > kept and node.parent is not None:
         node = node.parent
@@ -192,7 +192,7 @@ def withdraw(tree: RadixTree, leases: Leases, publication: InsertedPrefix) -> Pa
 
 
 def joined(copies: Sequence[TierCopy]) -> tuple[TierCopy, ...]:
-    """Neighbouring transfers of one kind as one, as long as none writes what another writes."""
+    """Merges neighbouring transfers of one kind, unless they write a common page."""
     result: list[TierCopy] = []
     written: set[int] = set()
     for copy in copies:
