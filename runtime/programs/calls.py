@@ -1,7 +1,7 @@
-"""Calls of a program under way: a `Gen` with its request, a `Select` with its several.
+"""Running calls of a program: a `Gen` with its request, a `Select` with several.
 
-A call is its requests' listener: it turns tokens into text, finds stop strings, and reports once
-all its requests have ended. It knows nothing of branches.
+A call listens to its requests: it turns tokens into text, finds stop strings, and reports once all
+its requests have ended. It knows nothing of branches.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..tokenizer.tokenizer import Tokenizer
 
 
 class RequestQueue(Protocol):
-    """What programs need of the engine."""
+    """The engine's interface to programs."""
 
     def submit(self, request: Request) -> None:
         """Check and queue a request. Raises InvalidRequest."""
 
     def abort(self, request: Request) -> None:
-        """End a request now; nothing happens if it has ended."""
+        """End a request now; does nothing if it has ended."""
 
     def end_program(self, program: ProgramRecord) -> None:
-        """A program will submit no more requests."""
+        """Note that a program will submit no more requests."""
 
 
 Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]
@@ -40,24 +40,24 @@ Validate = Callable[[str, str, Callable[[tuple[str, ...]], None]], None]
 
 
 Delta = str | dict[str, Any]
-"""Fresh text; where its tokens are wanted, too, an object: see `wire.DELTA`."""
+"""New text; if its tokens are wanted too, an object: see `wire.DELTA`."""
 
 
 class Report(Protocol):
-    """Whom a call tells what came of it: any number of deltas, then exactly one of the others."""
+    """Receives a call's outcome: any number of deltas, then exactly one of the others."""
 
     def delta(self, delta: Delta) -> None:
-        """Text as it comes."""
+        """New text of the stream."""
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
-        """The output's ids, text that survived a stop string behind them, and the value event."""
+        """The output's ids, the text after them up to a stop string, and the value event."""
 
     def failed(self, message: str, kind: str) -> None:
         """No output; `kind` is the name of an error class."""
 
 
 class Call(Protocol):
-    """A call under way."""
+    """A running call."""
 
     def abort(self, queue: RequestQueue) -> None:
         """End its requests; nothing more is reported."""
@@ -77,8 +77,8 @@ class GenCall:
         validate: Validate | None = None,
         prompt_scores: PromptScores | None = None,
     ) -> None:
-        """`has_token_ids`: a stream has the ids, too. `validate`: for outputs of which a grammar
-        holds only a part. `prompt_scores`: reported together with the output."""
+        """`has_token_ids`: a stream includes the ids. `validate`: for outputs whose grammar covers
+        only part of the schema. `prompt_scores`: reported together with the output."""
         self._report = report
         self._is_streaming = is_streaming
         self._has_token_ids = has_token_ids
@@ -97,7 +97,7 @@ class GenCall:
         self.request: Request | None = None
 
     def end_now(self, queue: RequestQueue) -> None:
-        """End with what there is: the report is of an output that ends with "abort"."""
+        """End with the output so far, reported with the finish reason "abort"."""
         self._ends_now = True
         if self.request is not None:
             queue.abort(self.request)
@@ -149,7 +149,7 @@ class GenCall:
         self._validate(schema, payload["text"], finish)
 
     def _finish(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
-        """Report, once the prompt's scores are there too."""
+        """Report, once the prompt's scores are known too."""
         scores = self._prompt_scores
         if scores is None:
             return self._report.finished(ids, tail, payload)
@@ -165,7 +165,7 @@ class GenCall:
         scores.when_done(finish)
 
     def _send_delta(self, request: Request, num_kept: int | None = None) -> None:
-        """What is final by now; `num_kept` tokens of an output that has ended."""
+        """Send the text that is final; `num_kept`: tokens kept of an output that has ended."""
         text = self._detokenizer.take_delta(is_final=num_kept is not None)
         if not self._has_token_ids and self._sampling.logprobs is None:
             if text:
@@ -176,7 +176,7 @@ class GenCall:
             self._report.delta(self._with_tokens(request, text, until))
 
     def _with_tokens(self, request: Request, text: str, until: int) -> dict[str, Any]:
-        """A delta with the tokens up to `until` that were not sent yet."""
+        """A delta with the tokens up to `until` that were not sent before."""
         delta: dict[str, Any] = {"text": text}
         first = self._num_sent_tokens or 0
         if self._has_token_ids:
@@ -221,11 +221,11 @@ def _told(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str
 
 
 class SamplesCall:
-    """Several samples of one prompt: a `GenCall` each. The value is the list of their texts; what
-    the branch goes on with, and streams, is the first one."""
+    """Several samples of one prompt: a `GenCall` each. The value is the list of their texts; the
+    branch continues with the first one, which is also the one streamed."""
 
     def __init__(self, report: Report, samples: Sequence[Callable[[Report], GenCall]]) -> None:
-        """`samples`: each makes its call, given whom to report to."""
+        """`samples`: each creates a call that reports to its argument."""
         self._report = report
         self._endings: dict[int, _Ending] = {}
         self.samples = [make(_SampleReport(self, i)) for i, make in enumerate(samples)]
@@ -235,7 +235,7 @@ class SamplesCall:
             sample.abort(queue)
 
     def end_now(self, queue: RequestQueue) -> None:
-        """End all samples with what they have."""
+        """End all samples with their output so far."""
         for sample in self.samples:
             sample.end_now(queue)
 
@@ -256,7 +256,7 @@ class SamplesCall:
         self._report.finished(first.ids, first.tail, whole)
 
     def failed_one(self, message: str, kind: str) -> None:
-        """Whom it is reported to aborts the other samples, so that they report nothing."""
+        """Fail; the report's receiver aborts the other samples, so that they report nothing."""
         self._report.failed(message, kind)
 
 
@@ -271,7 +271,7 @@ class _Ending:
 
 @dataclass(frozen=True, slots=True)
 class _SampleReport:
-    """A sample's report goes to the call of all samples."""
+    """Passes a sample's report to the call of all samples."""
 
     call: SamplesCall
     index: int
@@ -287,14 +287,14 @@ class _SampleReport:
 
 
 class PromptScores:
-    """Log probabilities of a prompt's own tokens from position `start` on, asked for beside a gen.
+    """Log probabilities of a prompt's own tokens from position `start` on, requested with a gen.
 
-    Its request is the one that scores; matching stops before its first target, so that a cached
-    prefix takes nothing away. Position 0 has no log probability: nothing comes before it.
+    A separate request scores them; its matching stops before the first target, so that a cached
+    prefix hides no token. Position 0 has no log probability: nothing comes before it.
     """
 
     def __init__(self, prompt: array[int], start: int, num_top: int = 0) -> None:
-        """`start` in [0, len(prompt)]; `num_top`: of the best tokens at each place."""
+        """`start` in [0, len(prompt)]; `num_top`: top tokens to report at each position."""
         first = max(start, 1)
         self.prompt = prompt[: max(first, len(prompt) - 1)]
         self.scoring = Scoring(first - 1, tuple(prompt[first:]), num_top)
@@ -303,7 +303,7 @@ class PromptScores:
         self._on_done: Callable[[str | None], None] | None = None
 
     def when_done(self, on_done: Callable[[str | None], None]) -> None:
-        """Call `on_done` with what went wrong, or None, now or once the request has ended."""
+        """Call `on_done` with the error or None, now or once the request has ended."""
         self._on_done = on_done
         if self.request is not None and self.request.is_finished:
             self.on_finish(self.request)
@@ -358,7 +358,8 @@ class SelectCall:
     def wanted_scores(
         self, prompt: array[int], empty: array[int]
     ) -> Iterator[tuple[array[int], Sequence[int]]]:
-        """(context, targets) of each request: every choice here, then perhaps without context."""
+        """(context, targets) of each request: every choice here, then, for some methods, without
+        context."""
         contexts = [prompt]
         if self._method == "unconditional_likelihood_normalized":
             contexts.append(empty)
@@ -413,7 +414,7 @@ class SelectCall:
 
 
 def _times_of(requests: Sequence[Request]) -> dict[str, float]:
-    """Of a call that is all of these: from the first one's beginning to the last one's end."""
+    """Times of a call of several requests: from the first one's start to the last one's end."""
     first = min(requests, key=attrgetter("created_s"))
     finished = max(request.finished_s or 0.0 for request in requests)
     admitted = min(request.admitted_s or finished for request in requests)
@@ -430,7 +431,7 @@ def _times_of(requests: Sequence[Request]) -> dict[str, float]:
 
 def meta_of(request: Request) -> dict[str, Any]:
     """Counts, times in seconds (`start_s`: since its program began) and the finish reason of a
-    finished request; `evicted` where it displaced anything."""
+    finished request; `evicted` if it displaced anything."""
     assert request.finish_reason is not None and request.finished_s is not None
     admitted = request.admitted_s or request.finished_s
     first = request.first_token_s or request.finished_s

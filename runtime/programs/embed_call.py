@@ -1,4 +1,4 @@
-"""An `Embed` under way: its request computes the prompt and sums hidden states."""
+"""A running `Embed`: its request computes the prompt and sums hidden states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EmbedCall:
     """One embedding. Reports its end exactly once, unless aborted."""
 
     def __init__(self, report: Report, normalize: bool) -> None:
-        """`normalize`: to length 1."""
+        """`normalize`: scale to length 1."""
         self._report = report
         self._normalize = normalize
         self._is_aborted = False
@@ -37,7 +37,7 @@ class EmbedCall:
             return self._report.failed(reason, request.error_kind)
         assert request.hidden is not None
         vector = request.hidden.pooled()
-        if self._normalize:  # a vector of zeros stays one
+        if self._normalize:  # a zero vector stays zero
             vector = vector / (np.linalg.norm(vector) or 1.0)
         payload = {"value": vector.tolist(), "text": "", "meta": meta_of(request)}
         self._report.finished(array("i"), "", payload)

@@ -1,7 +1,7 @@
-"""KV hints that name their prefix themselves, as they come from outside any program.
+"""KV hints that name their own prefix, as sent from outside any program.
 
-A target is token ids, a prompt's text, or the id of a response that this runtime has given; what is
-unknown or out of range is rejected in the outcome of its own action, never as an error.
+A target is token ids, a prompt's text, or the id of a response of this runtime; an unknown or
+invalid one is rejected in the outcome of its own action, never as an error.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ MAX_TARGET_TOKENS = 1 << 22
 
 
 class Rejected(Exception):
-    """An action that cannot be carried out, and why."""
+    """An action that cannot be carried out, with the reason."""
 
 
 @dataclass(slots=True, eq=False)
 class Responses:
     """The token ids of past responses with their prompts, by namespace and response id; the oldest
-    forgotten."""
+    are dropped."""
 
     _ids: OrderedDict[tuple[str, str], array[int]] = field(default_factory=OrderedDict)
     _num_tokens: int = 0
 
     def remember(self, response_id: tuple[str, str], token_ids: array[int]) -> None:
-        """A response has ended: its prompt and output."""
+        """Store a finished response: its prompt and output."""
         self._num_tokens += len(token_ids) - len(self._ids.pop(response_id, ()))
         self._ids[response_id] = token_ids
         while len(self._ids) > MAX_RESPONSES or self._num_tokens > MAX_RESPONSE_TOKENS:
             self._num_tokens -= len(self._ids.popitem(last=False)[1])
 
     def find(self, response_id: tuple[str, str]) -> array[int] | None:
-        """Its ids, while they are remembered."""
+        """Its ids, while they are stored."""
         return self._ids.get(response_id)
 
 
 @dataclass(frozen=True, slots=True)
 class HintTargets:
-    """Carries out a client's actions one after the other, within a namespace and on an account of
-    its."""
+    """Carries out a client's actions one after the other, within one namespace and account."""
 
     tokenizer: Tokenizer
     responses: Responses
@@ -98,7 +97,7 @@ class HintTargets:
         return stated.carry_out(action, token_ids, namespace=self.namespace, account=self.account)
 
     def _target(self, target: object) -> Sequence[int] | None:
-        """The ids it names; None where a response is not remembered."""
+        """The target's token ids; None if a response is not stored."""
         if not isinstance(target, Mapping) or len(target) != 1:
             raise Rejected("target is no object with one of token_ids, prompt, response_id")
         ((kind, value),) = target.items()

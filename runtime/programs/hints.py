@@ -1,4 +1,4 @@
-"""What one client has asked the KV cache for: its hints carried out, and the leases they made."""
+"""One client's KV cache hints: carries them out and holds the leases they made."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from ...radix.leases import Lease
 from ..schedule.cache.hints import KVHints, Outcome
 
-DEFAULT_PRIORITY = 50  # above what is derived from programs
-MAX_STATED = 1024  # leases that one account may hold by hints, the oldest released first
-MAX_STATED_IN_ALL = 8192  # that all accounts of one client may
+DEFAULT_PRIORITY = 50  # above leases derived from programs
+MAX_STATED = 1024  # leases that one account may hold by hints; the oldest is released first
+MAX_STATED_IN_ALL = 8192  # the same for all accounts of one client
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is asked for, as in `ir.Hint`."""
+    """The requested action, as in `ir.Hint`."""
 
     action: str
     ttl_ms: int | None = None
@@ -27,7 +27,7 @@ class Action:
 @dataclass(slots=True)
 class AskedHint:
     """A hint on a prefix that is not computed yet: it waits for its branch's next call. Its prefix
-    has `num_tokens`; None: `num_chars` of the open text segment, which is not tokenized yet."""
+    has `num_tokens`, or, if None, `num_chars` of the open text segment, not yet tokenized."""
 
     action: Action
     num_tokens: int | None
@@ -36,9 +36,9 @@ class AskedHint:
 
 @dataclass(slots=True, eq=False)
 class StatedLeases:
-    """The leases that a client's hints have made; they outlive its programs, to their expiry. Each
-    account of the client has its own: what one asks for never releases what another holds, unless
-    the client as a whole holds too much; then whoever holds most gives way."""
+    """Leases made by a client's hints; they outlive its programs, to their expiry. Each account of
+    the client has its own: a hint of one never releases the leases of another, unless the client as
+    a whole holds too many; then the account with the most loses its oldest."""
 
     hints: KVHints
     _by_account: dict[Hashable, deque[Lease]] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class StatedLeases:
         namespace: Hashable = "",
         account: Hashable = "",
     ) -> Outcome:
-        """Do it, as far as it can be done, to what `namespace` has of the prefix."""
+        """Carry out the action, as far as possible, on what `namespace` has of the prefix."""
         outcome = self._outcome(action, token_ids, namespace)
         if outcome.lease is not None:
             self._remember(outcome.lease, account)
         return outcome
 
     def release_all(self) -> None:
-        """The client has gone."""
+        """The client has gone: release all leases."""
         for leases in self._by_account.values():
             for lease in leases:
                 self.hints.release(lease)

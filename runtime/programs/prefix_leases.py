@@ -1,4 +1,4 @@
-"""Which prefixes a program will need again, and when: leases derived from where its branches are.
+"""Which prefixes a program will need again, and when: leases derived from its branches' state.
 
     what a branch does              its prefix is due
     a call waits or runs            now
@@ -7,8 +7,8 @@
     nothing known                   after its client's usual time to think
     has ended, or failed            never: its own part goes first
 
-A fork's prefix is kept until all children have had their first call. A branch has one lease at
-most; a program that has ended has none. What a program needs once only is never leased, so single
+A fork's prefix is leased until all children have had their first call. A branch has at most one
+lease; a program that has ended has none. Prefixes needed only once are never leased, so single
 calls pay nothing.
 """
 
@@ -26,17 +26,17 @@ from ...radix.leases import Lease
 from ..schedule.queue.policy import RunningMean
 from .branch import Branch
 
-SOON_S = 0.2  # until others have done what a branch waits for (guess)
-FIRST_THINK_S = 0.5  # of a client that was never seen to think (guess)
+SOON_S = 0.2  # until what a branch waits for is done (guess)
+FIRST_THINK_S = 0.5  # of a client without a measured think time (guess)
 MIN_TTL_S = 30.0
 MAX_TTL_S = 3600.0
-TTL_FACTOR = 4.0  # times the expected time: what comes later than that comes no more (guess)
+TTL_FACTOR = 4.0  # times the expected time: later uses are assumed not to come (guess)
 FORK_PRIORITY = 10  # above single branches: a fork's prefix has many users
 MAX_HABITS = 4096
 
 
 class KVLeases(Protocol):
-    """What programs need of the cache; times are seconds from now."""
+    """The cache's interface to programs; times are seconds from now."""
 
     def retain(
         self,
@@ -47,25 +47,25 @@ class KVLeases(Protocol):
         ttl_s: float,
         priority: int = 0,
     ) -> Lease | None:
-        """Keep what is cached of a prefix for its next use; None where nothing is."""
+        """Lease what is cached of a prefix for its next use; None if nothing is cached."""
 
     def release_lease(self, lease: Lease, *, is_last_use: bool = False) -> None:
-        """End a lease; `is_last_use`: what nobody else uses of it goes before all else."""
+        """End a lease; `is_last_use`: what nobody else uses of it is evicted before all else."""
 
 
 class ThinkTimes:
-    """How long clients think and tools take: running means, least recently seen forgotten."""
+    """Think times of clients and run times of tools: running means, least recently used dropped."""
 
     def __init__(self) -> None:
         self._means: OrderedDict[Hashable, RunningMean] = OrderedDict()
 
     def expected_s(self, key: Hashable) -> float:
-        """Seconds that this usually takes."""
+        """The usual time in seconds."""
         mean = self._means.get(key)
         return FIRST_THINK_S if mean is None else mean.value
 
     def note(self, key: Hashable, seconds: float) -> None:
-        """It has taken so long."""
+        """Add a measured time."""
         if key not in self._means:
             self._means[key] = RunningMean(seconds, 0)
         self._means[key].add(seconds)
@@ -76,7 +76,7 @@ class ThinkTimes:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A branch's lease, and since when it does nothing, and why."""
+    """A branch's lease, since when the branch is idle, and why."""
 
     lease: Lease | None = None
     idle_since_s: float | None = None
@@ -114,21 +114,21 @@ class LeaseManager:
             kept.idle_since_s = None
 
     def note_fork(self, branch: Branch, children: Sequence[Branch]) -> None:
-        """Children have begun where `branch` is now."""
+        """Children have begun at the current end of `branch`."""
         if len(children) == 1:
-            return  # the child's own lease is as good
+            return  # the child's own lease suffices
         fork = _ForkKept(self._of(branch), branch.begun.ids[:], set(children))
         self._forks.update(dict.fromkeys(children, fork))
         self._renew_fork(fork)
 
     def note_call_done(self, branch: Branch) -> None:
-        """A call of the branch has ended well: its KV is cached now."""
+        """A call of the branch has succeeded: its KV is cached now."""
         self._kept.setdefault(branch, _Kept()).has_called = True
         self._leave_fork(branch)
 
     def settle(self, branch: Branch, pause: ir.Pause | None, *, is_last: bool) -> None:
-        """The branch has gone as far as it can: keep what it will need. `is_last`: no op follows
-        on any branch, so one without ops has ended."""
+        """The branch cannot continue now: lease what it will need. `is_last`: no op follows on any
+        branch, so one without ops has ended."""
         if branch.error is not None or branch.is_ended or (is_last and not branch.log):
             self.end(branch)
             return
@@ -143,14 +143,14 @@ class LeaseManager:
             self.kv.release_lease(old)
 
     def end(self, branch: Branch) -> None:
-        """The branch needs nothing any more."""
+        """The branch needs nothing any more: release its lease."""
         self._leave_fork(branch)
         kept = self._kept.pop(branch, None)
         if kept is not None and kept.lease is not None:
             self.kv.release_lease(kept.lease, is_last_use=True)
 
     def end_all(self) -> None:
-        """The program has ended."""
+        """The program has ended: release all leases."""
         for branch in [*self._forks, *self._kept]:
             self.end(branch)
 
@@ -166,7 +166,7 @@ class LeaseManager:
         return self.think_times.expected_s(kept.habit)
 
     def _of(self, branch: Branch) -> Hashable:
-        """Where the branch's KV is: where its last call's is, which may have an adapter."""
+        """The namespace of the branch's KV: its last call's, which may have an adapter."""
         return self.namespace if branch.namespace is None else branch.namespace
 
     def _leave_fork(self, child: Branch) -> None:
@@ -177,7 +177,7 @@ class LeaseManager:
         self._renew_fork(fork)
 
     def _renew_fork(self, fork: _ForkKept) -> None:
-        """What is cached of the prefix may have grown; without children it is of no use."""
+        """Lease the prefix again, as more of it may be cached; without children release it."""
         old, fork.lease = fork.lease, None
         if fork.children:
             fork.lease = self.kv.retain(
