@@ -1,1 +1,1 @@
-"""What lies on disk of a model: where it is found, its config, its tensors, its adapters."""
+"""A model on disk: its location, config, tensors and adapters."""

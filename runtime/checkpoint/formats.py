@@ -1,6 +1,6 @@
-"""Which formats a model may be asked for: what loading asks, and `stemma plan` before. Torch-free.
+"""Checks of requested formats, for loading and for `stemma plan` before it. Torch-free.
 
-Of what cannot be served each says what was asked for and what can be.
+Each error names the requested format and the supported ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .quantized.quantization_config import packed_config
 
 
 def stored_method(folder: Path) -> str | None:
-    """By what the checkpoint's weights are quantized already ("awq", "GGUF"); None: they are
-    floating. Raises ModelLoadError for a method that is not read."""
+    """The method by which the checkpoint's weights are quantized ("awq", "GGUF"); None: they are
+    floating. Raises ModelLoadError for a method that is not supported."""
     for first in weights_files(folder)[:1]:
         with closing(GgufModel(first)) as model:
             return "GGUF" if model.is_quantized else None
@@ -39,10 +39,10 @@ def require_quantization(quantization: str, folder: Path, method: str | None) ->
 def require_kv_cache_dtype(
     kv_cache_dtype: KVCacheDtype, known: Sequence[KVCacheDtype], dtype: str, device: str
 ) -> None:
-    """known: what the device's kernels read with that dtype ("bfloat16"). Of latents `KVLayout`
-    knows.
+    """known: the formats that the device's kernels read with that dtype ("bfloat16"). `KVLayout`
+    checks the formats of latents.
 
-    Raises InvalidRequest for another.
+    Raises InvalidRequest for any other.
     """
     if kv_cache_dtype not in known:
         allowed = f"{' or '.join(known)} with dtype={dtype} on {device}"

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub as folders on this machine. The one file that imports its client.
+"""Models of the Hugging Face hub as local folders. The only file that imports its client.
 
-The client's own settings hold: HF_HOME and HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
-What is in its cache already is not fetched again, and is used where the hub cannot be reached.
+The client's own settings apply: HF_HOME and HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
+Files in its cache are not fetched again, and are used if the hub cannot be reached.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...errors import ModelLoadError
 from ...frontend.client.progress import ByteProgress
 from .model_files import PICKLED_SUFFIXES, why_not_pickled
 
-# Weights as safetensors, everything that configuration, tokenizers and templates are made of.
-# tokenizer.model is not among it: its contents are in tokenizer.json.
+# Weights as safetensors, and all files of configuration, tokenizers and templates. tokenizer.model
+# is not among them: its contents are in tokenizer.json.
 _DESCRIBING = ("*.json", "*.jinja")
 _WANTED = ("*.safetensors", *_DESCRIBING)
-# Other forms of the same weights, as some repositories have them beside.
+# Other forms of the same weights, which some repositories also have.
 _NOT_WANTED = ("*/*.safetensors", "consolidated*.safetensors", "onnx/*", "openvino/*", "original/*")
-_BLOCK_BYTES = 1 << 21  # fetched at once of a file that is read in part
+_BLOCK_BYTES = 1 << 21  # fetched at a time from a partly read file
 
 _T = TypeVar("_T")
 
@@ -33,11 +33,11 @@ def fetch_snapshot(
     on_progress: ByteProgress | None = None,
     has_weights: bool = True,
 ) -> Path:
-    """The folder with the files of the model `repo`, fetched where they are not in the cache.
-    `has_weights`: the weights, too, not only what describes them.
+    """The folder with the files of the model `repo`, fetched if they are not in the cache.
+    `has_weights`: fetch the weights too, not only what describes them.
 
-    Raises ModelLoadError with what can be done: offline, gated, not found, no safetensors (whether
-    they were to be fetched or not, as far as the hub can be asked).
+    Raises ModelLoadError with the remedy: offline, gated, not found, no safetensors (whether
+    weights are requested or not, as far as the hub can be reached).
     """
     from huggingface_hub import snapshot_download
 
@@ -71,10 +71,10 @@ def fetch_file(
 def read_file(
     repo: str, name: str, read: Callable[[BinaryIO, int], _T], revision: str | None = None
 ) -> _T:
-    """What `read` makes of the file's stream and its size in bytes. Of a file that is not in the
-    cache only what `read` takes from the stream is fetched, a block at a time, and nothing is kept.
+    """The result of `read` for the file's stream and its size in bytes. If the file is not cached,
+    only what `read` takes from the stream is fetched, a block at a time, and nothing is stored.
 
-    Raises ModelLoadError as `fetch_snapshot` does, and what `read` raises.
+    Raises ModelLoadError as `fetch_snapshot` does, and any error of `read`.
     """
     from huggingface_hub import HfFileSystem, constants, hf_hub_download
 
@@ -84,7 +84,7 @@ def read_file(
         if cached.exists():
             with cached.open("rb") as stream:
                 return read(stream, cached.stat().st_size)
-        # One of its own: those that the library keeps remember listings for good.
+        # A separate instance: those cached by the library keep listings forever.
         hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
         path = f"{repo}@{about.commit_hash}/{name}"
         with hub.open(path, block_size=_BLOCK_BYTES, cache_type="readahead") as remote:
@@ -94,7 +94,7 @@ def read_file(
 
 
 def _explained(fetch: Callable[[], _T], repo: str, model: str, revision: str | None) -> _T:
-    """What `fetch` returns; `model` is what was asked for, all of `repo` or a file of it."""
+    """The result of `fetch`; `model` is what was requested, all of `repo` or one of its files."""
     from huggingface_hub import errors
 
     shown = model if revision is None else f"{model}@{revision}"
@@ -120,7 +120,7 @@ def _explained(fetch: Callable[[], _T], repo: str, model: str, revision: str | N
         raise ModelLoadError(f"{shown} is not among the files of that model on the hub") from None
     except errors.HFValidationError as error:
         raise ModelLoadError(f"{shown} is neither a folder nor a model's id: {error}") from None
-    except Exception as error:  # which ones its HTTP client raises differs between its versions
+    except Exception as error:  # its HTTP client's errors differ between versions
         raise ModelLoadError(
             f"{shown} cannot be fetched: {type(error).__name__}: {error}"
         ) from error
@@ -149,14 +149,14 @@ def _cache() -> str:
 
 
 def _require_weights(repo: str, revision: str | None, folder: Path, has_weights: bool) -> None:
-    """Of a model of which no safetensors are in the cache; `has_weights`: they were asked for.
+    """Checks a model without safetensors in the cache; `has_weights`: they were requested.
 
-    Raises ModelLoadError with the reason why it cannot be loaded, where there is one.
+    Raises ModelLoadError with the reason if it cannot be loaded.
     """
     from huggingface_hub import HfApi
 
     try:
-        # One request; `list_repo_files` tries again for half a minute where none is answered.
+        # One request; `list_repo_files` would retry for half a minute if none is answered.
         siblings = HfApi().model_info(repo, revision=revision or "main").siblings
     except Exception as error:  # the cache has no listing
         if not has_weights:
@@ -176,17 +176,17 @@ def _require_weights(repo: str, revision: str | None, folder: Path, has_weights:
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether a file of the hub has weights that are fetched."""
+    """Whether a file of the hub contains weights to fetch."""
     is_among_others = any(fnmatch(name, pattern) for pattern in _NOT_WANTED)
     return name.endswith(".safetensors") and not is_among_others
 
 
 def _bars(on_progress: ByteProgress | None) -> Any:
-    """The class whose objects the client takes for its progress bars; they write nothing."""
+    """The class that the client uses for its progress bars; they print nothing."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
-        """Reports the bytes of a whole download, which is one of several bars."""
+        """Reports the bytes of a whole download, one of several bars."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             name = options.get("name")

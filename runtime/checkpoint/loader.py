@@ -1,4 +1,4 @@
-"""Which source of weights a model folder needs; random weights where there is no checkpoint."""
+"""Opens the source of weights that a model folder needs; random weights without a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def open_weights(
     device: torch.device,
     on_progress: ByteProgress | None = None,
 ) -> Iterator[WeightSource]:
-    """Open while the model is built.
+    """A source, open while the model is built.
 
-    Raises ModelLoadError for a folder that holds no weights that can be read, InvalidRequest for a
-    quantization of weights that are quantized already.
+    Raises ModelLoadError for a folder without readable weights, InvalidRequest for a quantization
+    of weights that are quantized already.
     """
     if load_format == "dummy":
         yield _dummy(folder, quantization, dtype, device)
@@ -94,7 +94,7 @@ def _dummy(
     dtype: torch.dtype,
     device: torch.device,
 ) -> WeightSource:
-    """Random weights, of the bits that the checkpoint's would have."""
+    """Random weights, with the bits of the checkpoint's weights."""
     source = DummyWeights(dtype, device)
     config = packed_config(folder) if (folder / "config.json").exists() else None
     if quantization == "none" and config is not None:
@@ -105,7 +105,7 @@ def _dummy(
 def _rounded_alike(
     source: WeightSource, config: PackedConfig, dtype: torch.dtype
 ) -> QuantizingWeights:
-    """What is floating in `source`, rounded as what is packed was."""
+    """Rounds the floating weights in `source` like the packed ones."""
     group_size = config.group_size or MAX_GROUP_SIZE
     return QuantizingWeights(source, _as_rounded(config), dtype, group_size)
 
@@ -122,7 +122,7 @@ _STD = 0.02  # Llama's initializer_range
 class DummyWeights:
     """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite.
 
-    They are made on the device, in the dtype: nothing is copied. Other devices make others.
+    Made on the device, in the dtype: nothing is copied. Other devices give other numbers.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class DummyWeights:
         return table
 
     def skip(self, name: str) -> None:
-        """Nothing is kept, so nothing is skipped."""
+        """Does nothing: no names are recorded."""
 
     def finish(self) -> None:
-        """Nothing is left over."""
+        """Does nothing: no tensor is left over."""

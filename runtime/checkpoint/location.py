@@ -1,11 +1,11 @@
-"""What users type for a model, as a folder in Hugging Face layout; everything else takes folders.
+"""Resolves a user's model argument to a folder in Hugging Face layout; other code takes folders.
 
-FOLDER                     as it is, or, where it has no safetensors, the one GGUF model in it
-FILE.gguf                  unfolded once into a folder of the cache (see weights/gguf); of a model
+FOLDER                     as it is; without safetensors, the one GGUF model in it
+FILE.gguf                  converted once to a folder of the cache (gguf/convert.py); of a model
                            in parts any part
 NAME/MODEL[@REVISION]      a model of the Hugging Face hub (see hub)
 NAME/MODEL/FILE.gguf       a GGUF file of it
-stemma-tiny                the embedded model, where no folder here is called so
+stemma-tiny                the embedded model, if no folder here has this name
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def locate_model(
     describe_in: Path | None = None,
 ) -> Path:
     """The model's folder. `revision`: of a model of the hub, a branch, a tag or a commit;
-    `on_progress` hears of what is downloaded. With `describe_in`, a folder of the caller's, a model
-    of the hub is only described, and its weights are not fetched: of a GGUF file there is a copy of
-    its header in that folder, and the model's folder is there, too.
+    `on_progress` receives download progress. With `describe_in`, a folder of the caller's, a model
+    of the hub is only described, and its weights are not fetched: a copy of a GGUF file's header is
+    written to that folder, and the model's folder is in it, too.
 
     Raises:
-        InvalidRequest: a revision of what has none, or two of them.
-        ModelLoadError: what cannot be found, fetched or loaded, with the reason.
+        InvalidRequest: a revision where none applies, or two revisions.
+        ModelLoadError: a model that cannot be found, fetched or loaded, with the reason.
     """
     text = str(model)
     if text == EMBEDDED_MODEL.name and not os.path.exists(text):
         text = str(EMBEDDED_MODEL)
-    if os.path.exists(os.path.expanduser(text)):  # False, no error, where a name is too long
+    if os.path.exists(os.path.expanduser(text)):  # False, not an error, if a name is too long
         path = Path(text).expanduser()
         if revision is not None:
             raise InvalidRequest.of("revision", revision, f"none with {text}, which is no hub id")
@@ -80,7 +80,7 @@ def locate_model(
 
 
 def _described(repo: str, names: Sequence[str], revision: str | None, root: Path) -> Path:
-    """The folder of GGUF files of the hub by their headers alone."""
+    """The folder of GGUF files of the hub, made from their headers alone."""
     copies = [root / Path(name).name for name in names]
     for name, copy in zip(names, copies, strict=True):
         read_file(repo, name, partial(copy_header, name=f"{repo}/{name}", copy=copy), revision)
@@ -88,12 +88,12 @@ def _described(repo: str, names: Sequence[str], revision: str | None, root: Path
 
 
 def _is_path(text: str) -> bool:
-    """Whether what does not exist was meant as a path."""
+    """Whether a nonexistent name was meant as a path."""
     return text.startswith((".", "/", "~")) or text.endswith((".gguf", *PICKLED_SUFFIXES))
 
 
 def _checkpoint_of(folder: Path) -> Path:
-    """The folder itself, unless all that it holds of a model is in GGUF."""
+    """The folder itself, unless all its weights are in GGUF."""
     file = only_model_of(folder)
     return folder if file is None else convert_gguf(file)
 

@@ -1,4 +1,4 @@
-"""A model's files: opened, or refused with the reason. Torch-free."""
+"""Opens a model's files, or refuses them with the reason. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...errors import ModelLoadError
 
 
 def open_plain_file(path: Path) -> int:
-    """A descriptor for reading, the caller's to close.
+    """A descriptor for reading, which the caller closes.
 
-    Raises ModelLoadError for what is missing, cannot be opened or is no file: a named pipe would be
-    waited for, a device read to no end.
+    Raises ModelLoadError for a file that is missing, cannot be opened or is not a regular one: a
+    named pipe would block, and reading a device might never end.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -32,7 +32,7 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def why_not_pickled(model: str, names: Sequence[str]) -> str:
-    """`names`: the files of `model` that are pickled, at least one."""
+    """`names`: the pickled files of `model`, at least one."""
     shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
     return (
         f"{model} has its weights as PyTorch pickles only ({shown}), which can run code of their "

@@ -1,9 +1,9 @@
-"""Where a model's tensors come from, one at a time, as the model asks for them by name.
+"""A model's tensors, one at a time, as the model requests them by name.
 
-A model pulls its tensors while it is built (`take`, `take_stacked`), so only one is held twice at
-any time; at the end `finish` reports what nobody asked for. Sources: `checkpoint` safetensors,
-`gguf` its own files, `dummy` random numbers; `packed` wraps a checkpoint that is quantized, and
-`quantizing` rounds what any of them has floating.
+A model takes its tensors while it is built (`take`, `take_stacked`), so only one is in memory twice
+at any time; at the end `finish` reports tensors that nobody requested. Sources: `checkpoint`
+safetensors, `gguf` its own files, `dummy` random numbers; `packed` wraps a quantized checkpoint,
+and `quantizing` rounds the floating weights of any of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class WeightSource(Protocol):
     """Tensors by checkpoint name, in the dtype and on the device the source was opened for."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether `take` would find a tensor of this name; False too where it makes any."""
+        """Whether `take` would find a tensor of this name; also False if the source makes any."""
         ...
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, owned by the caller; dtype: instead of the source's. Raises ModelLoadError if
-        missing or misshapen."""
+        """The tensor, owned by the caller, in `dtype` if given. Raises ModelLoadError if missing or
+        misshapen."""
         ...
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
@@ -37,28 +37,28 @@ class WeightSource(Protocol):
     def take_weight(
         self, names: Sequence[str], out_features: Sequence[int], in_features: int
     ) -> Weight:
-        """The weight of one linear layer made of the modules `names` (without ".weight"), whose
-        outputs follow each other; quantized where the source has it so."""
+        """The weight of one linear layer made of the modules `names` (without ".weight"), with
+        concatenated outputs; quantized if the source has it so."""
         ...
 
     def tie_weight(self, table: Tensor) -> Weight:
-        """The output projection's weight where it is the embedding, `table` [vocab_size,
-        hidden_size], as `take` gave it."""
+        """The output projection's weight if it is the embedding, `table` [vocab_size, hidden_size],
+        as returned by `take`."""
         ...
 
     def skip(self, name: str) -> None:
-        """Declare that the tensor, should it exist, is rightly not taken; a name that ends in "."
-        stands for all within that module."""
+        """Declare that the tensor, if it exists, is not needed; a name that ends with "." stands
+        for all tensors within that module."""
         ...
 
     def finish(self) -> None:
-        """Called once the model is built: warns about tensors that were never asked for."""
+        """Called after the model is built: warns about tensors that were never requested."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTensors:
-    """What a model takes from its source."""
+    """The tensors that a model takes from its source."""
 
     shapes: Mapping[str, tuple[int, ...]]  # of all tensors
     linears: Mapping[str, tuple[int, int]]  # (out_features, in_features) of modules

@@ -1,6 +1,6 @@
-"""The shape of a decoder-only model, whatever its family: what layers and sizing ask for.
+"""The shape of a decoder-only model of any family, as layers and memory sizing need it.
 
-How a family's config.json fills it: `models/families/`. Torch-free.
+`models/families/` fills it from each family's config.json. Torch-free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .rope_scaling import RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What a checkpoint calls a mixture's modules; `{}` is an expert's number."""
+    """A checkpoint's names of a mixture's modules; `{}` is an expert's number."""
 
     block: str = "mlp"  # below the layer's name; the others are below the block's
     router: str = "gate"
@@ -32,29 +32,29 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The mixture of experts in place of some layers' feed-forward block."""
+    """The mixture of experts that replaces some layers' feed-forward block."""
 
     layers: tuple[int, ...]  # which have one; the others are dense
     num_experts: int
     intermediate_size: int  # of one expert
     routing: RoutingOptions
-    shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
-    has_shared_gate: bool = False  # what the shared expert says is weighed by a sigmoid
+    shared_intermediate_size: int = 0  # of the expert that every token takes; 0: none
+    has_shared_gate: bool = False  # a sigmoid gate weights the shared expert's output
     has_selection_bias: bool = False  # see `ops.RouteExperts`
     names: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): what is cached of a token is one
-    latent and one rotated key for all heads."""
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one latent and one
+    rotated key a token for all heads."""
 
     latent_dim: int  # kv_lora_rank
     rope_dim: int  # of the rotated part of keys and queries
     nope_dim: int  # of their other part, a head
     value_dim: int  # of a head
     query_latent_dim: int | None  # q_lora_rank; None: queries are projected directly
-    is_interleaved: bool = True  # rotated pairs lie side by side in the checkpoint's projections
+    is_interleaved: bool = True  # rotated pairs are adjacent in the checkpoint's projections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,29 +77,29 @@ class DecoderConfig:
     qkv_bias: bool
     output_bias: bool  # bias of the attention's output projection
     mlp_bias: bool
-    eos_token_ids: tuple[int, ...]  # which end an answer
-    torch_dtype: str | None  # as stored, "bfloat16"; None where config.json does not say
+    eos_token_ids: tuple[int, ...]  # that end an answer
+    torch_dtype: str | None  # as stored, "bfloat16"; None where config.json does not say it
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"  # of the feed-forward block's gates
-    # The kinds of attention that layers have; layer i has attention_kinds[layer_kinds[i]]. None:
-    # all have the first.
+    # The layers' kinds of attention; layer i has attention_kinds[layer_kinds[i]]. None: all have
+    # the first.
     attention_kinds: tuple[AttentionOptions | LatentOptions, ...] = (DEFAULT_OPTIONS,)
     kind_of_layer: tuple[int, ...] | None = None
     latent: LatentConfig | None = None  # set: all layers have latent attention
     experts: ExpertsConfig | None = None
-    # Of a head, how much is rotated; None: all. The rest has no position.
+    # How much of a head is rotated; None: all. The rest has no position.
     partial_rotary_dim: int | None = None
-    # Set: layers with a window rotate by this base, unscaled, and the others as above.
+    # Set: layers with a window rotate by this base, unscaled; the others as above.
     window_rope_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
-    # Where a layer's norms stand: before its attention and its feed-forward block, after them, or
-    # on both sides.
+    # Where a layer's norms are: before its attention and its feed-forward block, after them, or on
+    # both sides.
     norm_placement: Literal["before", "after", "around"] = "before"
-    # Queries and keys are normed before they are rotated: each head by itself, or all of a token.
+    # Queries and keys are normed before rotation: each head by itself, or all of a token's.
     query_key_norm: Literal["head", "whole"] | None = None
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
     has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
-    weight_prefix: str = ""  # of all names in the checkpoint, where the decoder is a part of more
+    weight_prefix: str = ""  # of all names in the checkpoint, if it has more than the decoder
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what each block adds to the residual stream
     logits_divisor: float = 1.0
@@ -107,18 +107,18 @@ class DecoderConfig:
 
     @property
     def layer_kinds(self) -> tuple[int, ...]:
-        """[num_layers] places in `attention_kinds`."""
+        """[num_layers] indices into `attention_kinds`."""
         return (0,) * self.num_layers if self.kind_of_layer is None else self.kind_of_layer
 
     def has_window(self, layer_index: int) -> bool:
-        """Whether the layer's attention sees a window only."""
+        """Whether the layer's attention has a window."""
         options = self.attention_kinds[self.layer_kinds[layer_index]]
         return isinstance(options, AttentionOptions) and options.window is not None
 
     @property
     def layer_ropes(self) -> tuple[tuple[float | None, RopeScaling | None], ...]:
-        """[num_layers] (theta, scaling) of each layer's rotary embedding; theta None: nothing
-        turns, whatever the position."""
+        """[num_layers] (theta, scaling) of each layer's rotary embedding; theta None: no rotation
+        at any position."""
         return tuple(self._rope_of(index) for index in range(self.num_layers))
 
     def _rope_of(self, layer_index: int) -> tuple[float | None, RopeScaling | None]:

@@ -1,5 +1,5 @@
-"""How a checkpoint's embeddings are made: what its sentence-transformers files say, where it has
-them (modules.json and the configuration of the pooling module that it names). Torch-free.
+"""How to compute a checkpoint's embeddings, from its sentence-transformers files, if it has them
+(modules.json and the configuration of the pooling module that it names). Torch-free.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """A model without such files pools its last token: the only one that has seen the whole
+    """A model without such files pools its last token: the only one that attends to the whole
     text."""
 
     pooling: Pooling = "last"
-    refusal: str | None = None  # why this model's embeddings cannot be made here
+    refusal: str | None = None  # why this runtime cannot make this model's embeddings
 
     @classmethod
     def from_folder(cls, folder: Path) -> EmbeddingConfig:
-        """Of a checkpoint folder; what cannot be read or made refuses embeddings, nothing else."""
+        """Read a checkpoint folder; an unreadable or unsupported file only disables embeddings."""
         if not (folder / "modules.json").is_file():
             return cls()
         try:
@@ -37,7 +37,7 @@ class EmbeddingConfig:
 
 
 def _pooling(folder: Path) -> Pooling:
-    """Raises ValueError for what is not supported, and others for files that are no such files."""
+    """Raises ValueError for what is not supported, and other errors for malformed files."""
     modules = {
         str(module["type"]).rpartition(".")[2]: str(module["path"])
         for module in json.loads((folder / "modules.json").read_text(encoding="utf-8"))

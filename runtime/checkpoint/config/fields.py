@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from ....errors import ModelLoadError
 
 MAX_INTEGER = (1 << 31) - 1  # no size of a model is larger
-_FLOAT32_RANGE = (2.0**-126, 2.0**127)  # what is computed with: of normal numbers, at least
+_FLOAT32_RANGE = (2.0**-126, 2.0**127)  # within float32's normal numbers, used in computing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Fields:
 
     @classmethod
     def read(cls, file: Path) -> Fields:
-        if file.exists() and not (file.is_file() or file.is_dir()):  # read to no end, or waited for
+        if file.exists() and not (file.is_file() or file.is_dir()):  # a read might never end
             raise ModelLoadError(f"{file} is a device or a pipe, not a file")
         try:
             text = file.read_bytes()
@@ -36,7 +36,7 @@ class Fields:
 
     @classmethod
     def parse(cls, file: Path, text: bytes) -> Fields:
-        """`text`: what is in the file, as UTF-8."""
+        """`text`: the file's contents, as UTF-8."""
         try:
             values = json.loads(text.decode())
         except (ValueError, RecursionError) as error:
@@ -50,11 +50,11 @@ class Fields:
         return ModelLoadError(f"{self.file}: field {field!r}: expected {expected}, found {found}")
 
     def get(self, field: str) -> Any:
-        """The value, or None where absent or null."""
+        """The value, or None if absent or null."""
         return self.values.get(field)
 
     def nested(self, field: str) -> Fields | None:
-        """An object within this one, or None where absent or null."""
+        """An object within this one, or None if absent or null."""
         value = self.get(field)
         if value is None:
             return None
@@ -63,7 +63,7 @@ class Fields:
         return Fields(self.file, value)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """With these values where a field is absent (null is a value)."""
+        """A copy with these values for absent fields (null is a value)."""
         return Fields(self.file, {**defaults, **self.values})
 
     def restrict(self, field: str, *allowed: Any) -> None:
@@ -84,7 +84,7 @@ class Fields:
         return int(value)
 
     def optional_integer(self, field: str) -> int | None:
-        """None where absent or null."""
+        """None if absent or null."""
         return None if self.get(field) is None else self.integer(field)
 
     def count(self, field: str) -> int:
@@ -95,7 +95,7 @@ class Fields:
         return int(value)
 
     def optional_number(self, field: str) -> float | None:
-        """None where absent or null."""
+        """None if absent or null."""
         return None if self.get(field) is None else self.number(field, 1.0)
 
     def number(self, field: str, default: float) -> float:
@@ -128,7 +128,7 @@ class Fields:
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Whether it is a number that a float can hold (JSON's may be of any size, or infinite)."""
+    """Whether it is a number that fits a float (JSON's may have any size, or be infinite)."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:

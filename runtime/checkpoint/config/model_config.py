@@ -1,7 +1,7 @@
-"""What a checkpoint folder says about its model: config.json and generation_config.json, checked.
+"""A checkpoint folder's model config: config.json and generation_config.json, checked.
 
-Torch-free, so that the host half (tokenizer, scheduler, server) can read it too. Every problem is
-a `ModelLoadError` that names the file, the field, what was expected and what was found.
+Torch-free, so that the host half (tokenizer, scheduler, server) can read it too. Every problem
+raises a `ModelLoadError` that names the file, the field, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ExpertsConfig", "LatentConfig", "ModelConfig"]
 class ModelConfig(DecoderConfig):
     """A decoder-only model and its default sampling."""
 
-    default_temperature: float | None  # None: the checkpoint has no opinion
+    default_temperature: float | None  # None: the checkpoint gives none
     default_top_p: float | None
     default_top_k: int | None
     default_min_p: float | None

@@ -1,9 +1,9 @@
-"""How a checkpoint stretches its rotary embedding to longer contexts, read from config.json.
+"""How a checkpoint scales its rotary embedding to longer contexts, read from config.json.
 
     transformers 4   rope_theta: 1e6, rope_scaling: {"type" | "rope_type": "yarn", "factor": 4, ...}
     transformers 5   rope_parameters: {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
 
-What the numbers do to the frequencies: `layers/rotary.py`. Torch-free.
+`layers/rotary.py` applies the numbers to the frequencies. Torch-free.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ....errors import ModelLoadError
 from .fields import Fields, is_finite
 
 _DEFAULT_THETA = 10000.0
-MAX_POSITIONS = 1 << 24  # of a context, as --max-model-len allows
-# What an object that describes a rotary embedding may hold; "finetuned" says nothing of it.
+MAX_POSITIONS = 1 << 24  # of a context, the limit of --max-model-len
+# Fields allowed in an object that describes a rotary embedding; "finetuned" has no effect.
 _KNOWN = frozenset(
     {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
      "partial_rotary_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
      "truncate", "attention_factor", "mscale", "mscale_all_dim", "short_factor", "long_factor",
      "finetuned"}
 )  # fmt: skip
-# Of early YaRN code; Hugging Face reads neither, and checkpoints are published that have them.
+# From early YaRN code; Hugging Face ignores both, and published checkpoints contain them.
 _IGNORED = frozenset({"attn_factor", "extrapolation_factor"})
 
 logger = logging.getLogger(__name__)
 
 
 class RopeKind(Enum):
-    """The scalings that are implemented."""
+    """The implemented scalings."""
 
     LINEAR = "linear"
     DYNAMIC = "dynamic"
@@ -48,20 +48,20 @@ class RopeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """One scaling with its numbers; those of other kinds have no meaning."""
+    """One scaling with its numbers; numbers of other kinds have no meaning."""
 
     kind: RopeKind
     factor: float  # > 0; how many times longer the context becomes
-    original_max_positions: int  # what the model was trained for before it was stretched
+    original_max_positions: int  # the context of training, before scaling
     max_positions: int  # the longest sequence
     low_freq_factor: float = 1.0  # llama3: wavelengths above original / low are divided by factor
-    high_freq_factor: float = 4.0  # llama3: those below original / high stay as they are
-    beta_fast: float = 32.0  # yarn: dimensions that turn more often within original stay
-    beta_slow: float = 1.0  # yarn: those that turn less often are divided by factor
+    high_freq_factor: float = 4.0  # llama3: wavelengths below original / high are not changed
+    beta_fast: float = 32.0  # yarn: dimensions that turn more often within original are not changed
+    beta_slow: float = 1.0  # yarn: dimensions that turn less often are divided by factor
     is_truncated: bool = True  # yarn: these bounds are rounded to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
-    # longrope: periods are multiplied by these, [rotary_dim / 2]: long ones where sequences may
-    # become longer than the original length.
+    # longrope: periods are multiplied by these, [rotary_dim / 2]: the long ones if sequences may
+    # exceed the original length.
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
@@ -78,9 +78,9 @@ class Rope:
 def read_rope(
     config: Fields, max_positions: int, head_dim: int, *, can_be_partial: bool = False
 ) -> Rope:
-    """`rope_scaling` or `rope_parameters`, whichever there is, and what lies beside them.
+    """Read `rope_scaling` or `rope_parameters`, whichever exists, and related fields beside it.
 
-    can_be_partial: whether heads of the family may be rotated in part.
+    can_be_partial: whether the family's heads may be partly rotated.
 
     Raises ModelLoadError for a scaling that is not implemented or lacks a number.
     """
@@ -179,7 +179,7 @@ def _scaling(
 
 
 def _stretched(fields: Fields, num_positions: int, factor: float) -> int:
-    """So many positions times the factor."""
+    """The number of positions times the factor."""
     if not 1 <= num_positions * factor <= MAX_POSITIONS:
         allowed = f"one that makes 1 to {MAX_POSITIONS:,} of {num_positions:,} positions"
         raise fields.fail("factor", allowed)
@@ -203,7 +203,7 @@ def _required(fields: Fields, name: str) -> float:
 
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float:
-    """As given, or the paper's 0.1 ln(factor) + 1, for DeepSeek a ratio of two of these."""
+    """As given, else the paper's 0.1 ln(factor) + 1, for DeepSeek a ratio of two of these."""
 
     def recommended(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

@@ -1,10 +1,10 @@
-"""GGUF's blocks of numbers as floats, and as the affine numbers that linear layers take.
+"""Converts GGUF's blocks of numbers to floats, and to the affine numbers of linear layers.
 
 Each quantized format is affine in groups of a block's values: weight = scale * number + offset.
 The numbers of formats with offsets are unsigned. Block structures: ggml-common.h; "K" formats hold
 super-blocks of 256 values, whose scales (and minima) are 6-bit numbers times one float16.
 
-Torch throughout, so that blocks may be unpacked on the device that they are meant for.
+Torch throughout, so that blocks can be unpacked on their target device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HALF_LARGEST = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows of numbers with what makes weights of them; no 4-bit packing yet."""
+    """Rows of numbers with their scales and offsets; 4-bit numbers are not packed yet."""
 
     numbers: Tensor  # [num_rows, num_blocks, groups a block, group_size] uint8 or int8
     scales: Tensor  # [num_rows, num_blocks, groups a block] float32
@@ -32,7 +32,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """What a format's weights become as a QuantizedWeight."""
+    """The layout of a format's weights as a QuantizedWeight."""
 
     bits: Literal[8, 4]
     group_size: int
@@ -52,8 +52,8 @@ LAYOUTS = {
 
 
 def to_floats(form: BlockFormat, rows: Tensor) -> Tensor:
-    """rows [num_rows, row_bytes] uint8 -> [num_rows, row_values] float32, or of their own type
-    where they are floats; the same bits as ggml's own."""
+    """rows [num_rows, row_bytes] uint8 -> [num_rows, row_values] float32, or in their own dtype if
+    they are floats; bit-identical to ggml."""
     if form.name in _FLOATS:
         return rows.view(_FLOATS[form.name])
     groups = _UNPACKERS[form.name](_blocks(form, rows))
@@ -66,8 +66,8 @@ def to_floats(form: BlockFormat, rows: Tensor) -> Tensor:
 def to_groups(
     form: BlockFormat, rows: Tensor, layout: GroupLayout
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """rows [num_rows, row_bytes] uint8 of a quantized format -> values, scales and offsets as
-    `QuantizedWeight` has them, scales and offsets in float32.
+    """rows [num_rows, row_bytes] uint8 of a quantized format -> values, scales and offsets as in
+    `QuantizedWeight`, scales and offsets in float32.
 
     `layout`: the format's own, or one with more bits, smaller groups or offsets.
     """
@@ -95,13 +95,13 @@ def to_groups(
 
 
 def fits_half(*tensors: Tensor | None) -> bool:
-    """Whether float16 holds all their numbers without an infinity."""
+    """Whether all their numbers fit float16 without becoming infinite."""
     present = [tensor for tensor in tensors if tensor is not None and tensor.numel()]
     return all(float(tensor.abs().max()) <= _HALF_LARGEST for tensor in present)
 
 
 def _packed(numbers: Tensor) -> Tensor:
-    """[..., n] of 0 to 15 -> [..., n / 2] uint8, that of an even place in the low half."""
+    """[..., n] of 0 to 15 -> [..., n / 2] uint8, the even places in the low halves."""
     numbers = numbers.view(torch.uint8)
     return numbers[..., 0::2] | numbers[..., 1::2] << 4
 
@@ -152,7 +152,7 @@ def _q5_1(blocks: Tensor) -> Groups:
 
 
 def _fifth_bits(data: Tensor) -> Tensor:
-    """[..., 4] bytes -> [..., 32] of 0 or 16: bit i belongs to value i."""
+    """[..., 4] bytes -> [..., 32] of 0 or 16: bit i is value i's."""
     return (_bits(data, 1).transpose(-1, -2) << 4).flatten(-2)
 
 

@@ -1,7 +1,7 @@
-"""GGUF metadata as the config.json and generation_config.json of a Hugging Face checkpoint.
+"""Converts GGUF metadata to the config.json and generation_config.json of a checkpoint.
 
-Keys: the GGUF specification and gguf-py's constants.py. What a file does not say, llama.cpp has in
-its code for each architecture (llama.cpp, src/models/); such constants are marked here. Torch-free.
+Keys: the GGUF specification and gguf-py's constants.py. For values missing in a file, llama.cpp has
+constants in its code of each architecture (src/models/); these are marked here. Torch-free.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ _DTYPES = {"F32": "float32", "F16": "float16"}
 
 
 def model_config(model: Hyperparameters) -> Config:
-    """What config.json would say.
+    """The contents of config.json.
 
     Raises:
-        ModelLoadError: an architecture that is not known, or metadata that is missing or makes no
-            sense.
+        ModelLoadError: an unknown architecture, or missing or invalid metadata.
     """
     architecture = model.architecture
     if architecture not in FAMILIES:
@@ -53,7 +52,7 @@ def model_config(model: Hyperparameters) -> Config:
 
 
 def generation_config(model: Hyperparameters, stop_ids: list[int]) -> Config:
-    """What generation_config.json would say; stop_ids: all tokens that end an answer."""
+    """The contents of generation_config.json; stop_ids: all tokens that end an answer."""
     fields = model.fields
     config: Config = {"eos_token_id": stop_ids} if stop_ids else {}
     for name, key in _SAMPLING.items():
@@ -80,7 +79,7 @@ def _unknown(architecture: str) -> str:
 
 
 def _token_ids(model: Hyperparameters) -> Config:
-    """null where the file names none: the family's default is no part of GGUF."""
+    """null if the file names none: GGUF does not include the family's default."""
     return {"eos_token_id": model.fields.get("tokenizer.ggml.eos_token_id")}
 
 
@@ -141,7 +140,7 @@ def _qwen_experts(model: Hyperparameters) -> Config:
 
 
 def _expert_size(model: Hyperparameters, layer: int) -> int:
-    """From the stack [num_experts, size, hidden_size]: early files have no key for it."""
+    """From the stack [num_experts, size, hidden_size]: early files have no key for the size."""
     name = f"blk.{layer}.ffn_gate_exps.weight"
     shape = model.shape(name)
     if len(shape) != 3:
@@ -181,14 +180,14 @@ def _gemma3(model: Hyperparameters, config: Config) -> Config:
 
 
 def _query_scalar(config: Config, layers_of_27b: int) -> int:
-    """llama.cpp's constant: the largest models divide scores by another size than their heads'."""
+    """llama.cpp's constant: the largest models scale scores by a size other than head_dim."""
     if config["num_hidden_layers"] == layers_of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
 
 
 def _windows(model: Hyperparameters, config: Config, window: int, every: int) -> Config:
-    """One layer of `every` sees everything, unless the file has a pattern; window 0: all do."""
+    """One layer of `every` has no window, unless the file has a pattern; window 0: none has."""
     num_layers = config["num_hidden_layers"]
     pattern = model.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
@@ -243,7 +242,7 @@ def _granite(model: Hyperparameters, config: Config) -> Config:
 
 
 def _deepseek2(model: Hyperparameters, config: Config) -> Config:
-    """V2 and V3, which choose experts by softmax and by sigmoid (2, of ggml's gating functions)."""
+    """V2 and V3, which choose experts by softmax and by sigmoid (2 in ggml's gating functions)."""
     is_v3 = model.get("expert_gating_func") == 2
     num_heads = config["num_attention_heads"]
     rope_dim = model.integer("rope.dimension_count")

@@ -1,11 +1,11 @@
-"""A GGUF model as a folder: its metadata written out as the files of a checkpoint, once.
+"""Converts a GGUF model to a folder: writes its metadata as the files of a checkpoint, once.
 
     ~/.cache/stemma/gguf/<name>-<key>/    config.json  generation_config.json  tokenizer.json
                                           tokenizer_config.json  model.gguf -> the file
 
-Of a model in parts each has its link, model-00001-of-00003.gguf and so on. The key depends on the
+Each part of a split model has its link, model-00001-of-00003.gguf and so on. The key depends on the
 files' sizes, times and headers, and on `_LAYOUT`, so that another file, or a version of Stemma that
-writes something else, has another folder. Torch-free.
+writes different contents, uses another folder. Torch-free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .tokenizer import tokenizer_files
 from .vocabulary import Vocabulary
 
 _NAME = "model"
-_LAYOUT = 2  # of what is written; counted up by hand with every change of that
+_LAYOUT = 2  # version of the written contents; increase it by hand with every change
 
 
 def convert_gguf(file: Path, root: Path | None = None) -> Path:
@@ -38,8 +38,8 @@ def convert_gguf(file: Path, root: Path | None = None) -> Path:
     cache.
 
     Raises:
-        ModelLoadError: a malformed file, or a model or tokenizer that is not supported; or the
-            folder cannot be written.
+        ModelLoadError: a malformed file, an unsupported model or tokenizer, or a folder that
+            cannot be written.
     """
     with closing(GgufModel(file)) as opened:
         folder = (root or _cache_root()) / _folder_name(opened)
@@ -55,8 +55,8 @@ def convert_gguf(file: Path, root: Path | None = None) -> Path:
 
 
 def weights_files(folder: Path) -> list[Path]:
-    """The GGUF files in a folder that `convert_gguf` made, the first part first; none in
-    another."""
+    """The GGUF files in a folder made by `convert_gguf`, the first part first; none in any other
+    folder."""
     single = folder / f"{_NAME}.gguf"
     if single.exists():
         return [single]
@@ -67,10 +67,10 @@ def weights_files(folder: Path) -> list[Path]:
 
 
 def only_model_of(folder: Path) -> Path | None:
-    """A GGUF file of a folder whose weights are in GGUF, whatever describes them beside it; None
-    where there are safetensors, or no GGUF file, or where `convert_gguf` made the folder.
+    """The GGUF file of a folder whose weights are in GGUF, whatever other files describe them. None
+    if there are safetensors or no GGUF file, or if `convert_gguf` made the folder.
 
-    Raises ModelLoadError where there are several models to choose from.
+    Raises ModelLoadError if there are several models to choose from.
     """
     files = sorted(folder.glob("*.gguf"))
     is_unfolded = (folder / "config.json").exists() and weights_files(folder)
@@ -101,7 +101,7 @@ def _folder_name(model: GgufModel) -> str:
 
 
 def _write(file: GgufModel, folder: Path) -> None:
-    """Beside the folder, then put in its place in one step: whoever comes second finds it whole."""
+    """Written beside the folder, then renamed to it: concurrent readers find it complete."""
     model, vocabulary = Hyperparameters(file), Vocabulary(file)
     config = model_config(model)
     tokenizer = tokenizer_files(vocabulary)
@@ -132,7 +132,7 @@ def _as_json(name: str, values: dict[str, Any]) -> str:
 
 
 def _link(model: GgufModel, folder: Path) -> None:
-    """The files may have moved since, or be copies of those which were linked."""
+    """Link the files anew: they may have moved, or be copies of the linked ones."""
     count = len(model.files)
     for number, file in enumerate(model.files, 1):
         name = f"{_NAME}.gguf" if count == 1 else shard_name(_NAME, number, count)

@@ -1,4 +1,4 @@
-"""The number formats of GGUF tensors: which are read, and how large their blocks are. Torch-free.
+"""The number formats of GGUF tensors: the supported ones and their block sizes. Torch-free.
 
 Sizes: ggml's `ggml_type` and block structures (ggml.h, ggml-common.h).
 """
@@ -36,9 +36,9 @@ FORMATS = {
     14: BlockFormat("Q6_K", 256, 210),
     30: BlockFormat("BF16", 1, 2),
 }
-"""By the number that stands in the file."""
+"""By the number in the file."""
 
-# Those that ggml has beside these, for the error's words.
+# Other formats of ggml, for the error message.
 _OTHER_NAMES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
@@ -47,7 +47,7 @@ _OTHER_NAMES = {
 
 
 def format_of(number: int, where: str) -> BlockFormat:
-    """Raises ModelLoadError, beginning with `where`, for a format that is not read."""
+    """Raises ModelLoadError, beginning with `where`, for an unsupported format."""
     if number in FORMATS:
         return FORMATS[number]
     name = _OTHER_NAMES.get(number, f"number {number}")

@@ -1,4 +1,4 @@
-"""Checked access to what a GGUF file's metadata says about its model. Torch-free."""
+"""Checked access to the model metadata of a GGUF file. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .shards import GgufModel
 
 
 class Hyperparameters:
-    """The metadata below `general.architecture`'s name, and the few tensors that belong to it.
+    """The metadata below `general.architecture`'s name, and the few tensors that complete it.
 
     Errors name the file and the whole key.
     """
@@ -32,7 +32,7 @@ class Hyperparameters:
         return self.fields.get(f"{self.architecture}.{key}")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive one; a list of one for each layer counts where all are the same."""
+        """A positive integer; a list of one for each layer is allowed if all are equal."""
         full = f"{self.architecture}.{key}"
         value = self.fields.get(full)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
@@ -45,12 +45,12 @@ class Hyperparameters:
         return 0 if value == 0 and not isinstance(value, bool) else self.integer(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """A positive one, as its shortest decimal: files have single precision."""
+        """A positive number, as its shortest decimal: files have single precision."""
         value = self.fields.number(f"{self.architecture}.{key}", default)
         return float(str(np.float32(value)))
 
     def optional_number(self, key: str) -> float | None:
-        """A positive one, or None where it is absent or 0."""
+        """A positive number, or None if it is absent or 0."""
         value = self.get(key)
         return None if value is None or value == 0 else self.number(key, 0.0)
 
@@ -64,13 +64,13 @@ class Hyperparameters:
         return name in self._file.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor. Raises ModelLoadError where it is missing."""
+        """The shape of a tensor. Raises ModelLoadError if it is missing."""
         if not self.has_tensor(name):
             raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
         return self._file.tensors[name].shape
 
     def format_name(self, name: str) -> str:
-        """Of a tensor's numbers."""
+        """The format of a tensor's numbers."""
         self.shape(name)
         return self._file.tensors[name].format.name
 

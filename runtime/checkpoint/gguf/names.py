@@ -1,13 +1,12 @@
-"""Where a tensor that a model asks for lies in a GGUF file, and what the converter did to it.
+"""Where a requested tensor is in a GGUF file, and how the converter changed it.
 
-Models ask by the names of Hugging Face checkpoints; GGUF has names of its own (gguf-py's
-tensor_mapping.py), and llama.cpp's converter changes three things, which are undone here and in
-`source`:
+Models request tensors by Hugging Face names; GGUF has its own names (gguf-py's tensor_mapping.py),
+and llama.cpp's converter changes three things, undone here and in `source`:
 
 - llama's queries and keys: a head's rows (a0, a1, ..., b0, b1, ...) become (a0, b0, a1, b1, ...),
-  as ggml's rotary embedding wants them;
+  as ggml's rotary embedding needs them;
 - gemma's norms: 1 is added to their weights;
-- experts: those of a layer are one tensor, with one more axis.
+- experts: a layer's experts are one tensor, with one more axis.
 
 Torch-free.
 """
@@ -81,11 +80,11 @@ _SELECTION_BIAS = ".mlp.gate.e_score_correction_bias"
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """How the tensors of one GGUF architecture are named, and what was done to them."""
+    """The tensor names of one GGUF architecture, and the changes made to the tensors."""
 
-    modules: Mapping[str, str]  # within a layer, Hugging Face's to GGUF's
+    modules: Mapping[str, str]  # within a layer, from Hugging Face's to GGUF's names
     has_paired_rows: bool = False  # of queries and keys
-    norm_shift: float = 0.0  # was added to the weights of norms
+    norm_shift: float = 0.0  # added to the weights of norms
 
 
 CONVENTIONS = {
@@ -108,12 +107,12 @@ CONVENTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A tensor of the file, or one expert's part of it, and what is to be undone."""
+    """A tensor of the file, or one expert's part of it, and the changes to undo."""
 
     name: str
-    expert: int | None = None  # its place along the first axis
-    num_paired_heads: int | None = None  # the rows of so many heads are paired; None: none are
-    shift: float = 0.0  # to be subtracted
+    expert: int | None = None  # its index on the first axis
+    num_paired_heads: int | None = None  # number of heads whose rows are paired; None: no pairs
+    shift: float = 0.0  # to subtract
 
 
 class TensorNames:
@@ -125,7 +124,7 @@ class TensorNames:
         self._num_heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
 
     def origin(self, name: str) -> Origin | None:
-        """Of a tensor by its Hugging Face name; None for a name that GGUF knows nothing of."""
+        """The origin of a tensor by its Hugging Face name; None for a name unknown to GGUF."""
         if name.endswith(_SELECTION_BIAS):
             layer = name.removesuffix(_SELECTION_BIAS).rpartition(".")[2]
             return Origin(f"blk.{layer}.exp_probs_b.bias")

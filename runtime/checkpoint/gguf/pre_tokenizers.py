@@ -1,8 +1,8 @@
-"""How byte-level BPE cuts a text into words, by the name that a GGUF file gives it.
+"""How byte-level BPE splits a text into words, by the name in a GGUF file.
 
-`tokenizer.ggml.pre` names one of llama.cpp's pre-tokenizers (llama-vocab.cpp); what the expressions
-of a name are, is known from the tokenizer.json of the models that it was made for. The expressions
-cut one after the other, each what those before it left whole. Torch-free.
+`tokenizer.ggml.pre` names one of llama.cpp's pre-tokenizers (llama-vocab.cpp); each name's
+expressions are taken from the tokenizer.json of the models that it was made for. The expressions
+split one after the other, each the parts that those before it left whole. Torch-free.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DEEPSEEK_CODER = (
     _CJK,
     _DIGIT,
 )
-# Letters that have a case, but for those of the scripts and alphabets named here.
+# Letters that have a case, except for the scripts and alphabets named here.
 _CASED = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2cf2-\u2d2d\ua790-\ua7ff"
     r"\uab30-\uab68\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7ff}"
@@ -79,15 +79,15 @@ _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What becomes of a text before its words are merged from bytes."""
+    """How a text is prepared before its words are merged from bytes."""
 
     expressions: Sequence[str]
-    ignores_merges: bool = False  # a word that is a token stays one, whatever the merges say
+    ignores_merges: bool = False  # a word that is a token stays one, whatever the merges are
     is_normalized: bool = False  # to NFC
-    adds_bos: bool = False  # where the file does not say
+    adds_bos: bool = False  # if the file does not say it
 
     def fields(self) -> dict[str, Any]:
-        """As tokenizer.json has it."""
+        """The fields of tokenizer.json."""
         splits = [
             {"type": "Split", "pattern": {"Regex": e}, "behavior": "Isolated", "invert": False}
             for e in self.expressions

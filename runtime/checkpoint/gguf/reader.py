@@ -1,4 +1,4 @@
-"""GGUF files: metadata and where each tensor lies, every length checked against the file's size.
+"""GGUF files: metadata and tensor locations, every length checked against the file's size.
 
 Layout (the GGUF specification, ggml's docs/gguf.md), little endian, versions 2 and 3:
 
@@ -7,8 +7,8 @@ Layout (the GGUF specification, ggml's docs/gguf.md), little endian, versions 2 
     tensor entries:   name, dimensions (the fastest first), number format, offset in the data
     data, its start and each tensor aligned to `general.alignment` (32 where that is absent)
 
-The header is read as a stream, data with pread: a file that is cut while it is read is an error,
-not a signal. Torch-free.
+The header is read as a stream, data with pread: a file that is truncated while it is read causes an
+error, not a signal. Torch-free.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 
-# Far above any model's; what is beyond is a broken file.
+# Far above any model's; beyond it a file is malformed.
 _MAX_TENSORS = 1 << 20
 _MAX_ENTRIES = 1 << 16
 _MAX_ARRAY = 1 << 24
@@ -50,11 +50,11 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor's bytes lie, row after row."""
+    """Where a tensor's bytes are, row after row."""
 
     name: str
     format: BlockFormat
-    shape: tuple[int, ...]  # the slowest axis first, as torch has it
+    shape: tuple[int, ...]  # slowest axis first, as in torch
     offset: int  # from the start of the file
     num_bytes: int
 
@@ -74,7 +74,7 @@ class TensorPlace:
 class GgufFile:
     """Owns an open file until `close`. Arrays of the metadata are lists.
 
-    Raises ModelLoadError, naming the file and the field, for whatever is malformed, and for number
+    Raises ModelLoadError, naming the file and the field, for anything malformed, and for number
     formats that are not supported.
     """
 
@@ -95,7 +95,7 @@ class GgufFile:
             raise
 
     def read(self, place: TensorPlace, first_row: int, num_rows: int) -> NDArray[np.uint8]:
-        """[num_rows, row_bytes] of a tensor, of which rows are counted over all leading axes."""
+        """[num_rows, row_bytes] of a tensor; rows are counted over all leading axes."""
         assert 0 <= first_row <= first_row + num_rows <= place.num_rows, "rows outside the tensor"
         rows = np.empty((num_rows, place.row_bytes), dtype=np.uint8)
         buffer = rows.reshape(-1).data
@@ -120,19 +120,19 @@ class GgufFile:
 
 
 class Readable(Protocol):
-    """All that is asked of a stream."""
+    """The interface that a stream must have."""
 
     def read(self, count: int, /) -> bytes:
         """The next `count` bytes, fewer only at the end."""
 
 
 class GgufHeader:
-    """Everything before the data, read from the start of a file of `num_bytes`; `path` is what
-    errors call it. Raises ModelLoadError as `GgufFile` does."""
+    """Everything before the data, read from the start of a file of `num_bytes`; `path` names it in
+    errors. Raises ModelLoadError as `GgufFile` does."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]
-    digest: str  # of all that was read
+    digest: str  # of all header bytes
 
     def __init__(self, stream: Readable, path: str | Path, num_bytes: int) -> None:
         self._stream = stream
@@ -218,7 +218,7 @@ class GgufHeader:
         return {place.name: places[place.name] for place in found}
 
     def _place(self, index: int) -> TensorPlace:
-        """With its offset from the start of the data."""
+        """A tensor's place, with its offset from the start of the data."""
         name = self._name(f"name of tensor {index}")
         where = f"tensor {name!r}"
         num_axes = self._number("<I", where)
@@ -253,7 +253,7 @@ class GgufHeader:
         return self._bytes(size, field).decode(errors="replace")
 
     def _count(self, layout: str, field: str, largest: int, item_bytes: int = 1) -> int:
-        """A number of things that follow, each of so many bytes at least."""
+        """A number of items that follow, each of at least `item_bytes` bytes."""
         count = int(self._number(layout, field))
         remaining = self._num_bytes - self._position
         if count > largest or count * item_bytes > remaining:
@@ -279,9 +279,9 @@ class GgufHeader:
 
 def copy_header(stream: BinaryIO, num_bytes: int, name: str, copy: Path) -> None:
     """Write the header of the file that `stream` begins to `copy`, which is as long as that file
-    (`num_bytes`) and takes no space for its data. Nothing behind the header is read.
+    (`num_bytes`) but takes no space for its data. Nothing after the header is read.
 
-    Raises ModelLoadError, calling the file `name`, for what is malformed.
+    Raises ModelLoadError, calling the file `name`, if it is malformed.
     """
     with copy.open("wb") as out:
         GgufHeader(_Copied(stream, out), name, num_bytes)
@@ -289,7 +289,7 @@ def copy_header(stream: BinaryIO, num_bytes: int, name: str, copy: Path) -> None
 
 
 class _Copied:
-    """What is read of `stream` is written to `out`, too."""
+    """Writes everything read from `stream` to `out`, too."""
 
     def __init__(self, stream: BinaryIO, out: BinaryIO) -> None:
         self._stream = stream

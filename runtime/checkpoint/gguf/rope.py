@@ -1,7 +1,7 @@
-"""GGUF's rotary embedding as config.json describes it. Torch-free.
+"""Converts GGUF's rotary embedding to the fields of config.json. Torch-free.
 
-Llama 3's scaling stands in a file as the numbers that it makes, one for each frequency
-(`rope_freqs.weight`). They are turned back into its four parameters.
+A file stores Llama 3's scaling as one resulting factor for each frequency (`rope_freqs.weight`).
+They are converted back to its four parameters.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _USUAL_LLAMA3 = (1.0, 4.0, 8192)
 
 
 def rope_fields(model: Hyperparameters, head_dim: int) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and what goes with them.
+    """`rope_theta`, `rope_scaling` and related fields.
 
     Raises:
-        ModelLoadError: a kind of scaling that is not known, or that lacks its numbers.
+        ModelLoadError: an unknown kind of scaling, or missing numbers.
     """
     theta = model.number("rope.freq_base", _DEFAULT_BASES.get(model.architecture, 10_000.0))
     rotary_dim = model.integer("rope.dimension_count", head_dim)
     fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None}
-    # Where heads have parts of both kinds (deepseek2), the rotated part counts as a whole one.
+    # If heads have parts of both kinds (deepseek2), the rotated part counts as a whole one.
     if rotary_dim != head_dim and model.architecture != "deepseek2":
         fields["partial_rotary_factor"] = rotary_dim / head_dim
     if model.has_tensor(_FREQUENCIES):
@@ -69,7 +69,7 @@ def _yarn(model: Hyperparameters, factor: float) -> dict[str, Any]:
             scaling[name] = value
     multiplier = model.optional_number("rope.scaling.yarn_log_multiplier")
     if multiplier is not None:
-        # A tenth of DeepSeek's mscale_all_dim, which in all its models equals mscale.
+        # A tenth of DeepSeek's mscale_all_dim, which equals mscale in all its models.
         scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * multiplier, 6)
     return scaling
 
@@ -116,7 +116,7 @@ def _llama3(
 
 
 def _llama3_factor(wave: float, factor: float, low: float, high: float, length: int) -> float:
-    """What the frequency of this wavelength is divided by."""
+    """The divisor of the frequency with this wavelength."""
     if wave < length / high:
         return 1.0
     if wave > length / low:

@@ -1,8 +1,8 @@
-"""A GGUF model's files as one: a single file, or the parts that `llama-gguf-split` makes.
+"""A GGUF model's files as one: a single file, or the parts made by `llama-gguf-split`.
 
-The first part has all metadata; tensors lie in any. Each part says its number `split.no` (from 0),
-how many there are (`split.count`) and of how many tensors (`split.tensors.count`). The others are
-found by their names beside the one that is given. Torch-free.
+The first part has all metadata; tensors may be in any part. Each part has its number `split.no`
+(from 0), the number of parts (`split.count`) and of tensors (`split.tensors.count`). The others are
+found by name in the same folder. Torch-free.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf",
 
 
 def shard_name(name: str, number: int, count: int) -> str:
-    """Of the part `number`, from 1 on, of `count`."""
+    """The name of part `number` (from 1 on) of `count`."""
     return f"{name}-{number:05}-of-{count:05}{_SUFFIX}"
 
 
 def shard_names(file_name: str) -> list[str]:
-    """All files of the model that has a file of this name, in order; a name without a number stands
-    for itself."""
+    """All files of the model that has a file of this name, in order; a name without a part number
+    is the only one."""
     match = _SHARD.fullmatch(file_name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return [file_name]
@@ -40,7 +40,7 @@ def shard_names(file_name: str) -> list[str]:
 
 
 def model_stem(file_name: str) -> str:
-    """What the model is called, without the number of a part."""
+    """The model's name, without the number of a part."""
     match = _SHARD.fullmatch(file_name)
     return file_name.removesuffix(_SUFFIX) if match is None else match["name"]
 
@@ -51,8 +51,8 @@ _NUMBER, _COUNT, _NUM_TENSORS = "split.no", "split.count", "split.tensors.count"
 class GgufModel:
     """Owns the open files until `close`.
 
-    Raises ModelLoadError as `GgufFile` does, and for parts that are missing, are not what their
-    names say, or are not of one model.
+    Raises ModelLoadError as `GgufFile` does, and for parts that are missing, do not match their
+    names, or belong to different models.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -79,7 +79,7 @@ class GgufModel:
         return any(place.format.is_quantized for place in self.tensors.values())
 
     def read(self, place: TensorPlace, first_row: int, num_rows: int) -> NDArray[np.uint8]:
-        """[num_rows, row_bytes] of a tensor, of which rows are counted over all leading axes."""
+        """[num_rows, row_bytes] of a tensor; rows are counted over all leading axes."""
         return self._file_of[place.name].read(place, first_row, num_rows)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class GgufModel:
 
 
 def _paths_of(given: GgufFile) -> list[Path]:
-    """Of all parts, the first first."""
+    """The paths of all parts, in order."""
     fields = Fields(given.path, given.metadata)
     # A merged file has a count of 0.
     count = 1 if fields.get(_COUNT) is None else fields.count(_COUNT)

@@ -1,9 +1,10 @@
-"""The tensors of GGUF files for a model that is built, quantized ones packed as they are.
+"""The tensors of GGUF files for a model being built; quantized ones stay packed.
 
 Linear layers get their numbers, scales and offsets as a `QuantizedWeight`; parts of one layer in
-differing formats (a Q4_K beside a Q6_K) are brought to the wider one, which is exact but for one
-rounding of offsets. Everything else (embedding, norms, biases) becomes floats. Rows are read and
-unpacked some megabytes at a time into their final place, so the peak is what stays plus little.
+different formats (a Q4_K beside a Q6_K) are converted to the wider one, which is exact except for
+one rounding of offsets. Everything else (embedding, norms, biases) becomes floats. Rows are read
+and unpacked some megabytes at a time into their final place, so the peak is little above the
+result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a model asked for by one name: a matrix of the file, or one expert's."""
+    """What a model requests by one name: a matrix of the file, or one expert's."""
 
     place: TensorPlace
     origin: Origin
@@ -66,7 +67,7 @@ class _Part:
         return len(self.shape) == 1
 
     def targets(self, first: int, count: int) -> slice | Tensor:
-        """Where these of its rows belong."""
+        """The target places of these of its rows."""
         if self.origin.num_paired_heads is None or self.is_vector:
             return slice(first, first + count)
         return _unpaired(self.num_rows, self.origin.num_paired_heads)[first : first + count]
@@ -87,8 +88,8 @@ class GgufWeights:
         *,
         has_stored_weights: bool = False,
     ) -> None:
-        """`has_stored_weights`: `take_weight` gives floating weights as they are stored, not in
-        `dtype`, for who rounds them further."""
+        """`has_stored_weights`: `take_weight` returns floating weights as stored, not in `dtype`,
+        for callers that round them further."""
         self.path = path
         self.dtype = dtype
         self.device = torch.device(device)
@@ -142,7 +143,7 @@ class GgufWeights:
         return self._stacked(parts, shapes, self._floating_dtype(parts))
 
     def tie_weight(self, table: Tensor) -> Weight:
-        """Packed as the file has it, where it is quantized."""
+        """Packed as in the file, if it is quantized."""
         part = _Part(self._file.tensors[EMBEDDING], Origin(EMBEDDING))
         return self._packed([part], table.shape[1]) if part.is_quantized else table
 
@@ -211,13 +212,13 @@ class GgufWeights:
         return QuantizedWeight(layout.bits, layout.group_size, values, scales, offsets)
 
     def _has_half_scales(self, parts: Sequence[_Part]) -> bool:
-        """Scales in float16, as most formats store them, unless the model computes in more: those
-        of the K formats are products with 6 bits, rounded by that to 11 of 17 bits."""
+        """Scales in float16, as most formats store them, unless the model computes in a wider
+        dtype: the K formats' scales are products with 6 bits, rounded so to 11 of 17 bits."""
         is_stored_so = all(part.place.format.name in ("Q4_0", "Q5_0", "Q8_0") for part in parts)
         return is_stored_so or self.dtype.itemsize == 2
 
     def _floating_dtype(self, parts: Sequence[_Part]) -> torch.dtype:
-        """Of a weight made of these, not all of which are quantized."""
+        """The dtype of a weight with these parts, not all of which are quantized."""
         if not self._has_stored_weights:
             return self.dtype
         stored = {_STORED_DTYPES.get(part.place.format.name, torch.float32) for part in parts}
@@ -250,8 +251,8 @@ class GgufWeights:
         )
 
     def _joined_latent(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """[num_heads * (nope_dim + value_dim), latent_dim] from keys' part, which the file has
-        transposed, and values' part, each with an axis of heads."""
+        """[num_heads * (nope_dim + value_dim), latent_dim] from keys' part, which is transposed in
+        the file, and values' part, each with an axis of heads."""
         origin = self._names.origin(name)
         assert origin is not None, "asked before"
         keys, values = (
@@ -268,7 +269,7 @@ class GgufWeights:
         )
 
     def _whole(self, name: str) -> Tensor:
-        """As it lies in the file, in the model's dtype."""
+        """A tensor as it is in the file, in the model's dtype."""
         if name not in self._file.tensors:
             raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
         part = _Part(self._file.tensors[name], Origin(name))
@@ -289,7 +290,7 @@ def _names_of(file: GgufModel) -> TensorNames:
 
 
 def _unpaired(num_rows: int, num_heads: int) -> Tensor:
-    """Where rows of heads in pairs belong: (a0, b0, a1, b1, ...) to (a0, a1, ..., b0, b1, ...)."""
+    """Where rows of heads in pairs go: (a0, b0, a1, b1, ...) to (a0, a1, ..., b0, b1, ...)."""
     rows = torch.arange(num_rows)
     head_dim = num_rows // num_heads
     within = rows % head_dim
@@ -297,7 +298,7 @@ def _unpaired(num_rows: int, num_heads: int) -> Tensor:
 
 
 def _widest(layouts: Sequence[GroupLayout]) -> GroupLayout:
-    """What all of them can be brought to without a loss. (4 bits beside 8 make 8, in which no
+    """The layout to which all can be converted without loss. (4 bits beside 8 give 8, in which no
     numbers are shifted.)"""
     return GroupLayout(
         8 if any(layout.bits == 8 for layout in layouts) else 4,

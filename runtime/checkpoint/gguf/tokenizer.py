@@ -1,7 +1,7 @@
-"""A GGUF file's vocabulary as the tokenizer.json and tokenizer_config.json of a checkpoint.
+"""Converts a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json.
 
-Two models of tokenizers are known. "gpt2" is byte-level BPE with its merges. "llama" is
-SentencePiece's BPE, of which there are scores only: as Hugging Face's conversion does, each way to
+Two tokenizer models are supported. "gpt2" is byte-level BPE with its merges. "llama" is
+SentencePiece's BPE, for which files have only scores: as in Hugging Face's conversion, each way to
 make a piece of two others becomes a merge, the piece with the highest score first. Torch-free.
 """
 
@@ -18,8 +18,8 @@ from .vocabulary import ADDED_KINDS, TokenKind, Vocabulary
 _BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 _MODEL, _PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
-# All other added tokens of Phi-3's SentencePiece vocabulary take the blanks behind them, which a
-# file does not say (llama-vocab.cpp, "per token attributes").
+# All other added tokens of Phi-3's SentencePiece vocabulary absorb the blanks after them, which a
+# file does not record (llama-vocab.cpp, "per token attributes").
 _PHI_3_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What to write."""
+    """The files to write."""
 
     tokenizer: dict[str, Any]  # tokenizer.json
     config: dict[str, Any]  # tokenizer_config.json
@@ -35,7 +35,7 @@ class TokenizerFiles:
 
 
 def tokenizer_files(vocabulary: Vocabulary) -> TokenizerFiles:
-    """Raises ModelLoadError for a tokenizer that is not known, or that is malformed."""
+    """Raises ModelLoadError for an unknown or malformed tokenizer."""
     kind = vocabulary.fields.get(_MODEL)
     if kind == "gpt2":
         pre_tokenizer = _pre_tokenizer(vocabulary)
@@ -58,12 +58,12 @@ def tokenizer_files(vocabulary: Vocabulary) -> TokenizerFiles:
 
 
 class _Marks:
-    """The special tokens that stand for something, and which of them surround a text."""
+    """The special tokens with a function, and which of them surround a text."""
 
     def __init__(
         self, vocabulary: Vocabulary, *, adds_bos: bool, ids: tuple[int | None, ...]
     ) -> None:
-        """ids: of beginning, end and unknown, where the file does not say."""
+        """ids: of beginning, end and unknown, used if the file has none."""
         self._vocabulary = vocabulary
         names = ("bos", "eos", "unknown")
         self._ids = {
@@ -123,7 +123,7 @@ class _Marks:
 
 
 def _chat_template(vocabulary: Vocabulary) -> str | list[dict[str, str]] | None:
-    """One, or, as Hugging Face has it, a list of named ones."""
+    """One template, or, as in Hugging Face's files, a list of named ones."""
     values = vocabulary.fields.values
     templates = {"default": values.get(_TEMPLATE)}
     templates |= {
@@ -155,7 +155,7 @@ def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 
 def _is_phi_3(vocabulary: Vocabulary) -> bool:
-    """By its architecture, or, of a file that calls it a Llama, by its name, as llama.cpp does."""
+    """By its architecture, or, if a file calls it a Llama, by its name, as llama.cpp does."""
     get = vocabulary.fields.get
     name = re.sub(r"[\W_]", "", str(get("general.name")).lower())
     return get("general.architecture") == "phi3" or "phi3" in name
@@ -230,8 +230,8 @@ def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -
 
 
 def _ids_of_model(vocabulary: Vocabulary) -> dict[str, int]:
-    """Without the added tokens at its end, which get their ids by following it; those within have
-    to be there. Unused ones at the very end are only padding of the embedding."""
+    """Ids without the added tokens at the end, which get consecutive ids anyway; those within must
+    be listed. Unused ones at the very end are only padding of the embedding."""
     end = len(vocabulary.tokens)
     while end and vocabulary.kinds[end - 1] is TokenKind.UNUSED:
         end -= 1
@@ -242,7 +242,7 @@ def _ids_of_model(vocabulary: Vocabulary) -> dict[str, int]:
 
 def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """All pairs of normal pieces that make one; of a piece's pairs, the longest left one first.
-    Pieces of one score (files made without SentencePiece have no others) go by their ids."""
+    Pieces of equal score (all, in files made without SentencePiece) are ordered by their ids."""
     ranks = {
         text: (-score, token_id)
         for token_id, (text, kind, score) in enumerate(

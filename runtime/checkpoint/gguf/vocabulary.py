@@ -27,10 +27,10 @@ class TokenKind(IntEnum):
 
 
 ADDED_KINDS = (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)
-"""Tokens that are found in a text as they are, before anything else is done to it."""
+"""Tokens that are matched in a text verbatim, before anything else."""
 
-# Tokens that end an answer, beside those that the metadata names: known by their texts, as
-# llama.cpp does (llama-vocab.cpp).
+# Tokens that end an answer, besides those in the metadata: recognised by their texts, as in
+# llama.cpp (llama-vocab.cpp).
 _STOP_TEXTS = frozenset(
     (
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
@@ -41,7 +41,7 @@ _STOP_TEXTS = frozenset(
 
 
 class Vocabulary:
-    """Raises ModelLoadError, naming the key, for lists that are missing or do not fit."""
+    """Raises ModelLoadError, naming the key, for lists that are missing or inconsistent."""
 
     def __init__(self, file: GgufModel) -> None:
         self.fields = Fields(file.path, file.metadata)
@@ -55,18 +55,18 @@ class Vocabulary:
         return self.fields.file
 
     def get(self, key: str) -> Any:
-        """Below "tokenizer.ggml."; None where absent."""
+        """The value below "tokenizer.ggml."; None if absent."""
         return self.fields.get(f"tokenizer.ggml.{key}")
 
     def fail(self, key: str, expected: str) -> ModelLoadError:
-        """`key`: the whole one."""
+        """`key`: the whole key."""
         return self.fields.fail(key, expected)
 
     def flag(self, key: str, default: bool) -> bool:
         return self.fields.flag(f"tokenizer.ggml.{key}", default)
 
     def scores(self) -> Sequence[float]:
-        """[num_tokens]; the higher, the earlier a piece is made of two."""
+        """[num_tokens]; pieces with higher scores are merged earlier."""
         key = "tokenizer.ggml.scores"
         values = self._list(key, int | float, f"{len(self.tokens)} numbers")
         if len(values) != len(self.tokens) or not all(math.isfinite(v) for v in values):
@@ -74,8 +74,8 @@ class Vocabulary:
         return values
 
     def merges(self) -> list[tuple[str, str]]:
-        """Pairs of tokens that make a token, the first ones first; none where the list is absent,
-        as in a vocabulary of bytes."""
+        """Pairs of tokens that make a token, in order of priority; none if the list is absent, as
+        in a vocabulary of bytes."""
         key = "tokenizer.ggml.merges"
         if self.fields.get(key) is None:
             return []
@@ -90,7 +90,7 @@ class Vocabulary:
         return pairs
 
     def token_id(self, key: str, default: int | None = None) -> int | None:
-        """`key`: as in "bos_token_id". What lies outside the vocabulary counts as absent, as for
+        """`key`: as in "bos_token_id". An id outside the vocabulary counts as absent, as in
         llama.cpp."""
         value = self.get(key)
         is_id = isinstance(value, int) and not isinstance(value, bool)
@@ -98,7 +98,7 @@ class Vocabulary:
         return found if found is not None and found < len(self.tokens) else None
 
     def stop_ids(self) -> list[int]:
-        """All tokens that end an answer, that of the metadata's `eos_token_id` first."""
+        """All tokens that end an answer, the metadata's `eos_token_id` first."""
         named = [self.token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         by_text = [
             token_id

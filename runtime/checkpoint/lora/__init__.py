@@ -1,1 +1,1 @@
-"""Low-rank adapters: what is in their folders, and who knows them by name."""
+"""Low-rank adapters: their files, and the registry of their names."""

@@ -4,9 +4,9 @@
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight  [rank, in_features]
                                  base_model.model.<module>.lora_B.weight  [out_features, rank]
 
-What was read is what serves: files that change later change nothing until they are loaded again.
-Takes as long as reading and hashing them takes, so not the engine's loop but a thread beside it
-does it. Torch-free: what becomes of the tensors is the device half's matter.
+The contents as read are served: later changes of files have no effect until the adapter is loaded
+again. Reading and hashing take time, so a thread beside the engine's loop does it. Torch-free: the
+device half converts the tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .module_names import names_in_adapter
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED_FILE = "adapter_model.bin"
-# With the name that the adapter had where it was trained, in some files.
+# Some files include the adapter's name at training.
 _PREFIX = "base_model.model."
 _TENSOR_NAME = re.compile(
     rf"{re.escape(_PREFIX)}(?P<module>.+)\.lora_(?P<kind>[AB])(\.\w+)?\.weight"
@@ -40,14 +40,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 class ModuleShape(NamedTuple):
-    """Of a linear layer of the base model."""
+    """The shape of a linear layer of the base model."""
 
     in_features: int
     out_features: int
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as it was in the file."""
+    """A tensor as in the file."""
 
     dtype: str  # one of _DTYPES
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class StoredTensor(NamedTuple):
 
 
 class AdapterModule(NamedTuple):
-    """What an adapter adds to one linear layer: scale * B A x."""
+    """An adapter's contribution to one linear layer: scale * B A x."""
 
     name: str
     a: StoredTensor  # [rank, in_features]
@@ -64,8 +64,8 @@ class AdapterModule(NamedTuple):
 
 
 PrepareWeights = Callable[[Sequence[AdapterModule]], object]
-"""What the device half makes of an adapter's tensors, in the host's memory, so that a slot is soon
-filled with them. Any thread's to call; keeps no view of their data."""
+"""Converts an adapter's tensors for the device half, in host memory, so that filling a slot is
+fast. May be called by any thread; keeps no view of their data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,12 +74,12 @@ class Adapter:
 
     name: str
     folder: Path
-    revision: str  # 32 hexadecimal digits: of all that it does, whatever its name
+    revision: str  # 32 hexadecimal digits, of its contents, whatever its name
     rank: int  # the largest of its modules
-    weights: object  # what `PrepareWeights` made
+    weights: object  # the result of `PrepareWeights`
     num_bytes: int = 0  # of its tensors in the file
     loaded_s: int = field(default_factory=lambda: int(time.time()))
-    load_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # no other load's
+    load_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # unique to this load
 
     def describe(self) -> dict[str, Any]:
         """As plain data."""
@@ -94,7 +94,7 @@ class Adapter:
         }
 
     def namespace(self, own: str) -> str:
-        """Where, within a namespace, the KV lies that this adapter computes."""
+        """The namespace, within `own`, of the KV that this adapter computes."""
         return f"{own}#lora:{self.revision}"
 
 
@@ -150,7 +150,7 @@ def _checked_pairs(
     strengths: Mapping[str, Strength],
     modules: Mapping[str, ModuleShape],
 ) -> dict[str, tuple[dict[str, str], Strength]]:
-    """For each module, by the adapter's name of it, the names of its tensors, by "A" and "B"."""
+    """For each module, under the adapter's name for it, the names of its tensors by "A" and "B"."""
     pairs: dict[str, dict[str, str]] = {}
     for tensor, place in places.items():
         if place.dtype not in _DTYPES:
@@ -184,7 +184,7 @@ def _checked_pairs(
 
 
 def _place_of(tensor: str, file: Path, modules: Mapping[str, ModuleShape]) -> tuple[str, str]:
-    """The module that a tensor belongs to, and "A" or "B"."""
+    """A tensor's module, and "A" or "B"."""
     found = _TENSOR_NAME.fullmatch(tensor)
     if found is None:
         expected = "base_model.model.<module>.lora_A.weight or .lora_B.weight"
@@ -212,7 +212,7 @@ def _require_safetensors(file: Path) -> None:
 
 
 def _extent(file: Path, descriptor: int, places: Mapping[str, Place]) -> tuple[int, int]:
-    """Where the tensors begin, and their bytes; there is nothing between and behind them."""
+    """Where the tensors begin, and their total bytes; nothing is between or after them."""
     first = min((place.start for place in places.values()), default=0)
     num_bytes = sum(place.num_bytes for place in places.values())
     found = os.fstat(descriptor).st_size - first
@@ -227,8 +227,8 @@ def _extent(file: Path, descriptor: int, places: Mapping[str, Place]) -> tuple[i
 def _read(
     file: Path, descriptor: int, first: int, num_bytes: int, note: Callable[[memoryview], None]
 ) -> memoryview:
-    """The bytes from `first` on, each noted once. Read, not mapped: a file that is cut meanwhile is
-    an error here, and would end the process there."""
+    """The bytes from `first` on, each passed to `note` once. Read, not mapped: truncating the file
+    meanwhile is an error here, but would kill the process with a mapping."""
     data = np.empty(num_bytes, dtype=np.uint8).data  # a bytearray would be zeroed, under the GIL
     room, start = data, first
     while room:

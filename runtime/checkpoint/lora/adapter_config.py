@@ -1,7 +1,7 @@
 """PEFT's adapter_config.json: ranks, scales and target modules, as Hugging Face PEFT reads them.
 
-What an adapter may ask for and this runtime does not compute is refused by the field's name. A
-scale is alpha / r (Hu et al., "LoRA", 2021, section 4.1), or alpha / sqrt(r) with `use_rslora`
+Requests in the config that this runtime does not implement are refused by the field's name. A scale
+is alpha / r (Hu et al., "LoRA", 2021, section 4.1), or alpha / sqrt(r) with `use_rslora`
 (Kalajdzievski, "rsLoRA", 2023).
 """
 
@@ -17,10 +17,10 @@ from ..config.fields import Fields
 from .module_patterns import PatternError, match_patterns
 
 CONFIG_FILE = "adapter_config.json"
-MAX_CONFIG_BYTES = 1 << 20  # a thousand times what is usual
+MAX_CONFIG_BYTES = 1 << 20  # a thousand times the usual size
 MAX_PATTERNS = 4096
 _ALL_LINEAR = "all-linear"
-# Whose values, other than these and null, change what is computed.
+# Values of these, other than the listed ones and null, change what is computed.
 _MUST_BE: Mapping[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": ([],),
     "bias": ("none",),
@@ -32,30 +32,30 @@ _MUST_BE: Mapping[str, tuple[Any, ...]] = {
     "trainable_token_indices": ([], {}),
     "use_dora": (False,),
     "use_qalora": (False,),
-    # The others start from a decomposition of the base's weights, and change these.
+    # Other values start from a decomposition of the base's weights, and change these.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 
 
 class Strength(NamedTuple):
-    """Of an adapter at one module."""
+    """An adapter's rank and scale at one module."""
 
     rank: int
-    scale: float  # by which B A x is multiplied
+    scale: float  # factor of B A x
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What an adapter does to which modules. Module names are those that the model had where the
-    adapter was trained (`module_names`), such as "model.layers.0.self_attn.q_proj"."""
+    """An adapter's effect and its modules. Module names are those of the model where the adapter
+    was trained (`module_names`), such as "model.layers.0.self_attn.q_proj"."""
 
-    fields: Fields  # all that the file says
+    fields: Fields  # all fields of the file
     rank: int
     alpha: float
     is_rank_stabilized: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
-    target_modules: str | tuple[str, ...]  # a regular expression, or names and ends of names
+    target_modules: str | tuple[str, ...]  # a regular expression, or names and name suffixes
     excluded_modules: str | tuple[str, ...]
     layers: frozenset[int] | None  # None: all of them
     layers_patterns: tuple[str, ...]
@@ -67,7 +67,7 @@ class AdapterConfig:
 
     @classmethod
     def parse(cls, file: Path, text: bytes) -> AdapterConfig:
-        """See `from_folder`; `text`: what is in the file."""
+        """See `from_folder`; `text`: the file's contents."""
         fields = Fields.parse(file, text)
         if fields.get("peft_type") != "LORA":
             raise fields.fail("peft_type", "'LORA'")
@@ -90,13 +90,13 @@ class AdapterConfig:
 
     @property
     def max_rank(self) -> int:
-        """Of all modules."""
+        """The largest rank of all modules."""
         return max([self.rank, *self.rank_pattern.values()])
 
     def strengths(self, modules: Sequence[str]) -> dict[str, Strength]:
-        """Of the modules among these that the adapter acts on.
+        """The strengths at those of these modules that the adapter changes.
 
-        Raises ModelLoadError for a regular expression that is none, or costs too much to match.
+        Raises ModelLoadError for an invalid regular expression, or one too costly to match.
         """
         ranks = self._by_pattern("rank_pattern", self.rank_pattern, modules)
         alphas = self._by_pattern("alpha_pattern", self.alpha_pattern, modules)
@@ -116,7 +116,7 @@ class AdapterConfig:
         return [module for module in modules if module in targets - excluded]
 
     def _named(self, field: str, names: str | tuple[str, ...], modules: Sequence[str]) -> set[str]:
-        """Those that a regular expression, names, or ends of names say."""
+        """The modules that a regular expression, names, or name suffixes select."""
         if not isinstance(names, str):
             ends = tuple(f".{name}" for name in names)
             return {module for module in modules if module in names or module.endswith(ends)}
@@ -125,7 +125,7 @@ class AdapterConfig:
         return set(self._matches(field, [names], modules)[0])
 
     def _in_layers(self, layers: frozenset[int], modules: Sequence[str]) -> set[str]:
-        """Those in these layers: the number behind the first pattern that is in a name."""
+        """The modules in these layers: the number after the first pattern found in a name."""
         patterns = self.layers_patterns or (r"[^.]*",)
         around = (r".*\.", r"\.(\d+)\.")
         numbers: dict[str, int] = {}
@@ -136,7 +136,7 @@ class AdapterConfig:
     def _by_pattern(
         self, field: str, values: Mapping[str, Any], modules: Sequence[str]
     ) -> dict[str, Any]:
-        """For each module the value of the first pattern that its name ends in."""
+        """For each module the value of the first pattern that its name ends with."""
         found: dict[str, Any] = {}
         matches = self._matches(field, list(values), modules, (r"(.*\.)?(", ")$"))
         for value, matched in zip(values.values(), matches, strict=True):
@@ -159,11 +159,11 @@ class AdapterConfig:
 
 
 def read_config(folder: Path) -> bytes:
-    """What is in the folder's adapter_config.json. Raises ModelLoadError."""
+    """The contents of the folder's adapter_config.json. Raises ModelLoadError."""
     file = folder / CONFIG_FILE
     if not folder.exists():
         raise ModelLoadError(f"there is no folder {folder.absolute()}")
-    if file.exists() and not file.is_file():  # read to no end, or waited for
+    if file.exists() and not file.is_file():  # a read might never end
         raise ModelLoadError(f"{file} is not a file")
     try:
         with file.open("rb") as opened:
@@ -214,7 +214,7 @@ def _layers_patterns(fields: Fields) -> tuple[str, ...]:
     patterns = [value] if isinstance(value, str) else value or []
     if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
         raise fields.fail("layers_pattern", "a name or a list of names")
-    if any("(" in pattern for pattern in patterns):  # the layer's number is to be the only group
+    if any("(" in pattern for pattern in patterns):  # the layer's number must be the only group
         raise fields.fail("layers_pattern", "regular expressions without groups")
     if len(patterns) > MAX_PATTERNS:
         raise fields.fail("layers_pattern", f"at most {MAX_PATTERNS} of them")

@@ -1,7 +1,7 @@
-"""Reads adapters beside the engine's loop, one after the other, on a thread of its own.
+"""Reads adapters beside the engine's loop, one after the other, on a separate thread.
 
-Of the loop's own priority: below it, on a busy machine, it would hold the interpreter's lock and
-not get to give it back (longest pause of a stream 28 to 250 ms, and 19 to 22 ms so).
+The thread has the loop's own priority: at a lower one, on a busy machine, it would hold the
+interpreter's lock for long (longest pause of a stream 28 to 250 ms, instead of 19 to 22 ms).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .registry import AdapterRegistry
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 64  # adapters on their way
+MAX_WAITING = 64  # adapters that are being loaded
 
 OnLoaded = Callable[[Adapter | Exception], None]
 
@@ -36,13 +36,13 @@ class _Job:
 
 
 class AdapterLoader:
-    """Owns the thread, which the first adapter starts; all methods are the loop's to call.
+    """Owns the thread, which the first adapter starts; only the loop may call its methods.
 
     Lifetime: until `close`.
     """
 
     def __init__(self, registry: AdapterRegistry, root: Path | None = None) -> None:
-        """`root`: the folder within which adapters lie; None: anywhere."""
+        """`root`: the folder that must contain adapters; None: any folder."""
         self._registry = registry
         self._root = root
         self._num_waiting = 0
@@ -54,15 +54,15 @@ class AdapterLoader:
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
-        """Readable when there is something to collect: for the poller of the engine's loop."""
+        """Readable when there are results to collect: for the poller of the engine's loop."""
         return self._wake_r
 
     def load(self, name: str, path: str, on_loaded: OnLoaded) -> None:
-        """Have an adapter read and made known; `on_loaded` hears of it from `collect`.
+        """Read and register an adapter; `collect` reports the result to `on_loaded`.
 
-        A name that is taken may be that of the same adapter, which its files tell: who asks again,
-        because the first answer was lost, has it. Raises InvalidRequest for a name that cannot be
-        had, EngineError where too many wait.
+        A taken name is accepted if its files are those of the same adapter, so that a client whose
+        first answer was lost can ask again. Raises InvalidRequest for a name that is not
+        available, EngineError if too many wait.
         """
         if not self._registry.has(name):
             self._registry.require_free(name)
@@ -75,7 +75,7 @@ class AdapterLoader:
         self._jobs.put(_Job(name, path, on_loaded))
 
     def collect(self) -> None:
-        """Make known what was read since the last call."""
+        """Register the adapters read since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         while self._done:
@@ -91,27 +91,27 @@ class AdapterLoader:
             job.on_loaded(outcome)
 
     def close(self) -> None:
-        """End the thread; adapters that are still on their way never come."""
+        """End the thread; pending adapters are dropped."""
         os.close(self._wake_r)
         if self._thread is None:
             os.close(self._wake_w)
-        else:  # which may write to it yet
+        else:  # which may still write to it
             self._jobs.put(None)
 
     def _run(self) -> None:
         for job in iter(self._jobs.get, None):
             self._read(job)
-            del job  # what it has read is not this thread's to keep while it waits for the next
+            del job  # do not keep its data alive while waiting for the next job
         os.close(self._wake_w)
 
     def _read(self, job: _Job) -> None:
         try:
             job.outcome = self._registry.read(job.name, self._folder(job.path))
-        except Exception as error:  # whatever is in the files: it is told
+        except Exception as error:  # whatever is in the files: it is reported
             log.info("adapter %r was not loaded: %s", job.name, error)
             job.outcome = error
         self._done.append(job)
-        # Full of what has woken the loop already, or closed by it.
+        # Full of earlier wake-ups, or closed by the loop.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._wake_w, b"\0")
 

@@ -1,7 +1,7 @@
-"""What an adapter calls the modules of a model: as transformers did where it was trained.
+"""An adapter's module names: those of transformers where it was trained.
 
-That is not always what the checkpoint calls them (`safetensors/stored_names.py`); older adapters
-have the checkpoint's names."""
+They may differ from the checkpoint's (`safetensors/stored_names.py`); older adapters have the
+checkpoint's names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..safetensors.stored_names import MOVED_DECODER, PART_DECODER
 
 
 def names_in_adapter(tensors: Iterable[str], modules: Iterable[str]) -> dict[str, str]:
-    """By an adapter's names, in their order, the model's names of its modules. `tensors`: names of
-    the adapter's, behind what PEFT puts before all of them."""
+    """The model's module names by the adapter's, in the order of `modules`. `tensors`: the
+    adapter's tensor names, without PEFT's common prefix."""
     if not any(tensor.startswith(MOVED_DECODER) for tensor in tensors):
         return {module: module for module in modules}
     return {_moved(module): module for module in modules}

@@ -1,8 +1,8 @@
 """Regular expressions of an adapter's config, matched against module names within a time limit.
 
-They are whatever the adapter's author wrote, for the backtracking matcher of Python's `re`, which
-may take exponential time and holds the interpreter's lock meanwhile. So a process of its own
-matches them: this file, run as a script, which imports nothing of the library (10 ms).
+They are written by the adapter's author, for the backtracking matcher of Python's `re`, which may
+take exponential time and holds the interpreter's lock meanwhile. So a separate process matches
+them: this file, run as a script, which imports nothing of the library (10 ms).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 
 MAX_PATTERN_CHARS = 4096
-LIMIT_S = 2  # of processor time, for the patterns of a field: a thousand times what is usual
+LIMIT_S = 2  # of CPU time, for the patterns of a field: a thousand times the usual
 _GRACE_S = 8  # on a busy machine
 _INVALID = (re.error, OverflowError, RecursionError)
 
 
 class PatternError(ValueError):
-    """What is wrong with a pattern; the message says it."""
+    """The message says what is wrong with a pattern."""
 
 
 def match_patterns(
@@ -32,8 +32,8 @@ def match_patterns(
 ) -> list[dict[str, str]]:
     """For each pattern the names that it matches, with the group's text.
 
-    A pattern is to match the whole name; or, with what stands `around` it, the name's beginning.
-    Raises PatternError for what is no regular expression, too long, or too costly.
+    A pattern must match the whole name; or, with the text `around` it, the name's beginning. Raises
+    PatternError for an invalid regular expression, or one too long or too costly.
     """
     for pattern in patterns:
         if len(pattern) > MAX_PATTERN_CHARS:
@@ -50,7 +50,7 @@ def match_patterns(
         )
     except subprocess.TimeoutExpired:
         done = None
-    if done is None or done.returncode:  # the kernel ends it at its limit
+    if done is None or done.returncode:  # the kernel kills it at its limit
         raise PatternError(f"matching takes more than {LIMIT_S} s")
     answer: str | list[dict[str, str]] = json.loads(done.stdout)
     if isinstance(answer, str):
@@ -59,7 +59,7 @@ def match_patterns(
 
 
 def _main() -> int:
-    """Read a job; print what was found, or a text that says what is wrong."""
+    """Read a job; print the matches, or a text that says what is wrong."""
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
     patterns, names, around, group = json.load(sys.stdin)
     try:

@@ -12,7 +12,7 @@ MAX_ADAPTER_NAME_CHARS = 128
 
 
 class AdapterRegistry:
-    """Owns the names; an adapter whose name is gone goes on to serve the requests that have it."""
+    """Owns the names; an adapter whose name was removed still serves the requests that have it."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class AdapterRegistry:
         max_adapters: int | None = None,
     ) -> None:
         """`modules`: the linear layers of the model that take adapters; `max_adapters`: that may be
-        known at a time, None: any number."""
+        registered at a time, None: any number."""
         self.max_rank = max_rank
         self._model_name = model_name
         self._modules = modules
@@ -34,13 +34,13 @@ class AdapterRegistry:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """In the order in which they came."""
+        """In the order of registration."""
         return tuple(self._adapters.values())
 
     def load(self, name: str, folder: Path) -> Adapter:
-        """Read an adapter and make it known. Raises InvalidRequest for a name that is none or taken
-        and where there is no room, ModelLoadError for what is no adapter of this model; nothing
-        changes then."""
+        """Read and register an adapter. Raises InvalidRequest for an invalid or taken name and if
+        there is no room, ModelLoadError if it is not an adapter of this model; then nothing
+        changes."""
         self.require_free(name)
         return self.add(self.read(name, folder))
 
@@ -49,7 +49,7 @@ class AdapterRegistry:
         return name in self._adapters
 
     def require_free(self, name: str) -> None:
-        """Raises InvalidRequest where no adapter can be added under this name."""
+        """Raises InvalidRequest if no adapter can be added under this name."""
         own = (self._model_name, "default")
         is_plain = name.isprintable() and name == name.strip() and "=" not in name
         fits = 0 < len(name) <= MAX_ADAPTER_NAME_CHARS
@@ -69,12 +69,12 @@ class AdapterRegistry:
             )
 
     def read(self, name: str, folder: Path) -> Adapter:
-        """An adapter that is not known yet; any thread's to call. Raises ModelLoadError."""
+        """Read an adapter without registering it; any thread may call. Raises ModelLoadError."""
         return read_adapter(name, folder, self._modules, self.max_rank, self._prepare)
 
     def add(self, adapter: Adapter) -> Adapter:
-        """Make an adapter known, unless it is already by this name; the one that is known then.
-        Raises as `require_free`."""
+        """Register an adapter, unless it is registered under this name; returns the registered
+        one. Raises as `require_free`."""
         known = self._adapters.get(adapter.name)
         if known is not None and known.revision == adapter.revision:
             return known
@@ -83,13 +83,13 @@ class AdapterRegistry:
         return adapter
 
     def unload(self, name: str) -> Adapter:
-        """Forget a name. Raises ModelNotFound."""
+        """Remove a name. Raises ModelNotFound."""
         adapter = self.find(name)
         del self._adapters[adapter.name]
         return adapter
 
     def find(self, name: str) -> Adapter:
-        """By its name, or "model:name". Raises ModelNotFound, which lists what there is."""
+        """By its name, or "model:name". Raises ModelNotFound, which lists the registered names."""
         adapter = self._adapters.get(name.removeprefix(f"{self._model_name}:"))
         if adapter is None:
             raise model_not_found(name, self._model_name, tuple(self._adapters))

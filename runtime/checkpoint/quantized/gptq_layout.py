@@ -1,4 +1,4 @@
-"""Quantized weights in GPTQ's layout, as `packed.read_gptq` reads them and other engines do."""
+"""Quantized weights in GPTQ's layout, as `packed.read_gptq` and other engines read them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from ....kernels.quantized_weight import QuantizedWeight
 
-ZERO_SHIFT = 1  # what the first layout takes from zero points; see packed.read_gptq
+ZERO_SHIFT = 1  # subtracted from zero points in the first layout; see packed.read_gptq
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def fits_gptq(out_features: int, in_features: int, bits: int) -> bool:
-    """Whether words of 32 bits hold a weight's numbers and zero points without a rest."""
+    """Whether a weight's numbers and zero points fill words of 32 bits without a remainder."""
     return out_features * bits % 32 == 0 and in_features * bits % 32 == 0
 
 
 def gptq_shapes(
     name: str, out_features: int, in_features: int, bits: int, group_size: int
 ) -> Shapes:
-    """Of `gptq_tensors`, before they are made."""
+    """The shapes of `gptq_tensors`, before these are made."""
     num_groups = in_features // group_size
     return {
         f"{name}.qweight": ((in_features * bits // 32, out_features), torch.int32),
@@ -33,8 +33,8 @@ def gptq_shapes(
 
 
 def gptq_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Of the module `name`, whose weight is `rounding`'s: scales that float16 holds, zero points
-    that are integers."""
+    """The tensors of the module `name`, whose weight comes from `rounding`: its scales fit float16,
+    and its zero points are integers."""
     words = weight.values if weight.bits == 4 else weight.values.view(torch.uint8) ^ 0x80
     middle = 1 << (weight.bits - 1)
     zeros = torch.full_like(weight.scales, middle)
@@ -53,5 +53,5 @@ def gptq_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def _as_words(octets: Tensor) -> Tensor:
-    """[N, 4 * M] uint8 -> [N, M] int32, lowest first."""
+    """[N, 4 * M] uint8 -> [N, M] int32, lowest byte first."""
     return octets.contiguous().view(-1).view(torch.int32).view(len(octets), -1)

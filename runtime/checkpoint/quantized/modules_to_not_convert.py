@@ -1,7 +1,7 @@
-"""Which linears of a quantized checkpoint are floating, as its configuration says. Torch-free.
+"""Which linears of a quantized checkpoint are floating, by its configuration. Torch-free.
 
-All others have to be packed: a floating tensor that nothing announces is a configuration that does
-not belong to the weights. The output projection may always be floating.
+All others must be packed: an unannounced floating tensor means that the configuration does not
+belong to the weights. The output projection may always be floating.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _UNUSABLE = (re.error, OverflowError, RecursionError)
 class ModuleNames:
     """Some modules, by their names."""
 
-    parts: tuple[str, ...] = ()  # found anywhere in a name and a dot behind it
-    patterns: tuple[re.Pattern[str], ...] = ()  # match a name from its beginning on
+    parts: tuple[str, ...] = ()  # found anywhere in a name followed by a dot
+    patterns: tuple[re.Pattern[str], ...] = ()  # match a name from its beginning
 
     def __contains__(self, module: str) -> bool:
         is_named = any(part in f"{module}." for part in self.parts)
@@ -34,7 +34,7 @@ class KeptModules:
     """The modules that may be floating."""
 
     named: ModuleNames = ModuleNames()
-    others_than: ModuleNames | None = None  # all that are not among these, too
+    others_than: ModuleNames | None = None  # also all modules not among these
 
     def __contains__(self, module: str) -> bool:
         if module.rpartition(".")[2] == _OUTPUT_NAME or module in self.named:
@@ -43,7 +43,7 @@ class KeptModules:
 
 
 def kept_by_gptq(section: Fields) -> KeptModules:
-    """GPTQModel's `dynamic`, in which "-:" begins what stays, and transformers' two fields."""
+    """GPTQModel's `dynamic`, in which "-:" marks floating modules, and transformers' two fields."""
     dynamic = section.nested("dynamic")
     left_out = [] if dynamic is None else [key for key in dynamic.values if key.startswith("-:")]
     patterns = _patterns(section, "dynamic", (key.removeprefix("-:") for key in left_out))
@@ -57,8 +57,8 @@ def kept_by_awq(section: Fields) -> KeptModules:
 
 
 def kept_by_compressed(section: Fields, group: Fields) -> KeptModules:
-    """`ignore` of the whole and `targets` of its one group: whole names, "re:" before a pattern, or
-    in targets a class of modules, of which a linear has one."""
+    """The top-level `ignore` and the one group's `targets`: whole names, "re:" before a pattern,
+    or in targets a module class, of which linears have one."""
     targets = _names(group, "targets")
     has_class = any(_CLASS_NAME.fullmatch(target) for target in targets)
     return KeptModules(
@@ -83,7 +83,7 @@ def _patterns(section: Fields, field: str, texts: Iterable[str]) -> tuple[re.Pat
 
 
 def _names(section: Fields, field: str) -> tuple[str, ...]:
-    """A list of names, or of lists of them; none where it is absent or null."""
+    """A list of names, or of lists of them; empty if absent or null."""
     value = section.get(field)
     if value is None:
         return ()

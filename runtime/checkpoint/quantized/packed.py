@@ -1,13 +1,13 @@
-"""Weights that a checkpoint holds in 4 or 8 bits (GPTQ, AWQ, compressed-tensors), handed out as
-they are: numbers are moved to where `QuantizedWeight` has them, and never become floating where the
-model has a linear.
+"""Weights that a checkpoint stores in 4 or 8 bits (GPTQ, AWQ, compressed-tensors), passed on as
+they are: numbers are rearranged for `QuantizedWeight`, and never become floating in the model's
+linears.
 
-All three pack unsigned numbers q with w = scale * (q - zero), which here is
+All three pack unsigned numbers q with w = scale * (q - zero), which is here
 
     scale * number + offset,  number = q - 2^(bits - 1),  offset = scale * (2^(bits - 1) - zero)
 
-An int32 of a packed tensor holds 32 / bits numbers, the first in its lowest bits. Where the inputs
-of a group do not follow each other (act-order), the numbers of a row are sorted by group.
+An int32 of a packed tensor holds 32 / bits numbers, the first in its lowest bits. If the inputs of
+a group are not consecutive (act-order), the numbers of a row are sorted by group.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..safetensors.checkpoint import CheckpointWeights
 from .quantization_config import PackedConfig
 from .stacking import stack_weights
 
-_CHUNK_NUMBERS = 1 << 22  # of a weight that are sorted at a time
+_CHUNK_NUMBERS = 1 << 22  # of a weight, sorted at a time
 
-# AWQ's gemm layout: which of an int32's eight numbers a column is, of eight that follow each other
+# AWQ's gemm layout: the index in an int32 of each of eight consecutive columns
 # (github.com/casper-hansen/AutoAWQ, its order is [0, 2, 4, 6, 1, 3, 5, 7] by number).
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class PackedWeights:
-    """A `WeightSource` over a quantized checkpoint; what is not packed there comes as it is."""
+    """A `WeightSource` over a quantized checkpoint; tensors not packed there pass unchanged."""
 
     def __init__(self, source: CheckpointWeights, config: PackedConfig) -> None:
         self._source = source
@@ -45,7 +45,7 @@ class PackedWeights:
         return name in self._source
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """What is packed (a mixture's router, where the quantizer spared none) becomes floating."""
+        """Packed tensors (a mixture's router, if the quantizer included it) become floating."""
         module = name.removesuffix(".weight")
         if module == name or len(shape) != 2 or self._packed_name(module) not in self._source:
             return self._source.take(name, shape, dtype)
@@ -76,7 +76,7 @@ class PackedWeights:
         self._source.finish()
 
     def _require_one_order(self, names: Sequence[str], parts: Sequence[Weight]) -> None:
-        """Of quantized parts of one product, whose input is one."""
+        """Checks the quantized parts of one product, which share one input."""
         orders = [part.input_order for part in parts if isinstance(part, QuantizedWeight)]
         if len(orders) < len(parts):  # they become floating
             return
@@ -105,7 +105,7 @@ class PackedWeights:
         return _moved(weight, source.device)
 
     def _packed_name(self, module: str) -> str:
-        """Of a tensor that it has where it is packed."""
+        """The name of a tensor that a packed module has."""
         is_compressed = self._config.method == "compressed-tensors"
         return f"{module}.{'weight_scale' if is_compressed else 'qweight'}"
 
@@ -197,7 +197,7 @@ def _affine(
     zeros: Tensor,
     activations: Literal["exact", "int8"] = "exact",
 ) -> QuantizedWeight:
-    """zeros: unsigned, of the shape of scales; those in the middle need no offsets."""
+    """zeros: unsigned, with the shape of scales; zeros at the middle need no offsets."""
     middle = 1 << (bits - 1)
     is_symmetric = bool((zeros == middle).all())
     offsets = None if is_symmetric else scales * (middle - zeros)
@@ -236,13 +236,13 @@ def _halves(octets: Tensor) -> Tensor:
 
 
 def _octets(packed: Tensor) -> Tensor:
-    """[N, M] int32 -> [N, 4 * M] uint8, each word's lowest first."""
+    """[N, M] int32 -> [N, 4 * M] uint8, each word's lowest byte first."""
     # As one axis: of a tensor with one column torch calls every stride contiguous.
     return packed.contiguous().view(-1).view(torch.uint8).view(len(packed), -1)
 
 
 def _awq_ordered(numbers: Tensor) -> Tensor:
-    """[N, M] by an int32's bits -> by column."""
+    """[N, M] in the order of an int32's bits -> by column."""
     return numbers.view(len(numbers), -1, 8)[..., list(_AWQ_PLACES)].flatten(1)
 
 
@@ -254,8 +254,8 @@ def _bits_of(
     across: tuple[int, int],
     allowed: tuple[int, ...] = (4, 8),
 ) -> int:
-    """The bits of a packed tensor's numbers, which are packed along one axis; both as (axis, size
-    when it is unpacked)."""
+    """The bits of a packed tensor's numbers, packed along one axis; both axes as (axis, size when
+    unpacked)."""
     for bits in allowed:
         expected = [0, 0]
         expected[across[0]], expected[along[0]] = across[1], along[1] * bits // 32
@@ -286,8 +286,8 @@ def _group_size_of(
 def _input_order(
     source: CheckpointWeights, tensor: str, num_inputs: int, group_size: int
 ) -> Tensor | None:
-    """The inputs group after group [num_inputs] int32, by `tensor`, which has the group of each;
-    None where they are so already. (compressed-tensors writes -1 for what it has not ordered.)"""
+    """The inputs, group after group [num_inputs] int32, from `tensor`, which has each one's group;
+    None if they are in this order. (compressed-tensors writes -1 where nothing is ordered.)"""
     if tensor not in source:
         return None
     group_of = source.read(tensor)
@@ -304,8 +304,7 @@ def _input_order(
 
 
 def _sorted_by_group(weight: QuantizedWeight, order: Tensor | None) -> QuantizedWeight:
-    """A weight on the CPU, whose numbers are still in the order of inputs and change their places
-    IN PLACE."""
+    """Sorts a weight on the CPU, whose numbers are still in the order of inputs, IN PLACE."""
     if order is None:
         return weight
     for rows in torch.split(weight.values, max(1, _CHUNK_NUMBERS // weight.in_features)):
@@ -333,7 +332,7 @@ def _fail(source: CheckpointWeights, tensor: str, expected: str, found: str) -> 
 
 
 def _not_packed(source: CheckpointWeights, name: str, packed: str, method: str) -> ModelLoadError:
-    """Of a module that the configuration does not leave out."""
+    """The error for a floating module that the configuration does not exclude."""
     missing = f"{source.folder}: tensor {packed!r} is missing, while quantization_config says "
     missing += f"quant_method {method!r}"
     floating = f"{name}.weight"

@@ -1,6 +1,6 @@
-"""What a checkpoint's config.json says of its quantization, checked. Torch-free.
+"""The quantization section of a checkpoint's config.json, checked. Torch-free.
 
-Only what the tensors themselves do not show is kept: bits and groups follow from their shapes.
+Only values that the tensors do not show are stored: bits and groups follow from their shapes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
 
 @dataclass(frozen=True, slots=True)
 class PackedConfig:
-    """How the packed tensors of a quantized checkpoint are to be read."""
+    """How to read the packed tensors of a quantized checkpoint."""
 
     method: Literal["gptq", "awq", "compressed-tensors"]
     bits: int
     group_size: int | None  # None: a row's inputs are one group
     kept: KeptModules
-    zero_shift: int = 0  # gptq: what was taken from the zero points before they were packed
+    zero_shift: int = 0  # gptq: subtracted from the zero points before packing
     activations: Literal["exact", "int8"] = "exact"
-    rounds_rest: bool = False  # written by `stemma quantize`: what is floating is to be rounded
+    rounds_rest: bool = False  # written by `stemma quantize`: floating linears have to be rounded
 
 
 def packed_config(folder: Path) -> PackedConfig | None:
     """None: the weights are floating.
 
-    Raises ModelLoadError for what is not supported, with the field, its value and what is.
+    Raises ModelLoadError for an unsupported value, with the field and the supported values.
     """
     config = Fields.read(folder / "config.json")
     section = config.nested(_FIELD)

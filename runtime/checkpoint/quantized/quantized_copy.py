@@ -1,7 +1,7 @@
 """A checkpoint with its linears rounded, written to a folder in GPTQ's layout.
 
-Loaded, it gives the weights that `--quantization` gives at load: the output projection is written
-as it was, for engines that read no other, and rounded when it is loaded here.
+Loading it gives the same weights as `--quantization` at load: the output projection is written
+unchanged, for engines that read no other, and rounded when it is loaded here.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".ms
 
 @dataclass(slots=True)
 class CopyReport:
-    """What became of a checkpoint."""
+    """The result of writing a checkpoint."""
 
     errors: dict[str, float] = field(
         default_factory=dict
     )  # |rounded - weight| / |weight|, by module
-    num_kept: int = 0  # tensors that were copied
+    num_kept: int = 0  # tensors copied unchanged
     bytes_before: int = 0
     bytes_after: int = 0
 
@@ -67,7 +67,7 @@ def write_quantized_copy(
     shard_bytes: int = SHARD_BYTES,
     on_progress: ByteProgress | None = None,
 ) -> CopyReport:
-    """model: what it takes from `folder`; group_size: of 4 bits, at most.
+    """model: the tensors it takes from `folder`; group_size: upper limit for 4 bits.
 
     `out` must not exist; it appears when all is written. Peak memory: a linear or two.
 
@@ -98,7 +98,7 @@ def write_quantized_copy(
 
 @contextmanager
 def _draft_of(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes it at the end, and nothing where something fails."""
+    """A folder beside `out`, renamed to it at the end, or removed after an error."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -107,7 +107,7 @@ def _draft_of(out: Path) -> Iterator[Path]:
         raise InvalidRequest.of("out", str(out), allowed) from None
     try:
         yield draft
-        draft.chmod(0o755)  # mkdtemp's is for its owner alone
+        draft.chmod(0o755)  # mkdtemp makes it private to its owner
         draft.rename(out)
     except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
@@ -180,7 +180,7 @@ def _relative_error(quantized: QuantizedWeight, weight: Tensor) -> float:
 
 
 def _copy_others(folder: Path, out: Path) -> None:
-    """Tokenizer, templates, licence: all files but weights and what is hidden."""
+    """Copy tokenizer, templates, licence: all files except weights and hidden ones."""
     for file in folder.rglob("*"):
         place = file.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in place.parts)
@@ -205,8 +205,8 @@ def _quantization_config(
     group_size: int,
     version: str,
 ) -> dict[str, Any]:
-    """GPTQModel's fields; linears that stay, and those whose inputs no full group divides, are
-    named in `dynamic`."""
+    """GPTQModel's fields; `dynamic` names the linears that stay floating, and those whose inputs no
+    full group divides."""
     usual = -1 if bits == 8 else group_size
     dynamic: dict[str, dict[str, int]] = {f"-:^{re.escape(name)}$": {} for name in kept}
     dynamic |= {

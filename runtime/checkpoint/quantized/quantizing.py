@@ -1,9 +1,9 @@
 """Quantizes a model's linears while it is loaded (`--quantization`), one at a time.
 
-The embedding, norms, biases and the routers of mixtures of experts stay as they are, and so do
-linears whose inputs are no multiple of 32 and those that are never one product. The output
-projection takes 8 bits, whatever the others have: it is a large part of a small model, and errors
-in it go straight into the logits.
+The embedding, norms, biases and the routers of mixtures of experts are not changed, nor are linears
+whose inputs are no multiple of 32 and those that are never one product. The output projection gets
+8 bits, whatever the others have: it is a large part of a small model, and its errors go straight
+into the logits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..weight_source import WeightSource
 from .rounding import MAX_GROUP_SIZE, group_size_for, round_to_4_bits, round_to_8_bits
 
 Quantization = Literal["int8", "w8a8", "int4"]
-# The last part of a module's name. Who chooses experts is small, and its choice is no sum that
-# forgives an error; latent attention takes kv_b_proj apart and multiplies with it as it is.
+# By the last part of a module's name. Routers are small, and their choice is no sum that averages
+# errors; latent attention splits kv_b_proj and multiplies with its parts directly.
 _KEPT = ("gate", "router", "shared_expert_gate", "kv_b_proj")
 _OUTPUT_NAME = "lm_head"
 
 
 def bits_for(names: Sequence[str], in_features: int, quantization: Quantization) -> int | None:
-    """The bits of one linear's numbers, made of the modules `names`; None: it stays as it is."""
+    """The bits of a linear made of the modules `names`; None: it is not quantized."""
     if any(name.rpartition(".")[2] in _KEPT for name in names):
         return None
     if group_size_for(in_features) is None:
@@ -42,7 +42,7 @@ def is_output(names: Sequence[str]) -> bool:
 
 
 class QuantizingWeights:
-    """A `WeightSource` over another, whose floating weights it rounds (see `rounding`)."""
+    """A `WeightSource` that rounds the floating weights of another (see `rounding`)."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class QuantizingWeights:
         dtype: torch.dtype,
         group_size: int = MAX_GROUP_SIZE,
     ) -> None:
-        """dtype: of what stays; `source` may hand out weights in a wider one. group_size: of 4
-        bits, at most."""
+        """dtype: of what is not rounded; `source` may return weights in a wider one. group_size:
+        upper limit for 4 bits."""
         self._source = source
         self._quantization = quantization
         self._dtype = dtype

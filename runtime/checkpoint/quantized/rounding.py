@@ -1,10 +1,10 @@
-"""Weights to 8 or 4 bits by rounding to the nearest number, without any data to calibrate on.
+"""Rounds weights to 8 or 4 bits, to the nearest number, without calibration data.
 
-8 bits: one scale a row, symmetric. 4 bits: a scale and a zero point a group of inputs; of a few
-ranges narrower than the group's own the one with the least squared error is taken, as GPTQ's `mse`
-does (github.com/IST-DASLab/gptq, quant.py). Scales are numbers of float16 and zero points integers
-that GPTQ's layout can hold, so that what is written to disk is what is computed here. Weights that
-are not finite, or past float16's range, get scales that are not finite.
+8 bits: one scale a row, symmetric. 4 bits: a scale and a zero point a group of inputs; of the
+group's range and a few narrower ones the one with the least squared error is used, like GPTQ's
+`mse` (github.com/IST-DASLab/gptq, quant.py). Scales are float16 numbers and zero points integers
+that fit GPTQ's layout, so that a written checkpoint computes the same. Weights that are not finite,
+or beyond float16's range, get scales that are not finite.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from ....kernels.quantized_weight import QuantizedWeight
 
 MIN_GROUP_SIZE = 32
-MAX_GROUP_SIZE = 128  # unless told otherwise
-# Of the group's own range; measured, see docs/serve/checkpoints.md.
+MAX_GROUP_SIZE = 128  # default
+# Shares of the group's own range; measured, see docs/serve/checkpoints.md.
 _SHRINKS = (1.0, 0.9, 0.8)
 _SMALLEST_SCALE = 2.0**-24  # float16's
-_CHUNK_NUMBERS = 1 << 19  # of a weight at a time, in float32: they stay in a core's cache
+_CHUNK_NUMBERS = 1 << 19  # of a weight at a time, in float32: they fit a core's cache
 
 
 def group_size_for(in_features: int, largest: int = MAX_GROUP_SIZE) -> int | None:
@@ -94,12 +94,12 @@ def _numbers_into(work: Tensor, groups: Tensor, scale: Tensor, zero: Tensor) -> 
 
 
 def _as_float16(scale: Tensor) -> Tensor:
-    """As float16 holds it, never 0, in float32; infinite past float16's range."""
+    """Rounded to float16, never 0, in float32; infinite beyond float16's range."""
     return scale.clamp_(min=_SMALLEST_SCALE).half().float()
 
 
 def _chunks(weight: Tensor) -> list[slice]:
-    """Rows of a weight, few enough at a time."""
+    """Slices of a weight's rows, each within the chunk size."""
     num_outputs, num_inputs = weight.shape
     step = max(1, _CHUNK_NUMBERS // num_inputs)
     return [slice(start, start + step) for start in range(0, num_outputs, step)]

@@ -1,4 +1,4 @@
-"""Weights of several modules stacked along their outputs, also where they differ in format."""
+"""Stacks weights of several modules along their outputs, also in different formats."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ....kernels.reference.quantized import dequantize, signed_numbers
 
 
 def stack_weights(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """Parts of differing bits and groups are brought to the wider and the smaller one, which loses
-    nothing; if one is floating, all become so, in `dtype`. Else they have one order of inputs."""
+    """Parts with different bits and groups get the wider bits and the smaller groups, without loss;
+    if one is floating, all become so, in `dtype`. Otherwise they have one order of inputs."""
     if len(parts) == 1:
         return parts[0]
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]

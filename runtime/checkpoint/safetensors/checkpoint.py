@@ -1,7 +1,7 @@
 """Tensors of a Hugging Face safetensors checkpoint, single file or sharded.
 
-Nothing is read until a tensor is asked for; it is then read, and converted where that is needed,
-straight into its final place, so the peak is the model in its target dtype plus one tensor.
+Nothing is read until a tensor is requested; it is then read, and converted if needed, straight into
+its final place, so the peak is the model in its target dtype plus one tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .stored_names import OUTPUT, names_asked_for
 
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-# Of what GPTQ and AWQ, and compressed-tensors, have in place of a weight.
+# Instead of a weight, in GPTQ and AWQ, and in compressed-tensors.
 _PACKED_SUFFIXES = ("qweight", "weight_packed")
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 class CheckpointWeights:
     """A `WeightSource` over the safetensors files of a folder.
 
-    Tensors go by the names that models ask for. A checkpoint of a bare decoder (Qwen3-Embedding)
+    Tensors have the names that models request. A checkpoint of a bare decoder (Qwen3-Embedding)
     has them without "model."; one of Gemma 3 with its vision tower may have the names of
     transformers' modules.
 
-    Owns the open files until `close`; tensors handed out are copies and outlive it.
+    Owns the open files until `close`; returned tensors are copies and outlive it.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class CheckpointWeights:
         *,
         has_stored_weights: bool = False,
     ) -> None:
-        """`has_stored_weights`: `take_weight` gives floating weights as they are stored, not in
-        `dtype`, for who rounds them further."""
+        """`has_stored_weights`: `take_weight` returns floating weights as stored, not in `dtype`,
+        for callers that round them further."""
         self.folder = Path(folder)
         self.dtype = dtype
         self.device = torch.device(device)
@@ -69,7 +69,7 @@ class CheckpointWeights:
         return name in self._file_of
 
     def names(self) -> Iterable[str]:
-        """Of all tensors, file by file."""
+        """The names of all tensors, file by file."""
         return sorted(self._file_of, key=lambda name: self._file_of[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -77,24 +77,24 @@ class CheckpointWeights:
         return file.shape(own)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """As it is stored."""
+        """The stored dtype."""
         file, own = self._place(name)
         return file.dtype(own)
 
     def num_bytes(self, name: str) -> int:
-        """As it is stored."""
+        """The stored size."""
         file, own = self._place(name)
         return file.num_bytes(own)
 
     def read(self, name: str) -> Tensor:
-        """As it is stored, whatever its dtype, on the CPU."""
+        """The tensor as stored, whatever its dtype, on the CPU."""
         file, own = self._place(name)
         tensor = file.read(own)
         self._note_taken(name)
         return tensor
 
     def require(self, name: str, shape: Sequence[int]) -> None:
-        """Raises ModelLoadError unless `take` would give it."""
+        """Raises ModelLoadError unless `take` would return it."""
         file, own = self._place(name)
         dtype = file.dtype(own)
         if not dtype.is_floating_point or dtype.itemsize == 1:
@@ -109,7 +109,7 @@ class CheckpointWeights:
             )
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        self.require(name, shape)  # before room is made: a config may ask for any size
+        self.require(name, shape)  # before allocating: a config may request any size
         target = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         self._read_into(name, target)
         return target
@@ -168,7 +168,7 @@ class CheckpointWeights:
         return self._files[path]
 
     def _place(self, name: str) -> tuple[SafetensorsFile, str]:
-        """The open file that holds a tensor, and the tensor's name there."""
+        """The open file of a tensor, and the tensor's name there."""
         if name not in self._file_of:
             missing = f"{self.folder}: tensor {name!r} is missing from the checkpoint"
             raise ModelLoadError(f"{missing}{self._why_missing(name)}")
@@ -204,7 +204,7 @@ class CheckpointWeights:
             self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
 
     def _locate_tensors(self) -> Mapping[str, Path]:
-        """The file of each tensor as it is named there."""
+        """The file of each tensor, by the tensor's name there."""
         single = self.folder / SINGLE_FILE
         if single.exists():
             return dict.fromkeys(self._open(single).names(), single)

@@ -1,6 +1,7 @@
-"""Which files of a folder are its checkpoint: one, or those that an index names. Torch-free.
+"""Which files of a folder are its checkpoint: one, or those named by an index. Torch-free.
 
-The one file counts before an index, as for transformers: the index may be left over from shards.
+The single file takes precedence over an index, as in transformers: the index may be left from
+shards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """In order of their names; none where there is neither an index nor the one file.
+    """In order of their names; none if there is neither an index nor the single file.
 
     Raises ModelLoadError for an index that is broken, or names a file that is not there.
     """
@@ -28,7 +29,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def read_index(folder: Path) -> Mapping[str, str] | None:
-    """The file's name of each tensor; None: the folder has no index. Raises ModelLoadError."""
+    """The file name of each tensor; None: the folder has no index. Raises ModelLoadError."""
     index = folder / INDEX_FILE
     if not index.exists():
         return None

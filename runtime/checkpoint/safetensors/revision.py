@@ -1,9 +1,9 @@
-"""What tells one model's weights from another's, without reading all of them. Torch-free.
+"""Identifies a model's weights without reading all of them. Torch-free.
 
-KV that is kept over a restart is only right for the weights that computed it. Two checkpoints of
-one shape differ in their files' sizes, times or contents; of the contents a few hundred samples are
+KV stored over a restart is only valid for the weights that computed it. Two checkpoints of one
+shape differ in their files' sizes, times or contents; of the contents a few hundred samples are
 read. A copy of a folder with new times counts as another model: its KV is computed once more, which
-is the safe side.
+is safe.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def model_revision(
     quantization: str = "none",
     load_format: str = "auto",
 ) -> str:
-    """32 hexadecimal digits. `max_model_len` counts where the rotary frequencies depend on it;
-    `quantization` is what is done to the weights at load, `load_format` which of a folder's files
+    """32 hexadecimal digits. `max_model_len` counts if the rotary frequencies depend on it;
+    `quantization` is applied to the weights at load, `load_format` says which of a folder's files
     they are read from.
 
     Raises OSError for files that cannot be read.
@@ -49,7 +49,7 @@ def model_revision(
 
 
 def _samples(file: Path, size: int) -> list[bytes]:
-    """Pieces spread over a file, its first and last bytes among them."""
+    """Pieces spread over a file, including its first and last bytes."""
     last = max(0, size - _SAMPLE_BYTES)
     descriptor = os.open(file, os.O_RDONLY)
     try:

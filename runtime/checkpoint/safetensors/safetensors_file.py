@@ -1,7 +1,7 @@
-"""One safetensors file, read with plain reads: header once, a tensor's bytes when it is asked for.
+"""One safetensors file, read with plain reads: the header once, a tensor's bytes on request.
 
-Not through mmap: pages of a mapped file count as memory of this process until they are dropped,
-and what is read goes straight to where it stays.
+Not with mmap: pages of a mapped file count as memory of this process until they are dropped, and
+here data is read straight into its final place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CHUNK_BYTES = 1 << 23  # converted at a time
 
 
 class SafetensorsFile:
-    """Owns an open file until `close`; tensors handed out are their caller's."""
+    """Owns an open file until `close`; the caller owns returned tensors."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelLoadError for what is no safetensors file."""
+        """Raises ModelLoadError if it is not a safetensors file."""
         self.path = path
         self._descriptor, self._places = open_header(path)
 
@@ -43,14 +43,14 @@ class SafetensorsFile:
         return self._places[name].num_bytes
 
     def read(self, name: str) -> Tensor:
-        """As it is stored, a new tensor on the CPU."""
+        """The tensor as stored, a new one on the CPU."""
         place = self._places[name]
         tensor = torch.empty(place.shape, dtype=torch_dtype(place.dtype))
         self._fill(tensor.view(-1), place.start)
         return tensor
 
     def read_into(self, name: str, target: Tensor) -> None:
-        """Into a contiguous tensor of the same shape, in that one's dtype and on its device."""
+        """Read into a contiguous tensor of the same shape, in its dtype and on its device."""
         place = self._places[name]
         assert target.is_contiguous() and tuple(target.shape) == place.shape
         flat, dtype = target.view(-1), torch_dtype(place.dtype)
@@ -69,7 +69,7 @@ class SafetensorsFile:
         os.close(self._descriptor)
 
     def _fill(self, flat: Tensor, start: int) -> None:
-        """flat [N] on the CPU takes the bytes from `start` on."""
+        """Fill flat [N] on the CPU with the bytes from `start` on."""
         if not len(flat):
             return
         room = flat.view(torch.uint8).numpy().data
@@ -81,6 +81,6 @@ class SafetensorsFile:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """name: as the format has it, a key of DTYPES."""
+    """name: in the format's spelling, a key of DTYPES."""
     found: torch.dtype = getattr(torch, DTYPES[name][0])
     return found

@@ -1,4 +1,4 @@
-"""Where a safetensors file's tensors lie, by its header. Torch-free.
+"""The locations of a safetensors file's tensors, from its header. Torch-free.
 
 Format: eight bytes with the header's length, a JSON header, the tensors' bytes
 (github.com/huggingface/safetensors, "Format").
@@ -17,15 +17,15 @@ from typing import Any
 from ....errors import ModelLoadError
 from ..model_files import open_plain_file
 
-# Torch's names and bytes of an element, by the format's.
+# Torch's names and bytes of an element, by the format's names.
 DTYPES: Mapping[str, tuple[str, int]] = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
     "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "I64": ("int64", 8),
     "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }  # fmt: skip
-_MAX_HEADER_BYTES = 100_000_000  # as the format's own library allows
-# What a header that is none, or lies, ends in: infinite offsets, or brackets without end.
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+# Errors from an invalid or lying header: infinite offsets, or endless brackets.
 _UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
@@ -33,7 +33,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in its file; checked against the file's size."""
+    """A tensor's place in its file; checked against the file's size."""
 
     dtype: str  # a key of DTYPES
     shape: tuple[int, ...]
@@ -42,9 +42,9 @@ class Place:
 
 
 def open_header(path: Path) -> tuple[int, dict[str, Place]]:
-    """An open descriptor, the caller's to close, and the places of the tensors.
+    """An open descriptor, which the caller closes, and the places of the tensors.
 
-    Raises ModelLoadError for what is no safetensors file, or one that is cut.
+    Raises ModelLoadError if it is not a safetensors file, or is truncated.
     """
     descriptor = open_plain_file(path)
     try:

@@ -1,6 +1,6 @@
-"""Writes a checkpoint's safetensors: at most one file of it is in memory at a time.
+"""Writes a checkpoint's safetensors: at most one of its files is in memory at a time.
 
-What there will be is said first, since a file's name counts all files.
+All tensors are announced first, since a file's name includes the number of files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from .checkpoint_files import INDEX_FILE, SINGLE_FILE
 
-SHARD_BYTES = 1_000_000_000  # which a shard takes in memory until it is written
+SHARD_BYTES = 1_000_000_000  # memory of a shard until it is written
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class SafetensorsWriter:
-    """Tensors are to be written in the order in which they were announced."""
+    """Tensors must be written in the order in which they were announced."""
 
     def __init__(self, folder: Path, shapes: Shapes, shard_bytes: int = SHARD_BYTES) -> None:
         self._shards = _shards(shapes, shard_bytes)
@@ -33,7 +33,7 @@ class SafetensorsWriter:
         self.total_bytes = sum(_num_bytes(shape, dtype) for shape, dtype in shapes.values())
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Those that come next; they must not change until their file is written."""
+        """Write the next tensors; they must not change until their file is written."""
         for name, tensor in tensors.items():
             shard = self._shards[self._number]
             expected = shard[len(self._held)]
@@ -46,7 +46,7 @@ class SafetensorsWriter:
                 self._held = {}
 
     def close(self) -> None:
-        """After the last tensor: writes the index of several files."""
+        """Call after the last tensor: writes the index if there are several files."""
         num_missing = sum(map(len, self._shards[self._number :])) - len(self._held)
         assert not num_missing, f"{num_missing} tensors were announced but not written"
         if len(self._shards) == 1:

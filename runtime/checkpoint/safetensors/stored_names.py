@@ -1,8 +1,8 @@
-"""What checkpoints call the tensors of a decoder, by the names that models ask for. Torch-free.
+"""Maps the tensor names that models request to a checkpoint's. Torch-free.
 
-A decoder that is a part of more keeps the names that it was first stored with, while transformers
-has moved its modules since (4.52); some checkpoints, and all adapters that are trained now, have
-the names of those.
+Checkpoints of a decoder within a larger model keep the names that they were first stored with,
+while transformers has since moved its modules (4.52); some checkpoints, and all adapters trained
+now, have the new names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 def names_asked_for(stored: Collection[str]) -> dict[str, str]:
-    """Of all tensors the stored names, by those that models ask for."""
+    """The stored names of all tensors, by the names that models request."""
     if f"{MOVED_DECODER}{_EMBEDDING}" in stored:
         return {_name_of_part(name): name for name in stored}
     if _EMBEDDING not in stored:
