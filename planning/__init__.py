@@ -1,1 +1,1 @@
-"""What a model needs and how fast it will be, before it is loaded; the simulated scheduler."""
+"""A model's memory needs and speed, predicted before it is loaded; the simulated scheduler."""

@@ -1,4 +1,4 @@
-"""What serving LoRA adapters takes, before any is there. Torch-free."""
+"""The memory for serving LoRA adapters, before any is loaded. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .model_shape import ModelShape, Product
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoom:
-    """Room for adapters beside all linear layers that take them, as `layers/adapter_tables.py`
-    has it."""
+    """The tables for adapters of all linear layers that take them, as `layers/adapter_tables.py`
+    allocates them."""
 
     num_slots: int  # as `--max-loras-per-batch`
-    rank: int  # as `--max-lora-rank`; tables and products are as large for smaller adapters
+    rank: int  # as `--max-lora-rank`; tables and products are no smaller for smaller adapters
 
     def num_numbers(self, product: Product) -> int:
-        """Of one adapter beside one of the product's places: A of each module, and B."""
+        """Numbers of one adapter at one of the product's places: A of each module, and B."""
         if not product.num_modules:
             return 0
         return self.rank * (product.num_modules * product.in_features + product.out_features)

@@ -1,6 +1,6 @@
-"""A load on an engine: clients that each have one request at a time, and ask again when they have
-its answer. The scheduler and radix tree are the real ones; the executor may be a model of a device
-with a clock of its own, or a real one. Torch-free.
+"""A closed-loop load on an engine: each client has one request at a time, and sends the next when
+it has the answer. The scheduler and radix tree are the real ones; the executor is a model of a
+device with its own clock, or a real one. Torch-free.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .roofline import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What clients ask for."""
+    """The clients' requests."""
 
     num_clients: int
     prompt_tokens: int
-    shared_tokens: int  # of prompt_tokens, at the start of all prompts
+    shared_tokens: int  # of prompt_tokens, at the start of every prompt
     output_tokens: int
-    num_rounds: int = 2  # requests of each client
-    num_adapters: int = 0  # that requests take in turn, each with its own start; 0: none do
+    num_rounds: int = 2  # requests per client
+    num_adapters: int = 0  # used by requests in turn, each with its own prefix; 0: none
 
     @property
     def request_tokens(self) -> int:
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(slots=True)
 class Answer:
-    """When a request's tokens came; its listener."""
+    """A request's listener, which records the times of its tokens."""
 
     loop: ClosedLoop
     asked_s: float
@@ -61,7 +61,7 @@ class Answer:
 
 
 class ModelledDevice:
-    """An executor that computes nothing; a step moves its clock by what the cost model says."""
+    """An executor that computes nothing; a step advances its clock by the cost model's time."""
 
     can_overlap = False
     segment_cost_tokens = 32  # see schedule/tree_order.py
@@ -75,7 +75,7 @@ class ModelledDevice:
         return self.now_s
 
     def submit(self, plan: StepPlan) -> FinishedStep:
-        """The step, done at once."""
+        """The step, which is done at once."""
         rows = [(len(row.input_ids), row.start) for row in plan.rows]
         num_sampled = sum(row.sampling is not None for row in plan.rows)
         duration_s = self._costs.step_time(rows, num_sampled).total_s
@@ -87,7 +87,7 @@ class ModelledDevice:
 
 
 class ClosedLoop:
-    """Plays one load to its end; `answers` in the order in which they came."""
+    """Runs one load to its end; `answers` in the order of completion."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ClosedLoop:
         )
 
     def run(self) -> float:
-        """The seconds that it took."""
+        """Returns its duration in seconds."""
         started_s = self.clock()
         for _ in range(self.load.num_clients):
             self._ask()
@@ -128,11 +128,11 @@ class ClosedLoop:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all answers."""
+        """Output tokens of all answers."""
         return sum(len(answer.token_times_s) for answer in self.answers)
 
     def note_answer(self, answer: Answer) -> None:
-        """A client has its answer, and asks again."""
+        """A client has its answer, and sends its next request."""
         self.answers.append(answer)
         if self._num_asked < self.load.num_clients * self.load.num_rounds:
             self._ask()

@@ -1,7 +1,7 @@
-"""What devices can do: memory, and the rates at which they read and multiply. Torch-free.
+"""Devices' capabilities: memory, and the rates at which they read and multiply. Torch-free.
 
 GPUs are from their makers' data sheets (dense rates, no sparsity), times the shares that good
-kernels reach; a CPU is measured where it stands (`probe.py`).
+kernels reach; the machine's own CPU is measured (`probe.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Of the data sheet's rates. Copying reaches 90% on an H200 (4.3 of 4.8 TB/s), products 80% (790 of
-# 989 TFLOP/s); attention over pages and small products reach less.
+# Shares of the data sheet's rates. Copying reaches 90% on an H200 (4.3 of 4.8 TB/s), products 80%
+# (790 of 989 TFLOP/s); attention over pages and small products reach less.
 _READ_SHARE = 0.8
 _PRODUCT_SHARE = 0.6
 _ATTENTION_SHARE = 0.4
@@ -18,7 +18,7 @@ _ATTENTION_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of linear layers in one weight format."""
+    """Rates of linear layers in one weight format."""
 
     read_bytes_s: float  # of weights
     flop_s: float
@@ -26,17 +26,17 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A device as the cost model sees it. Seconds, bytes and floating-point operations."""
+    """A device for the cost model. Seconds, bytes and floating-point operations."""
 
     name: str
     memory_bytes: int  # for weights and KV
     rates: Mapping[str, Rates]  # by `--quantization`
     kv_bytes_s: float
     attention_flop_s: float
-    step_s: float  # of any step, beside its arithmetic: planning, launching, reading back
+    step_s: float  # of any step, besides its arithmetic: planning, launching, reading back
     layer_s: float  # of any layer
     row_s: float  # of a row that samples
-    adapter_s: float  # of what adapters add to a linear layer, beside its arithmetic
+    adapter_s: float  # of a linear layer's adapters, besides their arithmetic
     capability: tuple[int, int] | None = None  # as CUDA counts; None: not a GPU
 
 
@@ -79,4 +79,4 @@ GPUS: Mapping[str, DeviceModel] = {
     "rtx4090": _gpu("NVIDIA RTX 4090", (8, 9), 24, 1.008, 165),
     "rtx3090": _gpu("NVIDIA RTX 3090", (8, 6), 24, 0.936, 71),
 }
-"""By the name that `stemma plan --device` takes."""
+"""By the name for `stemma plan --device`."""

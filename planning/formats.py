@@ -1,4 +1,4 @@
-"""What a weight or KV number takes in each format that a model can be served in. Torch-free."""
+"""The size of a weight or KV number in each format for serving a model. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How linear layers are held; the embedding and what is left stay in the dtype."""
+    """The format of linear layers; the embedding and all other weights keep the dtype."""
 
     name: str  # as `--quantization` has it
     dtype: str
 
     def product_bytes(self, product: Product) -> float:
-        """Of one weight of the product."""
+        """Bytes of one weight of the product."""
         count = product.in_features * product.out_features
         if self.name == "none":
             return count * DTYPE_BYTES[self.dtype]
-        if product.is_sampled_only:  # the head: 8 bits in all formats
+        if product.is_sampled_only:  # the output projection: 8 bits in all formats
             return count + product.out_features * _SCALE_BYTES
         if not product.is_quantized:
             return count * DTYPE_BYTES[self.dtype]
@@ -33,7 +33,7 @@ class WeightFormat:
         return count + product.out_features * _SCALE_BYTES
 
     def model_bytes(self, shape: ModelShape) -> int:
-        """Of all weights. A tied head has its own packed copy, see layers/embedding.py."""
+        """Bytes of all weights. A tied head has its own packed copy, see layers/embedding.py."""
         products = sum(self.product_bytes(p) * p.count * p.num_experts for p in shape.products)
         rest = shape.embedding_parameters + shape.other_parameters
         return int(products) + rest * DTYPE_BYTES[self.dtype]

@@ -12,9 +12,9 @@ from ..runtime.checkpoint.config.decoder_config import DecoderConfig, ExpertsCon
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A weight [out_features, in_features] that `count` places of the model have, each its own.
+    """A weight [out_features, in_features] at `count` places of the model, each with its own.
 
-    Of `num_experts` weights at such a place a token is multiplied by `num_used`.
+    If a place has `num_experts` such weights, a token is multiplied by `num_used` of them.
     """
 
     name: str
@@ -23,32 +23,32 @@ class Product:
     count: int
     num_experts: int = 1
     num_used: int = 1
-    num_modules: int = 0  # of the checkpoint that it is made of, if adapters go beside them
-    is_quantized: bool = True  # where the model's linear layers are
-    is_sampled_only: bool = False  # only for tokens whose logits are asked for
+    num_modules: int = 0  # checkpoint modules that form it, if it takes adapters
+    is_quantized: bool = True  # if the model's linear layers are
+    is_sampled_only: bool = False  # only for tokens whose logits are needed
 
     @property
     def num_parameters(self) -> int:
-        """Of all places and experts."""
+        """Over all places and experts."""
         return self.in_features * self.out_features * self.count * self.num_experts
 
     def num_touched(self, num_tokens: int) -> float:
-        """Weights of a place that a step of so many tokens reads, on average where each token's
-        experts are drawn evenly."""
+        """Weights of a place that a step of `num_tokens` reads, on average if each token's experts
+        are drawn uniformly."""
         share = self.num_used / self.num_experts
         return self.num_experts * (1.0 - (1.0 - share) ** num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """`count` layers whose queries see as much."""
+    """`count` layers with the same attention window."""
 
     count: int
-    num_visible: int | None  # keys that a query sees at most, its own among them; None: all before
+    num_visible: int | None  # keys that a query sees at most, including its own; None: all before
 
     def num_keys(self, num_tokens: int, before: int) -> int:
-        """Keys that `num_tokens` queries see, each counted once, of a row with `before` earlier
-        ones."""
+        """Keys seen by `num_tokens` queries, each counted once, of a row with `before` earlier
+        tokens."""
         keys = before + num_tokens
         return keys if self.num_visible is None else min(keys, self.num_visible + num_tokens - 1)
 
@@ -63,17 +63,17 @@ class AttentionLayers:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Everything of a model that takes memory or time, but for its KV."""
+    """All parts of a model that take memory or time, except for its KV."""
 
     products: tuple[Product, ...]
     attention: tuple[AttentionLayers, ...]
-    embedding_parameters: int  # a tied head's, too, which is then no parameter of its own
+    embedding_parameters: int  # also a tied head's, which has no parameters of its own
     is_head_tied: bool
     other_parameters: int  # norms, biases, and the gates of shared experts
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
-        """Count it."""
+        """Count the parts of a model."""
         hidden = config.hidden_size
         head = Product(
             "lm_head", hidden, config.vocab_size, 1, is_quantized=False, is_sampled_only=True
@@ -93,14 +93,14 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Of the checkpoint."""
+        """All parameters of the checkpoint."""
         products = sum(product.num_parameters for product in self.products)
         tied = self.embedding_parameters if self.is_head_tied else 0
         return products - tied + self.embedding_parameters + self.other_parameters
 
     @property
     def num_active_parameters(self) -> int:
-        """Without those of the experts that a token does not take."""
+        """All parameters except those of experts that a token does not use."""
         idle = sum(
             p.num_parameters * (p.num_experts - p.num_used) // p.num_experts for p in self.products
         )
@@ -170,7 +170,7 @@ def _dense(config: DecoderConfig, name: str, size: int, count: int) -> Iterator[
 
 
 def _norms(config: DecoderConfig) -> int:
-    """Of all layers."""
+    """Parameters of all layers' norms."""
     own = 0
     if config.latent is not None:
         own = config.latent.latent_dim + (config.latent.query_latent_dim or 0)
@@ -183,7 +183,7 @@ def _norms(config: DecoderConfig) -> int:
 
 
 def _biases(config: DecoderConfig) -> int:
-    """Of all layers' attention and feed-forward blocks, shared experts among these."""
+    """Biases of all layers' attention and feed-forward blocks, including shared experts."""
     attention = config.hidden_size if config.output_bias else 0
     if config.qkv_bias:
         latent = config.latent

@@ -1,4 +1,4 @@
-"""What callers will see: step times, times to first token and a token, throughput. Torch-free."""
+"""Predicted step times, times to first token and per token, and throughput. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NamedStep:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Seconds, and tokens a second of all clients together."""
+    """Seconds, and tokens a second over all clients."""
 
     ttft_s: float  # median
     ttft_p99_s: float
@@ -29,7 +29,7 @@ class LoadFigures:
 
     @classmethod
     def of(cls, loop: ClosedLoop, duration_s: float) -> LoadFigures:
-        """Of a load that was played."""
+        """The figures of a completed load."""
         ttfts_s = sorted(answer.ttft_s for answer in loop.answers)
         return cls(
             statistics.median(ttfts_s),
@@ -46,7 +46,7 @@ def usual_steps(batches: Sequence[int], prompt_tokens: int, context: int) -> lis
 
 
 def predict_step(costs: CostModel, step: NamedStep) -> StepTime:
-    """Every row samples."""
+    """The time of a step in which every row samples."""
     return costs.step_time(step.rows, len(step.rows))
 
 
@@ -58,7 +58,7 @@ def predict_load(
     token_budget: int,
     max_running_requests: int,
 ) -> LoadFigures:
-    """Play the load on the real scheduler over a modelled device."""
+    """Run the load on the real scheduler with a modelled device."""
     device = ModelledDevice(costs)
     loop = ClosedLoop(
         device,

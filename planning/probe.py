@@ -1,5 +1,5 @@
-"""What this machine's CPU can do, measured in about a second with the kernels that would run the
-model: for predictions before it is loaded."""
+"""Measures this machine's CPU in about a second, with the kernels that would run the model, for
+predictions before it is loaded."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .devices import DeviceModel, Rates
 from .roofline import CostModel
 from .served_model import ServedModel
 
-# More than the caches of a laptop, or of a server's share, hold together.
+# More than the caches of a laptop, or of a share of a server, hold together.
 _LARGEST_BYTES = 192 << 20
 _COMPUTED_WEIGHTS = 32 << 20  # at most, with many rows: about a tenth of a second
-_ROWS = 256  # enough that arithmetic is all that takes time
+_ROWS = 256  # enough that only arithmetic takes time
 _REPEATS = 7
-# Beside arithmetic: of a step, a layer and a row that samples. Measured with the embedded model and
-# llama-160m on 2 cores of an AMD EPYC (Zen 4).
+# Besides arithmetic: of a step, a layer and a row that samples. Measured with the embedded model
+# and llama-160m on 2 cores of an AMD EPYC (Zen 4).
 _STEP_S = 150e-6
 _LAYER_S = 10e-6
 _ROW_S = 40e-6
-# From docs/serve/lora.md: steps of 48 linear layers take 2.5 to 2.9 ms more where adapters are
-# enabled and used, of which reading one is some 0.3 ms.
+# From docs/serve/lora.md: steps of 48 linear layers take 2.5 to 2.9 ms more if adapters are enabled
+# and used, of which reading one is some 0.3 ms.
 _ADAPTER_S = 50e-6
 
 
 def cost_model(model: ServedModel) -> CostModel:
-    """The model on this machine's CPU, which is measured with the model's format and a weight of
-    its width; where all weights fit the caches, from there."""
+    """The model on this machine's CPU, measured with the model's format and a weight of its width;
+    measured from the caches if all weights fit them."""
     dtype, quantization = resolve_dtype(model.format.dtype), model.format.name
     side = -(-model.config.hidden_size // 128) * 128
     kernels = select_kernels(dtype)
@@ -73,7 +73,7 @@ def _in_format(weight: Tensor, quantization: str) -> Weight:
 
 
 def _seconds(linears: list[Linear], x: Tensor) -> float:
-    """One input through all of them: the median pass, the first left out."""
+    """Times passes of one input through all of them: the median, without the first."""
     times = []
     for _ in range(1 + _REPEATS):
         started = time.perf_counter()

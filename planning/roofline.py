@@ -1,5 +1,5 @@
-"""How long a step takes, by the roofline model (Williams, Waterman and Patterson 2009): each part
-takes as long as its reading or its arithmetic, whichever is longer. Torch-free.
+"""The time of a step by the roofline model (Williams, Waterman and Patterson 2009): each part takes
+the longer of its reading and its arithmetic. Torch-free.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .served_model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, by what they go to."""
+    """Seconds of a step, by cause."""
 
     reading_s: float  # of products that are bound by reading weights
     computing_s: float  # of products that are bound by arithmetic
@@ -27,7 +27,7 @@ class StepTime:
 
     @property
     def bound_by(self) -> str:
-        """What takes the most."""
+        """The largest part."""
         parts = {
             "weights": self.reading_s,
             "arithmetic": self.computing_s,
@@ -45,8 +45,8 @@ class CostModel:
     device: DeviceModel
 
     def step_time(self, rows: Sequence[tuple[int, int]], num_sampled: int) -> StepTime:
-        """rows: (tokens computed, tokens before them) of each; num_sampled of them sample. Where
-        adapters are served each row has one, as many different ones as there are slots."""
+        """rows: (tokens computed, tokens before them) of each; num_sampled of them sample. If
+        adapters are served, each row has one, with as many different ones as there are slots."""
         num_tokens = sum(num for num, _ in rows)
         reading_s = computing_s = 0.0
         for read_s, compute_s in self._products_s(num_tokens, num_sampled, len(rows)):
@@ -65,7 +65,7 @@ class CostModel:
 
     @property
     def _num_adapted(self) -> int:
-        """Linear layers that have adapters beside them."""
+        """Linear layers that take adapters."""
         if self.model.adapters is None:
             return 0
         return sum(product.count for product in self.model.shape.products if product.num_modules)
@@ -73,7 +73,7 @@ class CostModel:
     def _products_s(
         self, num_tokens: int, num_sampled: int, num_rows: int
     ) -> Iterator[tuple[float, float]]:
-        """Of each kind of product, and its adapters': reading, and arithmetic."""
+        """For each kind of product, and its adapters: reading time, and arithmetic time."""
         rates, adapters = self.device.rates[self.model.format.name], self.model.adapters
         for product in self.model.shape.products:
             count = num_sampled if product.is_sampled_only else num_tokens
@@ -89,8 +89,8 @@ class CostModel:
                 yield read_s, 2 * numbers * num_tokens / rates.flop_s
 
     def _attention_s(self, num_tokens: int, before: int) -> float:
-        """A row's. A chunk reads its keys once for all of its tokens; of layers with a window what
-        lies before it costs nothing."""
+        """A row's attention. A chunk reads its keys once for all of its tokens; in layers with a
+        window, keys before it cost nothing."""
         config, device = self.model.config, self.device
         key_bytes = self.model.kv_bytes_per_token / config.num_layers
         if config.latent is None:

@@ -1,4 +1,4 @@
-"""A model as it is to be served: what its weights and KV take, and what fits. Torch-free."""
+"""A model as served: the size of its weights and KV, and what fits. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Fit:
     """A model in a device's memory."""
 
     weight_bytes: int
-    kv_bytes: int  # left for KV; 0 where the weights do not fit
-    kv_tokens: int  # that is so many tokens
+    kv_bytes: int  # left for KV; 0 if the weights do not fit
+    kv_tokens: int  # the same in tokens
 
     def num_requests(self, request_tokens: int) -> int:
-        """That run at a time, sharing nothing."""
+        """How many requests run at a time, without shared prefixes."""
         return self.kv_tokens // request_tokens
 
 
@@ -45,34 +45,34 @@ class ServedModel:
         kv_cache_dtype: KVCacheDtype = "auto",
         adapters: AdapterRoom | None = None,
     ) -> ServedModel:
-        """dtype: a resolved one, not "auto"; quantization and kv_cache_dtype as the flags."""
+        """dtype: resolved, not "auto"; quantization and kv_cache_dtype as the flags."""
         weights = WeightFormat(quantization, dtype)
         layout = KVLayout.of(config, dtype, kv_cache_dtype)
         return cls(config, ModelShape.of(config), weights, layout.bytes_per_token, adapters)
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.format.model_bytes(self.shape)
 
     @property
     def adapter_bytes(self) -> int:
-        """Of the tables of all slots, in the dtype."""
+        """Bytes of the tables of all slots, in the dtype."""
         if self.adapters is None:
             return 0
         return self.adapters.num_total(self.shape) * DTYPE_BYTES[self.format.dtype]
 
     @property
     def rotary_bytes(self) -> int:
-        """Of the cosines and sines of all positions of the context, a table for each kind of rotary
-        embedding that layers have."""
+        """Bytes of the cosines and sines of all positions, one table for each kind of rotary
+        embedding in the layers."""
         num_tables = 2 * len(set(self.config.layer_ropes))
         num_positions = self.config.context_length
         itemsize = DTYPE_BYTES[self.format.dtype]
         return num_tables * num_positions * self.config.rotary_dim * itemsize
 
     def fit(self, memory_bytes: int, *, is_gpu: bool) -> Fit:
-        """With the default share of what the weights, rotary tables and adapters leave for KV."""
+        """KV gets the default share of what the weights, rotary tables and adapters leave."""
         share = DEFAULT_GPU_MEM_FRACTION if is_gpu else DEFAULT_CPU_MEM_FRACTION
         left = memory_bytes - self.weight_bytes - self.rotary_bytes - self.adapter_bytes
         kv_bytes = max(0, int(left * share))

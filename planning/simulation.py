@@ -1,7 +1,7 @@
-"""The real scheduler and radix tree over a modelled device: what a policy does to a workload.
+"""The real scheduler and radix tree over a modelled device: the effect of a policy on a workload.
 
-The clock is simulated: a step lasts as long as the model of the device says, planning lasts no
-time. So all figures but the host's microseconds depend on the seed alone.
+The clock is simulated: a step takes the modelled device's time, planning takes none. So all figures
+except the host's microseconds depend on the seed alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEASE_TTL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many requests a trace has, how many (or programs) arrive a second, and tokens of KV where
-    it is not the device's."""
+    """How many requests a trace has, how many (or programs) arrive a second, and the tokens of KV
+    if they differ from the device's."""
 
     num_requests: int
     rate: float
@@ -39,10 +39,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Milliseconds of a step: `fixed_ms`, and for each row what follows.
+    """Milliseconds of a step: `fixed_ms`, plus the following for each row.
 
     A prompt's token costs `prefill_token_ms`, a decode row `decode_row_ms`, and each pair of a
-    token and one that it attends to `prefill_pair_ms` or, for a decode row, `decode_pair_ms`.
+    token and a key that it attends to `prefill_pair_ms` or, for a decode row, `decode_pair_ms`.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Device:
     decode_pair_ms: float
     num_tokens: int  # of KV; less than such a machine has, so that short traces fill it
     max_running_requests: int
-    slo_ttft_s: float  # a call is good when its first token took no longer than this
-    slo_tpot_s: float  # and each further one on average no longer than this
-    loads: Mapping[str, Load]  # by trace: about as much as the device can do
+    slo_ttft_s: float  # limit of the first token's time for a good call
+    slo_tpot_s: float  # and of the average time of each further token
+    loads: Mapping[str, Load]  # by trace: about the device's capacity
 
     def step_s(self, plan: StepPlan) -> float:
         """How long a step takes."""
@@ -122,7 +122,7 @@ DEVICES = {"cpu": CPU, "h200": H200}
 
 @dataclass(slots=True)
 class CallRecord:
-    """What became of a call, in simulated seconds; its listener."""
+    """A call's listener and outcome, in simulated seconds."""
 
     call: Call
     run: Simulation
@@ -164,7 +164,7 @@ class RunningJob:
 
 
 class Simulation:
-    """One run of a trace; `records` are the calls that have ended, `jobs` what they belong to."""
+    """One run of a trace; `records` are the calls that have ended, `jobs` their jobs."""
 
     can_overlap = False
     segment_cost_tokens = 32  # see runtime/schedule/tree_order.py
@@ -181,8 +181,8 @@ class Simulation:
         has_programs: bool = False,
         has_leases: bool = False,
     ) -> None:
-        """`has_programs`: the engine is told which program a call belongs to; `has_leases`: and,
-        between two of its calls, that the program will be back and when."""
+        """`has_programs`: the engine receives the program of each call; `has_leases`: also, between
+        two of its calls, that the program will return and when."""
         self.device = device
         self.has_programs = has_programs
         self.has_leases = has_leases
@@ -190,7 +190,7 @@ class Simulation:
         self.host_s = 0.0  # CPU seconds spent in the scheduler
         self.records: list[CallRecord] = []
         self.jobs: list[RunningJob] = []
-        self.num_optimal_tokens = 0  # prompt tokens that an infinite cache would have had
+        self.num_optimal_tokens = 0  # prompt tokens that an infinite cache would contain
         self.engine = Engine(
             self,
             num_pages=device.num_tokens // page_size,
@@ -205,11 +205,11 @@ class Simulation:
         self._rng = random.Random(seed)
         self._infinite = RadixTree()
         self._open: dict[int, CallRecord] = {}
-        self._numbers = itertools.count()  # so that records are never compared
+        self._numbers = itertools.count()  # a tie-breaker, so that records are never compared
         self._coming: list[tuple[float, int, CallRecord]] = []
 
     def run(self, starts: Sequence[Start]) -> None:
-        """Play a trace to its end."""
+        """Run a trace to its end."""
         waiting = list(reversed(starts))
         while waiting or self._coming or self._open:
             if not self.engine.has_work:
@@ -232,7 +232,7 @@ class Simulation:
         return FinishedStep(StepResult(plan.step_id, results, duration_s))
 
     def note_finish(self, record: CallRecord, request: Request) -> None:
-        """A call has ended; with the last of its siblings its job goes on."""
+        """A call has ended; after the last of its siblings its job continues."""
         del self._open[request.id]
         self.records.append(record)
         self._remember(request.token_ids)
@@ -281,7 +281,7 @@ class Simulation:
             heappush(self._coming, (record.arrived_s, next(self._numbers), record))
 
     def _lease(self, job: RunningJob, calls: Sequence[Call]) -> None:
-        """What is cached of the next calls' prompts, in place of what was for the last ones."""
+        """Lease what is cached of the next calls' prompts, replacing the last calls' leases."""
         kv_cache, before = self.engine.scheduler.kv_cache, job.leases
         made = [
             kv_cache.retain("", call.prompt, due_s=call.delay_s, ttl_s=LEASE_TTL_S)

@@ -1,4 +1,4 @@
-"""In which format a checkpoint's weights already are. Torch-free."""
+"""The format in which a checkpoint's weights are stored. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_BITS_OF_INT8 = 12.0
 
 
 def stored_quantization(folder: Path, shape: ModelShape) -> Literal["none", "int8", "w8a8", "int4"]:
-    """The value of `--quantization` that its weights are nearest to; "none" for floating ones.
+    """The value of `--quantization` nearest to its weights; "none" for floating ones.
 
     Raises ModelLoadError for a quantization that is not supported.
     """

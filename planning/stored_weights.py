@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold, by their headers alone. Torch-free."""
+"""The contents of a checkpoint's files, from their headers alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..runtime.checkpoint.safetensors.safetensors_header import open_header
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Of the files of a folder that loading it reads."""
+    """The weights in those files of a folder that loading reads."""
 
     num_files: int
     num_tensors: int
     num_bytes: int
-    formats: tuple[str, ...]  # as the files name them, the most frequent first
+    formats: tuple[str, ...]  # as named in the files, the most frequent first
 
 
 def stored_weights(folder: Path) -> StoredWeights | None:
-    """None where only a description of the model is there.
+    """None if there is only a description of the model.
 
-    Raises ModelLoadError for a file that is broken, cut or missing, and where all weights are
-    pickled.
+    Raises ModelLoadError for a file that is malformed, truncated or missing, and if all weights
+    are pickled.
     """
-    ggufs = weights_files(folder)  # which loading takes first
+    ggufs = weights_files(folder)  # loading prefers these
     files = ggufs or checkpoint_files(folder)
     if not files:
         _require_no_pickles(folder)
@@ -44,7 +44,7 @@ def stored_weights(folder: Path) -> StoredWeights | None:
 
 
 def _in_file(file: Path) -> list[tuple[str, int]]:
-    """Of each tensor its format and its bytes."""
+    """The format and size in bytes of each tensor."""
     descriptor, places = open_header(file)
     os.close(descriptor)
     return [(place.dtype, place.num_bytes) for place in places.values()]

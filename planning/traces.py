@@ -16,15 +16,15 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One generation: it asks for `max_tokens` and will generate `num_output` of them."""
+    """One generation: requests `max_tokens` and will generate `num_output` of them."""
 
     prompt: array[int]
     num_output: int
     max_tokens: int
     client: str
     is_cold: bool = False
-    delay_s: float = 0.0  # before it is submitted: a person thinks, a tool runs
-    num_calls_left: int = 0  # that follow each other from here on, this one too; 0: nobody knows
+    delay_s: float = 0.0  # before it is submitted: a user thinks, a tool runs
+    num_calls_left: int = 0  # in sequence from here on, including this one; 0: not known
 
 
 Job: TypeAlias = Generator[Sequence[Call], list["array[int]"], None]
@@ -47,7 +47,7 @@ def programs(seed: int, num_requests: int, rate: float) -> list[Start]:
 
 
 def chats(seed: int, num_requests: int, rate: float) -> list[Start]:
-    """Conversations of 2 to 10 turns with a second of thought between; 4 system prompts."""
+    """Conversations of 2 to 10 turns with one second of think time between; 4 system prompts."""
     rng = random.Random(seed)
     systems = [_tokens(rng, 512) for _ in range(4)]
     jobs = (_chat(random.Random(rng.random()), systems) for _ in range(num_requests // 6))
@@ -85,7 +85,7 @@ def single(call: Call) -> Job:
 
 
 def documents(seed: int, num_requests: int, rate: float) -> list[Start]:
-    """Questions on 64 documents of 1,500 tokens, in any order, faster than they are answered."""
+    """Questions on 64 documents of 1,500 tokens, in random order, faster than they are answered."""
     rng = random.Random(seed)
     texts = [_tokens(rng, 1500) for _ in range(64)]
     calls = (
@@ -166,7 +166,7 @@ def _short(rng: random.Random, common: array[int]) -> Job:
 
 
 def _long(rng: random.Random, common: array[int]) -> Job:
-    """A plan, then rounds of 4 parallel calls on a passage each, which nothing goes on from."""
+    """A plan, then rounds of 4 parallel calls on a passage each, which no later call continues."""
     plan = common + _tokens(rng, 256)
     (out,) = yield [Call(plan, 48, 96, "long")]
     plan = plan + out
@@ -175,7 +175,7 @@ def _long(rng: random.Random, common: array[int]) -> Job:
 
 
 def _fork_and_join(rng: random.Random, common: array[int]) -> Job:
-    """The branches of a turn run in parallel; those with more turns decide when the join comes."""
+    """The branches of a turn run in parallel; those with the most turns delay the join."""
     root = common + _tokens(rng, 192)
     lengths = [1, 2, 3, 4]
     (plan,) = yield [Call(root, 32, 64, "root", num_calls_left=6)]
