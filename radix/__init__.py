@@ -1,7 +1,7 @@
-"""Which tokens' KV lives where: the radix tree over token runs and the page ids that it holds.
+"""Maps token prefixes to KV pages: the radix tree over token runs and the page ids that it holds.
 
-Ids and counts only. This pillar knows no tensor, no model and no program; the runtime's KV cache
-is its one user and the only place where a page id becomes memory.
+Ids and counts only. This package knows no tensor, no model and no program; the runtime's KV cache
+is its only user and the only place where a page id becomes memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The invariants of tree and pool, checked from scratch: what tests call after every step.
+"""The invariants of tree and pool, checked from scratch; tests call it after every step.
 
-Cost: O(all nodes and pages); it knows nothing that the tree's own methods compute, only its fields.
+Cost: O(all nodes and pages); it uses only the tree's fields, not what its methods compute.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def check(
     """Raises CheckFailed unless free + cached + held = all pages, each with one owner, and the
     tree's locks, leases, counts, edges and use order are consistent.
 
-    `held`: for each request the pages that it owns itself, not those that it reads from the tree.
-    `locks`: the nodes that are locked now, once a lock; without it lock_ref is checked against the
-    children's only. `leases`: likewise the nodes that are leased, each with whether by a pin.
+    `held`: for each request its own pages, not those that it reads from the tree. `locks`: the
+    currently locked nodes, one entry a lock; without it lock_ref is checked against the children's
+    only. `leases`: likewise the leased nodes, each with whether the lease is a pin.
     """
     nodes = _reachable(tree)
     for node in nodes:
@@ -133,7 +133,7 @@ def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
 
 
 def _check_refs(nodes: list[Node], name: str, held: Iterable[Node]) -> None:
-    """Each node counts the holds on it and below it, no more and no fewer."""
+    """Each node counts exactly the holds on it and below it."""
     expected = {id(node): 0 for node in nodes}
     for handle in held:
         step: Node | None = handle

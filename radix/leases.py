@@ -1,13 +1,13 @@
-"""Leases: which cached prefixes are worth keeping, how long, and in which order to give them up.
+"""Leases: which cached prefixes to keep, how long, and in which order to evict them.
 
-A lease is what a program knows of a prefix: it will be used again, at about `due_s`. It takes the
-prefix out of the least-recently-used order without locking it. When pages are short the leases are
-broken, lowest priority first, among equals the one whose use lies furthest ahead (Belady's rule,
-"A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966,
-with announced uses in place of known ones), each from its end and no more of it than is needed. A
-pin is a lease that is not broken so; pins share a budget and always expire.
+A lease says that a program will use a prefix again, at about `due_s`. It takes the prefix out of
+the least-recently-used order without locking it. When pages are short, leases are broken: lowest
+priority first, among equals the one with the furthest next use (Belady's rule, "A study of
+replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966, with
+announced uses instead of known ones), each from its end and no more of it than is needed. A pin is
+a lease that is not broken this way; pins share a budget and always expire.
 
-What it does not know: programs, clocks (times are the caller's seconds), what a page holds.
+What it does not know: programs, clocks (times are the caller's seconds), pages' contents.
 
 Cost: a lease O(nodes on the path), breaking and expiry O(log n) each.
 """
@@ -28,9 +28,9 @@ __all__ = ["Lease", "Leases"]
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Keeps the path to `node`; `node` moves up as it is broken, and is None once it has ended.
+    """Keeps the path to `node`; `node` moves up as it is broken, and is None after its end.
 
-    `colder`: what keeps the same prefix on the next colder tier, if there is one.
+    `colder`: the lease on the same prefix on the next colder tier, if there is one.
     """
 
     node: Node | None
@@ -43,12 +43,12 @@ class Lease:
 
     @property
     def is_active(self) -> bool:
-        """Whether it still keeps anything, on this tier or a colder one."""
+        """Whether it still keeps KV, on this tier or a colder one."""
         return self.node is not None or (self.colder is not None and self.colder.is_active)
 
     @property
     def num_kept_tokens(self) -> int:
-        """How much of the prefix it still keeps on this tier."""
+        """How many tokens of the prefix it still keeps on this tier."""
         return 0 if self.node is None else self.node.end
 
 
@@ -59,7 +59,7 @@ class Leases:
     """Owns the leases on one tree.
 
     Invariant: `tree.pinned_pages <= max_pinned_pages`. A lease ends by release, expiry, or when it
-    is broken to the root; what it kept is then evicted like anything else.
+    is broken to the root; its KV is then evicted like any other.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Leases:
         max_pinned_pages: int,
         on_break: Callable[[Lease], None] | None = None,
     ) -> None:
-        """`on_break` hears of a lease each time before some of it is given up."""
+        """`on_break` is called with a lease each time before part of it is given up."""
         self.max_pinned_pages = max_pinned_pages
-        self.num_broken = 0  # leases of which something was given up
+        self.num_broken = 0  # leases that lost a part
         self._tree = tree
         self._on_break = on_break
         self._active: dict[Lease, _BreakKey] = {}
@@ -82,16 +82,16 @@ class Leases:
         return len(self._active)
 
     def __iter__(self) -> Iterator[Lease]:
-        """Those that have not ended, the first made first."""
+        """Active leases, oldest first."""
         return iter(self._active)
 
     def retain(self, node: Node, *, due_s: float, expires_s: float, priority: int = 0) -> Lease:
-        """Keep the path to `node` before what nobody leases, and before leases of lower priority
-        or later use."""
+        """Keep the path to `node` in preference to unleased KV, and to leases of lower priority or
+        later use."""
         return self._add(Lease(node, node.end, due_s, expires_s, priority))
 
     def pin(self, node: Node, *, expires_s: float) -> Lease | None:
-        """Keep the path to `node`, or as much of it from the root as the budget allows; None where
+        """Keep the path to `node`, or as much of it from the root as the budget allows; None if
         that is nothing."""
         kept = self._within_budget(node)
         if kept is None:
@@ -99,7 +99,7 @@ class Leases:
         return self._add(Lease(kept, kept.end, 0.0, expires_s, is_pin=True))
 
     def release(self, lease: Lease, *, is_last_use: bool = False) -> None:
-        """End a lease; nothing happens if it has ended. `is_last_use`: what only its owner has used
+        """End a lease; does nothing if it has ended. `is_last_use`: KV that only its owner has used
         is evicted before all else (owners.py)."""
         if lease.node is not None:
             node, lease.node = lease.node, None
@@ -109,13 +109,13 @@ class Leases:
                 age(node, self._tree.use_order)
 
     def update(self, lease: Lease, *, due_s: float, expires_s: float) -> None:
-        """The use is expected at another time; nothing happens if the lease has ended."""
+        """Expect the use at another time; does nothing if the lease has ended."""
         if lease.node is not None:
             lease.due_s, lease.expires_s = due_s, expires_s
             self._enter(lease)
 
     def move(self, lease: Lease, node: Node) -> None:
-        """Keep the path to `node` instead, which is not a pin's; an ended lease lives again."""
+        """Keep the path to `node` instead, not for pins; an ended lease becomes active again."""
         assert not lease.is_pin, "a pin has its budget and stays where it is"
         self._tree.lease(node)
         if lease.node is not None:
@@ -124,7 +124,7 @@ class Leases:
         self._enter(lease)
 
     def expire(self, now_s: float) -> None:
-        """End what has expired."""
+        """End expired leases."""
         while self._to_expire and self._to_expire[0][0] <= now_s:
             lease = heappop(self._to_expire)[2]
             if lease.expires_s <= now_s:
@@ -133,18 +133,18 @@ class Leases:
     def give_up(
         self, num_pages: int, *, due_after_s: float | None = None, also_pins: bool = False
     ) -> None:
-        """Break leases until the tree has `num_pages` pages to evict, or none can be broken.
+        """Break leases until the tree has `num_pages` evictable pages, or none can be broken.
 
-        `due_after_s`: only those that are due later.
+        `due_after_s`: break only leases that are due later.
         """
         locked: list[tuple[_BreakKey, Lease]] = []
         while (missing := num_pages - self._tree.evictable_pages) > 0:
-            # Where all that is leased is locked too, nothing is to be had.
+            # If all leased pages are locked too, none can be freed.
             lease = self._next_to_break() if self._tree.leased_pages else None
             if lease is None or (due_after_s is not None and lease.due_s <= due_after_s):
                 break
             assert lease.node is not None
-            if lease.node.lock_ref:  # to break it now would free nothing
+            if lease.node.lock_ref:  # breaking it now would free nothing
                 locked.append(heappop(self._to_break))
             else:
                 self._break(lease, missing)
@@ -154,9 +154,9 @@ class Leases:
             self._break_pins(num_pages)
 
     def withdraw(self, node: Node) -> None:
-        """End what leases keep of `node` and below it, which is about to leave the tree.
+        """End leases on `node` and below it, which is about to leave the tree.
 
-        Cost: O(leases and their paths); for the undoing of failed steps.
+        Cost: O(leases and their paths); for undoing failed steps.
         """
         for lease in list(self._active):
             step = lease.node
@@ -198,8 +198,8 @@ class Leases:
         return None
 
     def _break(self, lease: Lease, num_pages: int) -> None:
-        """Give up the end of a lease's path: its last node, or of that the last `num_pages` pages
-        where these become free."""
+        """Give up the end of a lease's path: its last node, or only the last `num_pages` pages of
+        it if these become free."""
         node = lease.node
         assert node is not None
         self._note_break(lease)
@@ -220,7 +220,7 @@ class Leases:
             self._on_break(lease)
 
     def _cut(self, lease: Lease, node: Node | None) -> None:
-        """Keep no more than the path to `node`, which is part of the lease's."""
+        """Keep only the path to `node`, which is part of the lease's."""
         assert lease.node is not None
         if node is None or node.is_root:
             self.release(lease)
@@ -229,9 +229,9 @@ class Leases:
             lease.node = node
 
     def _within_budget(self, node: Node) -> Node | None:
-        """The node where that part of the path ends that can be pinned; None where there is none.
+        """The node where the part of the path ends that can be pinned; None if there is none.
 
-        Splits the last one where only some of its pages fit.
+        Splits the last node if only some of its pages fit.
         """
         room = self.max_pinned_pages - self._tree.pinned_pages
         path: list[Node] = []
@@ -250,7 +250,7 @@ class Leases:
         return None if kept is None or kept.is_root else kept
 
     def _compact(self) -> None:
-        """Most entries of a heap may belong to leases that have ended or changed."""
+        """Rebuild heaps in which most entries may belong to ended or changed leases."""
         if len(self._to_break) > 2 * len(self._active) + 64:
             self._to_break = [
                 (key, lease) for lease, key in self._active.items() if not lease.is_pin

@@ -16,8 +16,8 @@ class Node:
     Invariant: `len(token_ids) == len(pages) * page_size`, and `end` is the length of the path from
     the root to the end of this run. A locked node is a handle on that whole path: it keeps its
     identity when the edge is split (this object becomes the lower part) and never grows while
-    somebody else holds it. An unlocked node is a valid handle until the next call that changes the
-    tree. A node that left the tree has `is_attached` False and stays so.
+    another holder has it. An unlocked node is a valid handle until the next call that changes the
+    tree. After a node has left the tree, `is_attached` is False forever.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Node:
         self.id = id
         self.namespace = namespace
         self.parent = parent  # None for the root of a namespace
-        self.key = key  # the bytes of the first page of tokens: its place among its siblings
+        self.key = key  # the bytes of the first page of tokens: its key among its siblings
         self.token_ids = token_ids
         self.pages = pages
         self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
@@ -61,16 +61,16 @@ class Node:
         self.lock_ref = 0  # locks on this node or below it
         self.lease_ref = 0  # leases on this node or below it (leases.py)
         self.pin_ref = 0  # those of them that are pins
-        self.owner = owner  # who alone has used it; None: nobody in particular, or several
+        self.owner = owner  # the only user; None: unknown, or several
         self.hits = 0  # matches that went through the whole of this node
-        self.last_use = 0  # the tree's clock; 0 when it was aged
+        self.last_use = 0  # the tree's clock; 0 after it was aged
         self.is_attached = True
         self.older: Node | None = None  # neighbours in UseOrder; None when not in it
         self.newer: Node | None = None
 
     @property
     def start(self) -> int:
-        """The length of the path to where this node's run begins."""
+        """The length of the path up to this node's run."""
         return self.end - len(self.token_ids)
 
     @property
@@ -84,12 +84,12 @@ class Node:
 
 class UseOrder:
     """The free nodes (neither locked nor leased) from least to most recently used: two intrusive
-    doubly linked rings, that of the aged nodes before that of all others.
+    doubly linked rings, the aged nodes before all others.
 
     Invariant: a child comes before its parent. A use of a node is a use of its ancestors and puts
     them behind it, and a node is aged after its children, so the oldest node is always a leaf: a
-    parent whose last child was evicted already stands where it belongs, and nothing is ever
-    searched or sorted. O(1) each.
+    parent whose last child was evicted is already in its place, and nothing is ever searched or
+    sorted. O(1) each.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class UseOrder:
         return None if node is self._ring else node
 
     def age(self, node: Node) -> None:
-        """Puts a node of the order, whose children were all aged, behind the aged ones."""
+        """Moves a node of the order, whose children were all aged, behind the aged ones."""
         self.drop(node)
         self.put(node, self._aged)
 
@@ -123,14 +123,14 @@ class UseOrder:
         self.put(node, older.newer)
 
     def drop(self, node: Node) -> None:
-        """Takes a node out of the order."""
+        """Removes a node from the order."""
         older, newer = node.older, node.newer
         assert older is not None and newer is not None, f"{node} is not in the order"
         older.newer, newer.older = newer, older
         node.older = node.newer = None
 
     def renew(self, path: Iterable[Node]) -> None:
-        """Puts the free nodes of a path, given from the top, behind all others."""
+        """Moves the free nodes of a path, given from the top, behind all others."""
         newer = self._ring
         for node in path:
             before, after = node.older, node.newer

@@ -1,8 +1,8 @@
-"""Who alone uses a prefix, and what becomes of it after the last use.
+"""Prefixes used by one program alone, and their eviction after its last use.
 
-A node has an owner while one program alone has used it. When that program ends, what is still its
-own is aged: it stands in front of the whole use order, children first, and is evicted before all
-else. What others have used too is never aged by anybody's end.
+A node has an owner while only one program has used it. When that program ends, its remaining own
+nodes are aged: they move to the front of the use order, children first, and are evicted before all
+else. Nodes that others have used too are never aged when a program ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["age", "age_path", "note_user"]
 
 
 def note_user(node: Node, owner: Hashable) -> None:
-    """`owner` uses the path to `node`: what belonged to another belongs to nobody from now on."""
+    """`owner` uses the path to `node`: nodes owned by another have no owner from now on."""
     step: Node | None = node
     while step is not None:
         if step.owner is not owner:
@@ -24,16 +24,16 @@ def note_user(node: Node, owner: Hashable) -> None:
 
 
 def age(node: Node, order: UseOrder) -> None:
-    """The owner of `node` has used it for the last time: what is his alone there, below it and
-    above it, is evicted before all else, but for what is in use.
+    """The owner of `node` has used it for the last time: the owner's own nodes there, below and
+    above it, are evicted before all else, unless they are in use.
 
-    Cost: O(nodes below, nodes on the path that are his, and their children).
+    Cost: O(nodes below, owned nodes on the path, and their children).
     """
     owner = node.owner
     if owner is None:
         return
     nodes = [node]
-    for step in nodes:  # it grows meanwhile
+    for step in nodes:  # the list grows in the loop
         nodes.extend(step.children.values())
     for step in reversed(nodes):
         if step.owner is owner:
@@ -44,8 +44,8 @@ def age(node: Node, order: UseOrder) -> None:
 
 
 def age_path(node: Node, order: UseOrder) -> None:
-    """Whosever it is, the path to `node` is evicted before all else, with what alone continues it,
-    up to where it is in use or branches."""
+    """Whoever owns it, evict the path to `node` before all else, with its only continuation, up to
+    where it is in use or branches."""
     while len(node.children) == 1:
         (node,) = node.children.values()
     step: Node | None = node
@@ -54,7 +54,7 @@ def age_path(node: Node, order: UseOrder) -> None:
 
 
 def _age_one(node: Node, order: UseOrder) -> bool:
-    """False where it is in use, or something below it is younger."""
+    """False if it is in use, or something below it is younger."""
     if node.older is None or not _are_aged(node.children):
         return False
     order.age(node)
@@ -63,5 +63,5 @@ def _age_one(node: Node, order: UseOrder) -> bool:
 
 
 def _are_aged(children: dict[bytes, Node]) -> bool:
-    """The youngest child is asked first: children usually end in their order."""
+    """The youngest child is checked first: children usually end in their order."""
     return all(child.last_use == 0 for child in reversed(children.values()))

@@ -1,8 +1,7 @@
-"""The free list of a KV pool: which page ids belong to nobody.
+"""The free list of a KV pool: the ids of free pages.
 
-Ids only: what a page holds, and who owns a page that is not free, is known elsewhere (the tree and
-the requests); `radix.check` adds the three up. Every call is a few block copies, whatever the
-number of pages.
+Ids only: the tree and the requests know what the other pages hold and who owns them; `radix.check`
+adds the three up. Every call is a few block copies, whatever the number of pages.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Pages: TypeAlias = "array[int]"
 
 
 class PageAllocator:
-    """Owns the ids in [0, num_pages) that are free; each is handed out to one owner at a time.
+    """Owns the free ids in [0, num_pages); each is allocated to one owner at a time.
 
-    A stack that grows down in an array of fixed size: pages freed last are handed out first, and
-    each run is written and read in its own order, so contiguous runs stay contiguous where they
-    can. No call resizes or reverses anything.
+    A stack that grows down in an array of fixed size: pages freed last are allocated first, and
+    each run is written and read in its own order, so contiguous runs stay contiguous if they can.
+    No call resizes or reverses anything.
 
         | belongs to others, stale | top of the stack ... bottom |
         0                     _num_used                      num_pages
@@ -45,9 +44,9 @@ class PageAllocator:
         return self._num_used
 
     def allocate(self, num_pages: int) -> Pages:
-        """Hands `num_pages` ids to the caller, all or none.
+        """Allocates `num_pages` ids to the caller, all or none.
 
-        Raises OutOfPages when fewer are free.
+        Raises OutOfPages if fewer are free.
         """
         assert num_pages >= 0, f"{num_pages} pages wanted"
         start = self._num_used

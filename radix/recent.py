@@ -1,4 +1,4 @@
-"""The part of a tree that was used last: what a picture of a large tree can show.
+"""The most recently used part of a tree, for a picture of a large one.
 
 Cost: O(nodes returned), whatever the size of the tree.
 """
@@ -15,9 +15,9 @@ __all__ = ["recent_nodes"]
 
 
 def recent_nodes(tree: RadixTree, held: Iterable[Node], max_nodes: int) -> list[Node]:
-    """About `max_nodes` nodes: the paths to those that are `held` (locked or leased), then the
-    others from the most recently used on. Each comes after its parent, and roots are among them;
-    the last path is not cut, so there may be a few more."""
+    """About `max_nodes` nodes: the paths to the `held` ones (locked or leased), then the others,
+    most recently used first. Each comes after its parent, and roots are included; the last path
+    is not cut, so there may be a few more."""
     chosen: dict[int, Node] = {}
     for node in chain(held, reversed(tree.use_order)):
         if len(chosen) >= max_nodes:

@@ -1,7 +1,7 @@
 """A picture of a radix tree for a terminal, from plain data.
 
-Knows snapshots only (RadixTree.snapshot(), or the same rows after a trip over the wire), so a
-client can draw a server's tree; the text comes from the `decode` that it is given.
+Uses only snapshots (RadixTree.snapshot(), or the same rows sent over the network), so a client can
+draw a server's tree; the caller's `decode` turns ids into text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .snapshot import NodeSnapshot
 __all__ = ["render"]
 
 _COLUMNS = f"{'tokens':>9} {'locks':>5} {'hits':>6}"
-_KEPT, _HOST = f" {'kept':>5}", f" {'host':>9}"  # where anything is leased, or on the host
+_KEPT, _HOST = f" {'kept':>5}", f" {'host':>9}"  # shown if anything is leased, or on the host
 
 
 def render(
@@ -26,11 +26,11 @@ def render(
     max_depth: int = 8,
     max_children: int = 8,
 ) -> str:
-    """Draws the tree: a line a node with its text, number of tokens, lock_ref and hits; where there
-    is any of it, what keeps it (a pin, a lease), and how many of its first tokens the host has.
+    """Draws the tree: a line a node with its text, number of tokens, lock_ref and hits; if any
+    exist, also pins and leases, and how many of its first tokens the host has.
 
     At most `width` cells a line (never under 39, or 54 with all columns), `max_depth` levels and
-    `max_children` children a node, the biggest subtrees first; what is left out is counted. No line
+    `max_children` children a node, the biggest subtrees first; omitted nodes are counted. No line
     break at the end.
     """
     roots = _subtrees(snapshot)
@@ -58,7 +58,7 @@ class _Subtree:
 
 
 def _subtrees(snapshot: Sequence[NodeSnapshot]) -> list[_Subtree]:
-    """The roots with all below them; sizes are summed from the last row, as parents come first."""
+    """The roots with their subtrees; sizes are summed from the last row, as parents come first."""
     by_id = {row["id"]: _Subtree(row, total_tokens=row["num_tokens"]) for row in snapshot}
     roots: list[_Subtree] = []
     for row in snapshot:
@@ -101,7 +101,7 @@ class _Picture:
         return lines
 
     def _branches(self, subtree: _Subtree, depth: int) -> list[tuple[_Subtree | None, str, bool]]:
-        """The children to draw as (child, "", is_last), and (None, what is hidden, True)."""
+        """The children to draw as (child, "", is_last), and (None, summary of the hidden, True)."""
         ranked = sorted(subtree.children, key=lambda child: -child.total_tokens)
         num_shown = self.max_children if depth <= self.max_depth else 0
         shown, hidden = ranked[:num_shown], ranked[num_shown:]
@@ -118,7 +118,7 @@ class _Picture:
         return branches
 
     def _text(self, row: NodeSnapshot, room: int) -> str:
-        """The run's text on one line, quoted, cut to `room` cells with an ellipsis if need be."""
+        """The run's text on one line, quoted, cut to `room` cells with an ellipsis if needed."""
         text = _one_line(self.decode(row["token_ids"]))
         is_whole = len(row["token_ids"]) == row["num_tokens"]
         if is_whole and _cells(text) + 2 <= room:
@@ -139,7 +139,7 @@ class _Picture:
 
 
 def _one_line(text: str) -> str:
-    """Line breaks, tabs and what does not print as escapes, so that a run stays on its line."""
+    """Line breaks, tabs and unprintable characters as escapes, so that a run stays on its line."""
     escapes = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return "".join(
         escapes.get(char) or (char if char.isprintable() else f"\\x{ord(char):02x}")
@@ -161,7 +161,7 @@ def _cell(char: str) -> int:
 
 
 def _cut(text: str, num_cells: int) -> str:
-    """The longest beginning that takes at most `num_cells`."""
+    """The longest prefix that takes at most `num_cells`."""
     used = 0
     for index, char in enumerate(text):
         used += _cell(char)
@@ -171,6 +171,6 @@ def _cut(text: str, num_cells: int) -> str:
 
 
 def _fit(text: str, num_cells: int) -> str:
-    """Exactly `num_cells`: cut or padded."""
+    """Exactly `num_cells` wide: cut or padded."""
     text = _cut(text, num_cells)
     return text + " " * (num_cells - _cells(text))

@@ -1,4 +1,4 @@
-"""What a colder tier's tree has of a hotter one's, and what it has alone: one walk over both.
+"""What a colder tier's tree shares with a hotter one's, and what only it has: one walk over both.
 
 Cost: O(the colder nodes given), each a descent in the hotter tree along its own run.
 """
@@ -20,26 +20,26 @@ class ColderRun(NamedTuple):
 
     node: Node
     num_tokens: int
-    above: Node | None  # the hotter node below which it hangs; None: another colder run
+    above: Node | None  # the hotter node above it; None: another colder run
 
 
 class Residency(NamedTuple):
-    """Of the nodes that were given."""
+    """The result for the given nodes."""
 
     num_shared: dict[int, int]  # hotter node's id: how many of its first tokens are there too
     only_colder: list[ColderRun]  # parents first
 
 
 class _Cursor(NamedTuple):
-    """How far a colder path is known to the hotter tree: to `node`, and `tail` below it, which ends
-    within a run. None for the node: the path has left that tree."""
+    """How far the hotter tree has a colder path: to `node`, and `tail` tokens below it, which end
+    within a run. node None: the path has left that tree."""
 
     node: Node | None
     tail: array[int]
 
 
 def residency(hotter: RadixTree, colder: Iterable[Node]) -> Residency:
-    """`colder`: nodes of the other tree, each after its parent, roots among them."""
+    """`colder`: nodes of the other tree, each after its parent, including roots."""
     num_shared: dict[int, int] = {}
     only: list[ColderRun] = []
     cursors: dict[int, _Cursor] = {}

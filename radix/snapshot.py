@@ -1,4 +1,4 @@
-"""Nodes of a radix tree as plain data: what goes over the wire, and pictures are drawn from."""
+"""Nodes of a radix tree as plain data, to be sent to clients and drawn."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class NodeSnapshot(TypedDict):
     parent: int | None
     namespace: str
     num_tokens: int
-    token_ids: list[int]  # the first of them
+    token_ids: list[int]  # its first ones
     lock_ref: int
     lease_ref: int
     pin_ref: int
-    host_tokens: int  # of num_tokens, the first ones that the host tier has too
+    host_tokens: int  # of num_tokens, the leading ones that the host tier has too
     hits: int
     last_use: int
 
 
 def snapshot_of(node: Node, max_token_ids: int) -> NodeSnapshot:
-    """The node with its first `max_token_ids` ids; of other tiers it knows nothing."""
+    """The node with its first `max_token_ids` ids; without data of other tiers."""
     namespace = node.namespace if isinstance(node.namespace, str) else repr(node.namespace)
     return NodeSnapshot(
         id=node.id,

@@ -7,11 +7,11 @@ Cost: match and insert O(nodes on the path) Python steps, the runs themselves be
 copied as blocks of bytes; extend O(length of the new run); lock and unlock O(nodes on the path);
 evict O(1) per node freed. docs/how-it-works/radix.md has the figures.
 
-What it does not know: what a page holds, who owns the pages outside it, and programs. It is not
-thread-safe: one planner owns it. All that keeps the counts true is in this one class.
+What it does not know: pages' contents, owners of pages outside it, and programs. It is not
+thread-safe: one planner owns it. All code that keeps the counts true is in this class.
 
-A call that changes the tree ends the validity of all unlocked handles (nodes), so lock what you
-matched before you do anything else.
+A call that changes the tree invalidates all unlocked handles (nodes), so lock what you matched
+before you do anything else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOKEN_BYTES = array("i").itemsize
 
 
 class Match(NamedTuple):
-    """The longest known prefix; the path to `node` is exactly these tokens."""
+    """The longest cached prefix; the path to `node` is exactly these tokens."""
 
     node: Node
     pages: Pages  # still the tree's: lock `node` before reading them
@@ -38,21 +38,21 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What became of a run that was given to the tree."""
+    """The result of adding a run to the tree."""
 
-    node: Node  # the run ends at its end
+    node: Node  # where the run ends
     num_existing: int  # leading tokens of the given run that the tree already had
-    added_from: int  # path length before the first token that was added: remove()'s undo point
+    added_from: int  # path length before the first added token: remove()'s undo point
     duplicate_pages: Pages  # the caller's pages for tokens that the tree already had: still its own
-    adopted_pages: Pages  # the tree's pages for those num_existing tokens, to be used instead
+    adopted_pages: Pages  # the tree's pages for those num_existing tokens, to use instead
 
 
 class RadixTree:
     """Owns the cached pages: every page in it belongs to exactly one node.
 
     Invariant: `0 <= evictable_pages + leased_pages <= num_pages`; a node's lock_ref is at least the
-    sum of its children's, so what is unlocked has only unlocked nodes below it, and likewise for
-    leases: all that is neither locked nor leased can be evicted.
+    sum of its children's, so an unlocked node has only unlocked nodes below it, and likewise for
+    leases: all nodes neither locked nor leased can be evicted.
     """
 
     def __init__(self, page_size: int = 1) -> None:
@@ -62,11 +62,11 @@ class RadixTree:
         self.use_order = UseOrder()
         self.num_nodes = 0  # without the roots
         self.num_pages = 0  # pages owned by the tree
-        self.evictable_pages = 0  # those in nodes that nobody locks or leases
-        self.leased_pages = 0  # those in nodes that nobody locks, but somebody leases
-        self.pinned_pages = 0  # those in nodes that somebody pins, locked or not
+        self.evictable_pages = 0  # in nodes neither locked nor leased
+        self.leased_pages = 0  # in nodes that are leased but not locked
+        self.pinned_pages = 0  # in pinned nodes, locked or not
         self.clock = 0  # uses so far
-        self.num_visits = 0  # nodes that any call has looked at: what a cost claim is tested by
+        self.num_visits = 0  # nodes visited by all calls: tests check claimed costs by it
         self._next_id = 0
 
     def match(
@@ -74,8 +74,8 @@ class RadixTree:
     ) -> Match:
         """Finds the longest cached prefix in whole pages, of at most `limit` tokens; it is a use.
 
-        Splits the last node when the match ends inside it, so that the returned node ends where
-        the match does. Nothing is locked.
+        Splits the last node if the match ends inside it, so that the returned node ends where the
+        match does. Locks nothing.
         """
         return self._match(self._root(namespace), token_ids, limit)
 
@@ -113,9 +113,9 @@ class RadixTree:
     ) -> Inserted:
         """Caches a run from the root; `pages[i]` holds the i-th page of its tokens.
 
-        Only whole pages enter: tokens past the last one, and their page, stay the caller's. Where
-        the tree already has the tokens it keeps its own pages; the rest of `pages` becomes the
-        tree's. Nothing is locked. What is new belongs to `owner`, see owners.py.
+        Only whole pages are inserted: tokens after the last one, and their page, stay the caller's.
+        For tokens that the tree already has it keeps its own pages; the rest of `pages` becomes the
+        tree's. Locks nothing. New nodes belong to `owner`, see owners.py.
         """
         return self._add(self._root(namespace), token_ids, pages, owner, owns_lock=False)
 
@@ -130,9 +130,8 @@ class RadixTree:
         """insert() of a run below `node`, which the caller has locked, without walking to it.
 
         A leaf of this owner that only the caller locks grows in place (the returned node is then
-        `node` and its lock covers the new tokens); otherwise a child is made, unlocked. In both
-        cases
-        `move_lock(node, inserted.node)` is what a caller who goes on from there does next.
+        `node` and its lock covers the new tokens); otherwise an unlocked child is made. In both
+        cases a caller who continues from there calls `move_lock(node, inserted.node)` next.
         """
         assert node.is_attached, f"{node} was extended after it had left the tree"
         assert node.lock_ref > 0, f"{node} was extended without being locked"
@@ -147,7 +146,7 @@ class RadixTree:
             step = step.parent
 
     def unlock(self, node: Node) -> None:
-        """Takes back one lock(); it is a use of what nobody else locks."""
+        """Releases one lock(); counts as a use of nodes that nobody else locks."""
         self.clock += 1
         step: Node | None = node
         top = node
@@ -162,7 +161,7 @@ class RadixTree:
         self._drop_root_if_empty(top)
 
     def lease(self, node: Node, *, is_pin: bool = False) -> None:
-        """Takes the path to `node` out of what evict() may free, until unlease(); see leases.py."""
+        """Excludes the path to `node` from evict(), until unlease(); see leases.py."""
         assert node.is_attached, f"{node} was leased after it had left the tree"
         step: Node | None = node
         while step is not None:
@@ -177,7 +176,7 @@ class RadixTree:
             step = step.parent
 
     def unlease(self, node: Node, *, up_to: Node | None = None, is_pin: bool = False) -> None:
-        """Takes back one lease(), or of its path only what lies below `up_to`."""
+        """Releases one lease(), or only the part of its path below `up_to`."""
         self.clock += 1
         step: Node | None = node
         top = node
@@ -202,12 +201,12 @@ class RadixTree:
             below = below.parent
 
     def evict(self, num_pages: int, on_evict: Callable[[Node, int], None] | None = None) -> Pages:
-        """Frees `num_pages` pages, or all evictable ones when they are fewer.
+        """Frees `num_pages` pages, or all evictable ones if they are fewer.
 
-        Least recently used leaves first, whole, and a parent joins once it is a leaf; of the last
+        Evicts least recently used leaves first, whole, and a parent once it is a leaf; of the last
         one only the tail that is still needed. Locked and leased nodes stay. The pages become the
-        caller's. `on_evict` hears of each leaf before it is cut to so many pages; it must not
-        change this tree.
+        caller's. `on_evict` is called with each leaf before it is cut, and the number of pages it
+        keeps; it must not change this tree.
         """
         freed = array("i")
         while (missing := num_pages - len(freed)) > 0 and (leaf := self.use_order.oldest):
@@ -229,20 +228,20 @@ class RadixTree:
         return token_ids, pages
 
     def split(self, node: Node, end: int) -> Node:
-        """Cuts a node at a page edge inside it; returns its upper part, a new node that ends at
-        `end` and is locked and leased like `node`."""
+        """Splits a node at a page boundary inside it; returns its upper part, a new node that ends
+        at `end` and is locked and leased like `node`."""
         assert end % self.page_size == 0, f"{node} cannot split at {end}: no page edge"
         return self._split(node, end)
 
     def remove(self, node: Node, num_kept: int | None = None) -> Pages:
         """Unpublishes what a failed step inserted: cuts `node`'s path to `num_kept` tokens.
 
-        Everything past the cut leaves the tree, other branches below it included, and its pages
+        Everything after the cut leaves the tree, other branches below it included, and its pages
         become the caller's. By default the cut is where `node` begins; after an insert or extend
-        it is `added_from`. Everybody unlocks first: an assertion fails, and nothing has changed,
-        when somebody still locks what is past the cut, for that lock would keep KV that was never
-        written. What has already left the tree is no error, so the inserts of one step can be
-        undone in any order.
+        it is `added_from`. All locks must be released first: an assertion fails, and nothing has
+        changed, if something after the cut is still locked, for that lock would keep KV that was
+        never written. Nodes that have already left the tree are no error, so the inserts of one
+        step can be undone in any order.
         """
         kept = node.start if num_kept is None else num_kept
         assert kept >= 0 and kept % self.page_size == 0, f"cannot keep {kept} tokens: no page edge"
@@ -260,7 +259,7 @@ class RadixTree:
         return freed
 
     def clear(self, namespace: Hashable | None = None) -> Pages:
-        """Drops all that is neither locked nor leased, in one namespace or (None) in all.
+        """Drops all nodes neither locked nor leased, in one namespace or (None) in all.
 
         The pages become the caller's.
         """
@@ -336,7 +335,7 @@ class RadixTree:
     def _descend(self, node: Node, query: bytes) -> tuple[list[Node], int]:
         """The nodes below `node` that the query enters, and the path length where it leaves them.
 
-        Only the last of them may be left before its end, and not before its first page's end.
+        Only the last of them may be left before its end, but not before the end of its first page.
         """
         end = node.end
         path: list[Node] = []
@@ -355,7 +354,7 @@ class RadixTree:
         return path, end
 
     def _split(self, node: Node, end: int) -> Node:
-        """Puts a new node that ends at `end` above `node`, which keeps its handle's meaning.
+        """Puts a new node that ends at `end` above `node`, which stays valid as a handle.
 
         The new node has the same locks: each of them was on the whole path to `node` or below.
         """
@@ -418,8 +417,8 @@ class RadixTree:
     def _append(
         self, node: Node, token_ids: array[int], pages: Pages, owner: Hashable, owned_locks: int
     ) -> Node:
-        """Adds a run below `node`: in place if it is a leaf of this owner with no lock but the
-        caller's own and no lease."""
+        """Adds a run below `node`: in place if it is a leaf of this owner with no lock except the
+        caller's and no lease."""
         self.num_pages += len(pages)
         if (
             not node.children
@@ -443,7 +442,7 @@ class RadixTree:
         return child
 
     def _set_free(self, node: Node) -> None:
-        """The last lock or lease on a node is gone: it may be evicted, unless the other is left."""
+        """The last lock or lease on a node is gone: it is evictable, unless the other is left."""
         if node.lease_ref:
             self.leased_pages += len(node.pages)
         else:
@@ -473,14 +472,14 @@ class RadixTree:
         return freed
 
     def _detach(self, top: Node) -> Pages:
-        """Takes an unlocked node and all below it out of the tree; returns their pages."""
+        """Removes an unlocked node and its subtree from the tree; returns their pages."""
         parent = top.parent
         is_free = top.lock_ref == top.lease_ref == 0
         assert parent is not None and is_free, f"{top} cannot leave the tree"
         del parent.children[top.key]
         nodes = [top]
         freed = array("i")
-        for node in nodes:  # it grows meanwhile
+        for node in nodes:  # the list grows in the loop
             if node.children:
                 nodes.extend(node.children.values())
                 node.children.clear()
@@ -508,7 +507,7 @@ class RadixTree:
 def _common_length(query: bytes, at: int, run: array[int], page_size: int) -> int:
     """How many tokens, in whole pages, `query` from byte `at` on shares with `run`.
 
-    By bisection over pages: each probe compares one block, and the blocks' lengths halve.
+    Bisects over pages: each probe compares one block, and the blocks' lengths halve.
     """
     low = 0
     high = min(len(run), (len(query) - at) // _TOKEN_BYTES) // page_size
