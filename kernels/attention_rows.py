@@ -1,19 +1,19 @@
-"""Which KV each row of a step attends to: host-side integers, made once a step.
+"""The KV that each row of a step attends to: host-side integers, made once a step.
 
     row r's queries:  tokens query_start[r] .. query_start[r + 1] of the step's flat token axis,
                       at positions seq_lens[r] - num_queries .. seq_lens[r] of its sequence
 
-A query sees the keys at its own position and before (causal by absolute position). Where
-consecutive rows have KV in common, segments say so:
+A query sees the keys at its own position and before (causal by absolute position). Segments list
+the KV that consecutive rows share:
 
     tokens 0        512       700
     row 0  |---------|---------|...     segments (token_start, token_end, row_start, row_end):
     row 1  |---------|---------|...       (0, 512, 0, 3)
     row 2  |---------|.....               (512, 700, 0, 2)
 
-Attention over a segment may be computed once for all its rows and merged; what a segment leaves of
-a row is the row's own. Every backend turns this into whatever its kernel wants (`plan_attention`),
-once for all layers; the reference ignores segments.
+Attention over a segment may be computed once for all its rows and merged; each row's own part is
+the rest. Every backend converts this to what its kernel needs (`plan_attention`), once for all
+layers; the reference ignores segments.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _no_segments() -> IntArray:
 class AttentionRows:
     """The rows of one step. Every row has at least one query: `1 <= queries <= seq_lens`.
 
-    Segments lie before the first query of each of their rows, and those of a row follow each other
-    from token 0 on without a gap; they are given outermost first.
+    Segments end before the first query of each of their rows, and those of a row cover its tokens
+    from 0 on without a gap; they are given outermost first.
     """
 
     query_start: IntArray  # [num_rows + 1], ascending from 0
     seq_lens: IntArray  # [num_rows], tokens with KV once this step has stored its own
-    page_table: IntArray  # [any, >= max pages of a row] page ids, garbage past a row's last
-    table_rows: IntArray  # [num_rows], where each row's pages stand in the table
+    page_table: IntArray  # [any, >= max pages of a row] page ids, garbage after a row's last
+    table_rows: IntArray  # [num_rows], each row's index in the table
     page_size: int  # token slots a page
     segments: IntArray = field(default_factory=_no_segments)  # [S, 4], see above
 
@@ -74,8 +74,8 @@ class AttentionRows:
     def padded_slots(self, rows: IntArray, first: IntArray) -> IntArray:
         """The KV slots of the given rows from token `first` [len(rows)] on, [len(rows), longest].
 
-        Past a row's end its slot of token `first` is repeated: it may be read and then masked, and
-        a non-finite value in it harms no other row.
+        After a row's end its slot of token `first` is repeated: it may be read and then masked, so
+        that a non-finite value in it affects no other row.
         """
         lens = self.seq_lens[rows] - first
         places = np.arange(int(lens.max()), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Products with a weight whose inputs have an order of their own, by kernels that know of none."""
+"""Products with a weight that has an input order, by kernels that do not support one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model may ask of attention and of a router of experts. No torch."""
+"""A model's options for attention and for expert routing. No torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class AttentionOptions:
     scale: float | None = None  # of the scores; None: head_dim ** -0.5
     # A query sees the keys at its own position and the `window` - 1 before it; None: all before.
     window: int | None = None
-    # Tokens at the start of a sequence that stay visible beside the window (StreamingLLM: Xiao et
-    # al. 2023, section 3.2); without a window they change nothing.
+    # Tokens at the start of a sequence that stay visible besides the window (StreamingLLM: Xiao et
+    # al. 2023, section 3.2); without a window they have no effect.
     num_sink_tokens: int = 0
     # Scores become soft_cap * tanh(score / soft_cap) (Gemma 2: Riviere et al. 2024, section 2).
     soft_cap: float | None = None
@@ -34,8 +34,8 @@ class LatentOptions:
 class RoutingOptions:
     """Constant over a model's layers; see `ops.RouteExperts`.
 
-    Experts come in `num_groups` groups of equal size, and a token's are of `num_chosen_groups`
-    groups only (DeepSeek-V2, section 2.2.2); num_chosen <= experts in so many groups.
+    Experts form `num_groups` groups of equal size, and a token's come from only
+    `num_chosen_groups` groups (DeepSeek-V2, section 2.2.2); these contain >= num_chosen experts.
     """
 
     num_chosen: int  # experts a token

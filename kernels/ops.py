@@ -1,13 +1,13 @@
 """The contract of every op: what each implementation takes, returns and changes.
 
-Ops with weights come in two parts: `make_*` prepares the weights once at load (packing, folding),
+Ops with weights have two parts: `make_*` prepares the weights once at load (packing, folding), and
 the object it returns runs every step. T is the number of tokens in the step. All tensors of a call
-share one dtype (float64, float32, bfloat16 or float16) and one device unless said otherwise.
+share one dtype (float64, float32, bfloat16 or float16) and one device unless noted otherwise.
 
     kv_layer  [2, num_kv_heads, num_slots, head_dim]   one layer's KV; [0] keys, [1] values
 
-On an accelerator nothing here waits for the device: what a step needs to know goes there in one
-copy, and kernels are queued.
+On an accelerator nothing here waits for the device: a step's data goes there in one copy, and
+kernels are queued.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .quantized_weight import QuantizedWeight
 from .sampling_rows import AdjustedRows, SamplingRows
 
 KVLayer = Tensor | QuantizedKV
-"""One layer's KV, as it is or quantized; which kinds a backend takes it says itself."""
+"""One layer's KV, plain or quantized; each backend states which kinds it supports."""
 
 Weight = Tensor | QuantizedWeight
-"""A linear layer's weight [out_features, in_features]; every backend takes both."""
+"""A linear layer's weight [out_features, in_features]; every backend supports both."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 HostArrays = Mapping[str, npt.NDArray[Any]]
@@ -49,7 +49,7 @@ class RMSNorm(Protocol):
     """y = x / sqrt(mean(x^2) + eps) * weight, the mean in float32 or better."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size], a new tensor; x is left as it is.
+        """[T, hidden_size] -> [T, hidden_size], a new tensor; x is not changed.
 
         With `residual` [T, hidden_size], adds x to it IN PLACE and returns the norm of the sum.
         """
@@ -91,7 +91,7 @@ class ActAndMul(Protocol):
 
 class MakeRMSNorm(Protocol):
     def __call__(self, weight: Tensor, eps: float) -> RMSNorm:
-        """weight [hidden_size], of the model's dtype, or float32 where the product with it shall be
+        """weight [hidden_size], in the model's dtype, or in float32 if the product with it must be
         rounded only once."""
         ...
 
@@ -101,7 +101,7 @@ class QueryKeyNorm(Protocol):
 
     def __call__(self, heads: Tensor) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys, values.
-        Queries and keys are normed IN PLACE, values stay."""
+        Queries and keys are normed IN PLACE, values are not changed."""
         ...
 
 
@@ -128,22 +128,22 @@ class RouteExperts(Protocol):
 
         logits [T, E] float32 or float64, of a router. An expert's score is the softmax or the
         sigmoid of its logit; its rank is the score plus selection_bias [E], same dtype, which does
-        not count for its weight (Wang et al. 2024, "Auxiliary-loss-free load balancing"). Of equal
-        ranks the lower id wins. NaN ranks highest: what is chosen is valid, its weight is NaN.
+        not affect its weight (Wang et al. 2024, "Auxiliary-loss-free load balancing"). Of equal
+        ranks the lower id wins. NaN ranks highest: the chosen ids are valid, the weight is NaN.
         """
         ...
 
 
 class Experts(Protocol):
-    """A mixture of experts behind its router: sum over k of weight k * expert k of the token.
+    """A mixture of experts after its router: sum over k of weight k * expert k of the token.
 
     An expert is down(activation(gate(x)) * up(x)).
     """
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, H], expert_ids [T, K] int64 in [0, E), weights [T, K] of any floating dtype ->
-        [T, H], a new tensor. What an expert returns is in the dtype of x; weighting and summing
-        are in float32 or better, in the order of k."""
+        [T, H], a new tensor. Experts' results are in the dtype of x; weighting and summing are in
+        float32 or better, in the order of k."""
         ...
 
 
@@ -154,36 +154,36 @@ class MakeExperts(Protocol):
 
 
 class Lora(Protocol):
-    """Low-rank adapters beside one linear layer (Hu et al., "LoRA", 2021): y += x A.T B.T, with
-    the A and B of each token's own adapter, whose scale is in its B.
+    """Low-rank adapters of one linear layer (Hu et al., "LoRA", 2021): y += x A.T B.T, with the A
+    and B of each token's own adapter, whose B includes its scale.
 
     A layer of several modules has an A and a B for each of them, B for its own outputs.
     """
 
     def __call__(self, x: Tensor, y: Tensor, plan: object) -> None:
         """x [T, in_features], y [T, sum of out_features], both contiguous; changes y IN PLACE.
-        Tokens without an adapter, and those past the plan's (padding), keep theirs."""
+        Tokens without an adapter, and those after the plan's (padding), are not changed."""
         ...
 
 
 class MakeLora(Protocol):
     def __call__(self, a: Tensor, b: Tensor, out_features: Sequence[int]) -> Lora:
-        """For a linear layer of n modules with `out_features` outputs each, which follow each
-        other, and S slots for adapters of up to R ranks.
+        """For a linear layer of n modules with `out_features` concatenated outputs each, and S
+        slots for adapters of up to R ranks.
 
         a [S, n * R, in_features], module after module, b [S, sum of out_features, R], contiguous;
-        both are kept, and read at every call: their owner fills slots while no call runs. Ranks
-        that an adapter lacks are zeros.
+        both are kept, and read at every call: their owner fills slots while no call runs. Missing
+        ranks of an adapter are zeros.
         """
         ...
 
 
 class GatedLinearWithLora(Protocol):
-    """A gated linear layer whose adapters are added ahead of the activation."""
+    """A gated linear layer whose adapters are added before the activation."""
 
     def __call__(self, x: Tensor, plan: object | None) -> Tensor:
-        """x [T, in_features] -> [T, size]; `plan`: see `Lora`, None where no token has an adapter,
-        which makes no difference to a token without one."""
+        """x [T, in_features] -> [T, size]; `plan`: see `Lora`, None if no token has an adapter,
+        which does not change the result of a token without one."""
         ...
 
 
@@ -191,7 +191,7 @@ class MakeGatedLinearWithLora(Protocol):
     def __call__(
         self, weight: Weight, bias: Tensor | None, activation: Activation, lora: Lora
     ) -> GatedLinearWithLora:
-        """As MakeGatedLinear, with what `lora` adds to the 2 * size outputs."""
+        """Like MakeGatedLinear, with `lora` added to the 2 * size outputs."""
         ...
 
 
@@ -202,11 +202,11 @@ class PlanLora(Protocol):
         num_slots: int,
         padded_tokens: int | None = None,
     ) -> object:
-        """What every layer's `Lora` needs to know of a step; made once a step.
+        """The plan of a step for every layer's `Lora`; made once a step.
 
-        slots [T]: of each token's adapter, in [1, num_slots]; 0: it has none. A backend of an
-        accelerator returns a DevicePlan, whose `bind` asks nothing of the page table; with
-        `padded_tokens` as in PlanAttention.
+        slots [T]: of each token's adapter, in [1, num_slots]; 0: none. A backend of an accelerator
+        returns a DevicePlan, whose `bind` does not use the page table; `padded_tokens` as in
+        PlanAttention.
         """
         ...
 
@@ -236,11 +236,11 @@ class RotateAndStore(Protocol):
         """Rotate queries and keys by their positions and write keys and values to their slots.
 
         heads [T, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys, values. The
-        queries are rotated IN PLACE; what becomes of the rest of `heads` is open. `slots` [T]
-        int64, distinct but for those of padding: rows of kv_layer.
+        queries are rotated IN PLACE; the rest of `heads` is undefined afterwards. `slots` [T]
+        int64, distinct except for padding: rows of kv_layer.
 
         Hugging Face's half rotation: with d = rotary_dim / 2, (a, b) = (head[:d], head[d:2d])
-        becomes (a cos - b sin, b cos + a sin), and what follows stays. cos, sin:
+        becomes (a cos - b sin, b cos + a sin), and the rest is not changed. cos, sin:
         [T, 1, rotary_dim], rotary_dim <= head_dim and even, `sin` with its first half NEGATED (so
         that a kernel is one rotate, one product and one fused product-sum).
         """
@@ -249,7 +249,7 @@ class RotateAndStore(Protocol):
 
 class StoreKV(Protocol):
     def __call__(self, k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
-        """Write keys and values as they are to their slots.
+        """Write keys and values unchanged to their slots.
 
         k, v [T, num_kv_heads, head_dim], each token's contiguous; slots as in RotateAndStore.
         """
@@ -261,8 +261,8 @@ class TakeInputs(Protocol):
         """A step's token ids [T] int64, a new tensor: `previous[sources[i]]` where sources[i] >= 0,
         else token_ids[i].
 
-        token_ids, sources [T] int64; previous [P] int64, P > 0: what each row of the step before
-        sampled.
+        token_ids, sources [T] int64; previous [P] int64, P > 0: the token that each row of the
+        previous step sampled.
         """
         ...
 
@@ -272,18 +272,18 @@ class UpdatePages(Protocol):
         """Write new entries of the page table, IN PLACE.
 
         page_table [max_running_requests, max_pages] int32; updates [U, 3] int32: row, column, page
-        id, no place twice; a row of -1 is padding.
+        id, all places distinct; a row of -1 is padding.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """An attention plan whose integers have still to be copied to the device.
+    """An attention plan whose integers must still be copied to the device.
 
-    The caller copies `arrays` with everything else that the step needs, then calls `bind` with the
+    The caller copies `arrays` together with the step's other data, then calls `bind` with the
     copies, under the same names, and the device's page table [max_running_requests, max_pages]
-    int32, which holds this step's pages by the time that the attention runs.
+    int32, which holds this step's pages before the attention runs.
     """
 
     arrays: HostArrays
@@ -299,12 +299,12 @@ class PlanAttention(Protocol):
         options: AttentionOptions = DEFAULT_OPTIONS,
         padded_tokens: int | None = None,
     ) -> object:
-        """What `paged_attention` of the same backend needs to know of a step; made once a step.
+        """The plan of a step for `paged_attention` of the same backend; made once a step.
 
-        kv_layer: any layer's, for its shape, which all layers share; num_heads of the queries.
+        kv_layer: any layer's, for the shape that all layers share; num_heads: of the queries.
         A backend of an accelerator returns a DevicePlan. There, `padded_tokens` (at least the
-        step's tokens) makes the shapes of its arrays depend on that number alone, so that a plan
-        bound once, when a graph was captured, serves later steps through new contents.
+        step's tokens) alone determines the shapes of its arrays, so that a plan bound once, when a
+        graph was captured, serves later steps with new contents.
         """
         ...
 
@@ -314,8 +314,8 @@ class PagedAttention(Protocol):
         """q [T, num_heads, head_dim] -> [T, num_heads, head_dim].
 
         Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
-        The step's own KV is stored already. Slots past a row's end are never read. Tokens past
-        those of the plan (padding) get unspecified results.
+        The step's own KV is stored already. Slots after a row's end are never read. Tokens after
+        those of the plan (padding) get undefined results.
         """
         ...
 
@@ -325,7 +325,7 @@ class StoreLatent(Protocol):
         """Write latent [T, latent_dim + rope_dim] to rows `slots` [T] int64 of kv_layer
         [num_slots, latent_dim + rope_dim], IN PLACE.
 
-        Slots are distinct but for those of padding tokens, of whose rows any may win.
+        Slots are distinct except for those of padding tokens, of which any may win.
         """
         ...
 
@@ -339,10 +339,10 @@ class PlanLatentAttention(Protocol):
         scale: float,
         padded_tokens: int | None = None,
     ) -> object:
-        """What `latent_attention` of the same backend needs to know of a step; see PlanAttention.
+        """The plan of a step for `latent_attention` of the same backend; see PlanAttention.
 
         kv_layer [num_slots, latent_dim + rope_dim], any layer's; scale: of the scores (the model's
-        head_dim ** -0.5 before absorption, times what its rotary scaling asks for).
+        head_dim ** -0.5 before absorption, times the factor of its rotary scaling).
         """
         ...
 
@@ -358,24 +358,24 @@ class LatentAttention(Protocol):
     def __call__(self, q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
         """q_latent [T, num_heads, latent_dim], queries times each head's W_UK; q_rope [T,
         num_heads, rope_dim], rotated; kv_layer [num_slots, latent_dim + rope_dim], latents first
-        -> [T, num_heads, latent_dim], for each head's W_UV to take. Otherwise as PagedAttention.
+        -> [T, num_heads, latent_dim], input of each head's W_UV. Otherwise as PagedAttention.
         """
         ...
 
 
 class AdjustLogits(Protocol):
     def __call__(self, logits: Tensor, rows: AdjustedRows, previous_tokens: Tensor) -> None:
-        """Penalties, bias and forbidden tokens, IN PLACE; see `adjusted_rows`.
+        """Penalties, bias and banned tokens, IN PLACE; see `adjusted_rows`.
 
-        logits [N, vocab_size] float32 or float64, contiguous; previous_tokens [P] int64, what each
-        row of the step before sampled.
+        logits [N, vocab_size] float32 or float64, contiguous; previous_tokens [P] int64, the token
+        that each row of the previous step sampled.
         """
         ...
 
 
 class ApplyTokenMask(Protocol):
     def __call__(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-        """Set the logits of tokens that may not be sampled to -inf, IN PLACE; other rows stay.
+        """Set the logits of tokens that may not be sampled to -inf, IN PLACE; other rows are kept.
 
         logits [N, vocab_size] float32 or float64, contiguous; rows [K] int64, distinct; masks
         [K, ceil(vocab_size / 32)] int32, contiguous: bit i % 32 of word i // 32 allows token i.
@@ -388,9 +388,9 @@ class Sample(Protocol):
         """Draw a token a row: token_ids [N] int64 and is_finite [N] bool, on the logits' device.
 
         logits [N, vocab_size] float32 or float64, contiguous; -inf masks a token. The draw is
-        docs/how-it-works/sampling.md's, in float64, the same on every backend. is_finite is False
-        where there is NaN or +inf among a row's logits or all are -inf; its token is then some
-        valid id.
+        defined in docs/how-it-works/sampling.md, in float64, and the same on every backend.
+        is_finite is False if a row's logits contain NaN or +inf, or all are -inf; its token is then
+        some valid id.
         """
         ...
 
@@ -410,11 +410,11 @@ class PageCopy(Protocol):
     """
 
     def pack(self, pages: Tensor, packed: Tensor) -> None:
-        """Out of the layers."""
+        """Copy out of the layers."""
         ...
 
     def unpack(self, pages: Tensor, packed: Tensor) -> None:
-        """Into the layers; pages are distinct."""
+        """Copy into the layers; pages are distinct."""
         ...
 
 
@@ -426,13 +426,13 @@ class MakePageCopy(Protocol):
 
 
 class Captured(Protocol):
-    """A forward pass over fixed tensors, recorded once to be run again at less cost."""
+    """A forward pass over fixed tensors, recorded once so that it can be rerun at less cost."""
 
     result: Tensor  # what the pass returned; overwritten by each replay
 
     def replay(self, plans: Sequence[object], lora_plan: object | None = None) -> None:
-        """Run it again; plans of this step, in the order in which those of the recording were
-        handed to `Capture`; the tensors that it read hold this step's values."""
+        """Run it again; plans: this step's, in the order in which the recording's were passed to
+        `Capture`; the tensors that it read hold this step's values."""
         ...
 
 
@@ -440,6 +440,6 @@ class Capture(Protocol):
     def __call__(
         self, run: Callable[[], Tensor], plans: Sequence[object], lora_plan: object | None = None
     ) -> tuple[Tensor, Captured | None]:
-        """Run once and record; None where `run` does something that cannot be recorded. plans: the
+        """Run once and record; None if `run` does something that cannot be recorded. plans: the
         attention plans that `run` uses; lora_plan: that of its adapters, None: without any."""
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class QuantizedKV:
-    """One layer's KV; a key or value is its numbers times its scale.
+    """One layer's KV; a key or value is its quantized numbers times its scale.
 
     A scale is the largest magnitude of its head's vector over the largest number of the format
     (127 for int8, 448 for float8_e4m3fn), 0 for a vector of zeros.

@@ -1,4 +1,4 @@
-"""A linear layer's weight in 8 or 4 bits, as checkpoints hold it and as `make_linear` takes it."""
+"""A linear layer's weight in 8 or 4 bits, as in checkpoints and as input of `make_linear`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class QuantizedWeight:
     offsets: Tensor | None  # as scales; None: all 0
     # "int8": the product may round each row of its input to 8 bits, with one scale a row (W8A8).
     activations: Literal["exact", "int8"] = "exact"
-    # [in_features] int32: number i of a row belongs to input input_order[i], so that a group's
-    # numbers follow each other where its inputs do not (GPTQ's act-order). None: to input i.
+    # [in_features] int32: number i of a row belongs to input input_order[i], so that the numbers of
+    # a group are consecutive even if its inputs are not (GPTQ's act-order). None: to input i.
     input_order: Tensor | None = None
 
     @property
@@ -43,16 +43,16 @@ class QuantizedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Those that it has."""
+        """All tensors that are not None."""
         tensors = (self.values, self.scales, self.offsets, self.input_order)
         return [tensor for tensor in tensors if tensor is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
-        """With each of its tensors changed."""
+        """A copy with each tensor changed."""
         return replace(
             self,
             values=change(self.values),

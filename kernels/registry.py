@@ -1,6 +1,6 @@
-"""Which implementation of each op runs, and why.
+"""Selects the implementation of each op, with the reason.
 
-One `Kernels` object is chosen for a device and dtype when a model is loaded and handed to the
+One `Kernels` object is selected for a device and dtype when a model is loaded, and passed to the
 model: there is no global switch. `describe()` is what `stemma doctor` prints.
 """
 
@@ -51,7 +51,7 @@ from .triton.availability import is_interpreted, kv_cache_dtypes, why_not_triton
 
 KernelMode = Literal["auto", "cpu", "triton", "reference"]
 """auto: the fastest that runs here; cpu: torch calls, nothing compiled; triton: the GPU's kernels,
-on a CPU in their interpreter; reference: the truth, on any device."""
+on a CPU in their interpreter; reference: the ground truth, on any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +95,24 @@ class Kernels:
     sample: ops.Sample
     token_logprobs: ops.TokenLogprobs
     make_page_copy: ops.MakePageCopy
-    capture: ops.Capture | None  # None: this backend records nothing
-    segment_cost_tokens: int  # what being in a segment costs a row, in tokens of KV read instead
-    kv_cache_dtypes: tuple[KVCacheDtype, ...]  # in which attention reads KV, of KV_CACHE_DTYPES
-    latent_segment_cost_tokens: int  # the same where attention is latent
+    capture: ops.Capture | None  # None: this backend cannot record
+    segment_cost_tokens: int  # a row's cost of being in a segment, in tokens of KV read
+    kv_cache_dtypes: tuple[KVCacheDtype, ...]  # of KV_CACHE_DTYPES, those that attention can read
+    latent_segment_cost_tokens: int  # the same for latent attention
     choices: tuple[KernelChoice, ...]
 
     def describe(self) -> list[KernelChoice]:
-        """What was chosen for each op, and why."""
+        """The implementation chosen for each op, and why."""
         return list(self.choices)
 
 
 def select_kernels(
     dtype: torch.dtype, device: torch.device | str = "cpu", mode: KernelMode = "auto"
 ) -> Kernels:
-    """The best implementations for `dtype` on `device`, or those that `mode` asks for.
+    """The best implementations for `dtype` on `device`, or those of `mode`.
 
     Raises:
-        InvalidRequest: `mode` asks for what does not run there; the message says why.
+        InvalidRequest: `mode` cannot run there; the message says why.
     """
     device = torch.device(device)
     if mode == "reference":
@@ -171,7 +171,7 @@ def _reference(reason: str) -> Kernels:
 
 
 def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
-    """Torch calls; linears packed by oneDNN where that works."""
+    """Torch calls; linears packed by oneDNN if that works."""
     unpacked = cpu_linear.why_not_packed(dtype)
     linear: Any = cpu_linear.PackedLinears(dtype) if unpacked is None else reference_dense
     linear_choice = (
@@ -269,7 +269,7 @@ def _native() -> Kernels:
 
 
 def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """For GPUs; imported here, so that a CPU's start does not pay for it."""
+    """For GPUs; imported here, so that starting on a CPU does not load it."""
     from .triton import (
         adjust,
         dense,
@@ -364,7 +364,7 @@ _OPS = (
     "sample",
     "token_logprobs",
 )
-# What the engine's CPU path does elsewhere, or only as part of another op; and what numpy does.
+# Ops that the CPU path runs elsewhere, or only as part of another op; and ops in numpy.
 _ON_A_CPU = {
     **dict.fromkeys(
         ("act_and_mul", "store_kv", "take_inputs", "update_pages", "page_copy"),
@@ -383,5 +383,5 @@ _ON_A_CPU = {
 def _choices(
     backend: str, reason: str, others: Mapping[str, tuple[str, str]] = MappingProxyType({})
 ) -> tuple[KernelChoice, ...]:
-    """`others`: implementation and reason of the ops that are not of this backend."""
+    """`others`: implementation and reason of the ops not from this backend."""
     return tuple(KernelChoice(op, *others.get(op, (backend, reason))) for op in _OPS)

@@ -1,4 +1,4 @@
-"""How rows of logits are adjusted and sampled: one tensor a parameter, on the logits' device.
+"""Parameters for adjusting and sampling rows of logits: one tensor each, on the logits' device.
 
 What the parameters mean, and how draws are derived: docs/how-it-works/sampling.md.
 """
@@ -26,25 +26,25 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class AdjustedRows:
-    """Which rows of logits are changed before sampling, and what by. R rows with K entries in all;
-    the token ids of a row are distinct.
+    """Which rows of logits to change before sampling, and how. R rows with K entries in all; the
+    token ids of a row are distinct.
 
         entries   |..row 0..|.row 1.|......row 2......|      entry_start [R + 1]
 
-    In this order: repetition penalty, frequency and presence penalties, bias, forbidden tokens.
+    In this order: repetition penalty, frequency and presence penalties, bias, banned tokens.
     """
 
-    place: Tensor  # [R] int64, the row's index in the logits; -1: padding, nothing is done
+    place: Tensor  # [R] int64, the row's index in the logits; -1: padding, ignored
     repetition: Tensor  # [R] float64, > 0; 1: none
     frequency: Tensor  # [R] float64
     presence: Tensor  # [R] float64
-    # [R] int64: which of the previous step's tokens is the row's latest, not counted in the
-    # entries; -1: the entries say all
+    # [R] int64: index of the row's latest token among the previous step's, not counted in the
+    # entries; -1: the entries are complete
     latest: Tensor
     entry_start: Tensor  # [R + 1] int64, ascending from 0
     token_id: Tensor  # [K] int64, in [0, vocab_size)
     count: Tensor  # [K] int64, occurrences in the output; 0: only in the prompt, or in neither
-    is_in_prompt: Tensor  # [K] bool, meant by the repetition penalty (so is count > 0)
+    is_in_prompt: Tensor  # [K] bool, subject to the repetition penalty (so is count > 0)
     bias: Tensor  # [K] float64; -inf: must not be sampled
 
 
@@ -53,8 +53,8 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     first, and their log-probabilities [N, count] (natural log, at temperature 1) in the logits'
     dtype.
 
-    Of equal ones the smaller id comes first, and at the edge is the one that is listed. `count` is
-    at most vocab_size.
+    Among equal ones the smaller id comes first, and takes precedence at the cut. `count` is at most
+    vocab_size.
     """
     token_ids = _best_tokens(logits, count)
     return token_ids, logits.gather(-1, token_ids) - logits.logsumexp(dim=-1, keepdim=True)
@@ -63,8 +63,8 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _best_tokens(logits: Tensor, count: int) -> Tensor:
     if logits.dtype != torch.float32:
         return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-    # One int64 key a token orders by logit, then by id, and no two are equal: torch.topk promises
-    # nothing about ties. The integer of a negative float falls as it rises; -0.0 counts as 0.0.
+    # One int64 key a token orders by logit, then by id, and no two are equal: torch.topk guarantees
+    # no order of ties. The integer of a negative float falls as it rises; -0.0 counts as 0.0.
     bits = (logits + 0.0).view(torch.int32).long()
     ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     last = logits.shape[-1] - 1

@@ -1,11 +1,11 @@
-"""Which keys the rows of a step read under a window, as runs of tokens.
+"""The keys that the rows of a step read under a window, as runs of tokens.
 
     tokens 0     num_sinks     first   shared_start     own_start    seq_len
            |-sinks-|  unread     |-alone-|---segments-----|----own-----|
 
-A segment serves a row only where all of the segment's queries see it whole, so that nothing of it
-has to be hidden; what that leaves of a row's window is read by the row alone. Without a window, or
-where no row is longer than it, segments stay as they are and the runs before them are empty.
+A segment serves a row only if all of the segment's queries see it whole, so that nothing in it has
+to be hidden; the row reads the rest of its window alone. Without a window, or if no row is longer
+than it, segments stay unchanged and the runs before them are empty.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .model_options import AttentionOptions
 @dataclass(frozen=True, slots=True)
 class VisibleKeys:
     """The runs of each row, [num_rows] each. In the runs alone and own a query sees only the keys
-    of its window; the sinks, and what segments are left, are seen whole (causally)."""
+    of its window; the sinks, and the remaining segments, are seen whole (causally)."""
 
     segments: IntArray  # [S, 4], as in AttentionRows, but a row's may begin behind token 0
     num_sinks: IntArray
     first: IntArray
-    shared_start: IntArray  # own_start where no segment is left
+    shared_start: IntArray  # own_start if no segment is left
     own_start: IntArray
 
 
@@ -45,7 +45,7 @@ def visible_keys(rows: AttentionRows, options: AttentionOptions) -> VisibleKeys:
         if start >= end:
             continue
         segments.append((start, end, row_start, row_end))
-        # NOTE: within a segment that is left, all others are whole: their rows are among its own.
+        # NOTE: within a remaining segment, all others are whole: their rows are among its own.
         if not is_shared[row_start]:
             shared_start[part], is_shared[part] = start, True
         own_start[part] = end

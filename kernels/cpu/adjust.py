@@ -1,4 +1,4 @@
-"""Changing logits before the draw with numpy: one gather, one scatter over all rows' entries.
+"""Adjusts logits before sampling with numpy: one gather, one scatter over all rows' entries.
 
 Order and sources: `reference.adjust`. Nothing here runs over the vocabulary.
 """
@@ -41,7 +41,7 @@ def _entries(
     rows: AdjustedRows, previous_tokens: Tensor
 ) -> tuple[Int64Array, Int64Array, Int64Array, BoolArray, npt.NDArray[np.float64]]:
     """Row, token id, count, whether in the prompt, and bias of each entry that changes a logit,
-    with the latest tokens among them."""
+    including the latest tokens."""
     lengths = np.diff(rows.entry_start.numpy())
     row = np.repeat(np.arange(len(lengths)), lengths)
     token_id, count = rows.token_id.numpy()[: len(row)], rows.count.numpy()[: len(row)]

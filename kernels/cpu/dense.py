@@ -1,4 +1,4 @@
-"""Norm, rotary embedding and KV store in as few torch calls as they take.
+"""Norm, rotary embedding and KV store in as few torch calls as possible.
 
 A torch call costs 1 to 2 us on the host before it computes anything, and a layer of a small model
 computes little more than that, so calls are counted here.

@@ -1,8 +1,8 @@
-"""A mixture of experts on a CPU: one pair of products a chosen expert, over the tokens that chose
-it.
+"""A mixture of experts on a CPU: one pair of products for each chosen expert, over the tokens that
+chose it.
 
-Experts that nobody chose are not looked at. Products are this backend's linears, packed at load
-where it packs; the weighted sum over a token's experts is the reference's.
+Experts without tokens are skipped. Products are this backend's linears, packed at load if it packs;
+the weighted sum over a token's experts is the reference's.
 """
 
 from __future__ import annotations

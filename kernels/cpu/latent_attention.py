@@ -1,13 +1,13 @@
 """Latent attention on a CPU, row by row: all heads of all queries of a row are the rows of one
 product over its latents, which are gathered once.
 
-A token has 16 to 128 heads, so that already one query makes a product worth its call, and rows need
-not be padded to go together. Prefill chunks go in blocks of queries, each over the keys up to its
-last one. Products are in the tensors' dtype, scaling and softmax in float32 or better.
+A token has 16 to 128 heads, so that even one query makes a product worth its call, and rows need
+no padding to be batched. Prefill chunks are computed in blocks of queries, each over the keys up to
+its last one. Products are in the tensors' dtype, scaling and softmax in float32 or better.
 
 Segments are ignored. The products are bound by arithmetic, of which sharing saves none: one product
-for 32 rows over 1,024 shared latents and merging took 15.4 ms where the rows alone took 17.8 ms,
-over 256 latents 8.2 ms against 7.7 ms (one core of an AMD EPYC, bfloat16, 16 heads, 512 + 64).
+for 32 rows over 1,024 shared latents plus merging took 15.4 ms, the separate rows 17.8 ms; over 256
+latents 8.2 ms against 7.7 ms (one core of an AMD EPYC, bfloat16, 16 heads, 512 + 64).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row's place in the step, and where its KV lies."""
+    """A row's place in the step, and its KV slots."""
 
     tokens: slice
     slots: Tensor  # [num_keys] int64

@@ -1,7 +1,7 @@
 """Linear layers over weights that oneDNN has reordered once, at load.
 
 `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` are what torch.compile emits for
-frozen weights. They are private, so they are looked for, and tried against F.linear once, before
+frozen weights. They are private, so they are looked up, and checked against F.linear once, before
 they are used. Measured (AMD EPYC with AVX512-BF16, 2 threads, torch 2.13; us a call, plain ->
 packed): bfloat16 768 -> 32000 at one row 2677 -> 570, 768 -> 4096 at one row 213 -> 67, at 32
 rows 715 -> 472; float32 768 -> 4096 at one row 226 -> 99.
@@ -35,7 +35,7 @@ class PackedLinears:
         return _packed(weight, bias)
 
     def make_output_linear(self, weight: Weight) -> Linear:
-        """Logits: rounded to the dtype of x, then widened."""
+        """Logits: rounded to the dtype of x, then converted to float32."""
         linear = self.make_linear(weight, None)
         return lambda x: linear(x).float()
 
@@ -67,7 +67,7 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
 
 @functools.cache
 def why_not_packed(dtype: torch.dtype) -> str | None:
-    """None where packed linears work for `dtype` on this machine, else the reason."""
+    """None if packed linears work for `dtype` on this machine, else the reason."""
     if dtype not in _PACKED_DTYPES:
         return f"no packed linear for {dtype}"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

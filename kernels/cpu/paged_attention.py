@@ -1,9 +1,9 @@
 """Paged attention on a CPU: KV is gathered head by head, then batched matrix products run over it.
 
-Rows with one query (decode) are taken together: a layer is one gather and two batched products for
-all of them, in which the queries that share a KV head are the rows of one product. Rows with more
-queries (prefill chunks) are taken one by one, in blocks of queries, each over the keys up to its
-last one. Products are in the tensors' dtype, the softmax in float32 or better.
+Rows with one query (decode) are batched: a layer is one gather and two batched products for all of
+them, in which the queries that share a KV head are the rows of one product. Rows with more queries
+(prefill chunks) are computed one by one, in blocks of queries, each over the keys up to its last
+one. Products are in the tensors' dtype, the softmax in float32 or better.
 
 A segment that rows share is gathered once, and one product for each KV head runs over it for all
 their queries; parts of a token are merged by their log-sum-exps (Milakov and Gimelshein 2018).
@@ -13,9 +13,9 @@ Why not torch's own kernel: measured on one core of an AMD EPYC (torch 2.13, bfl
 where the two products and the softmax need 0.6 ms, 11.7 ms against 4.7 ms for a prompt of 512, and
 with `enable_gqa` it copies the keys for each query head, 6 to 8 times slower still.
 
-Under a window a row's keys are gathered from the first that one of its queries sees (behind its
-sinks), and blocks of queries take their part of them. Quantized keys and values are multiplied out
-as they are gathered.
+With a window a row's keys are gathered from the first that one of its queries sees (plus its
+sinks), and blocks of queries use their part of them. Quantized keys and values are dequantized when
+gathered.
 
 Cost of a gather: O(padded keys) of memory traffic, which a batch of very different lengths keeps
 low by splitting into groups of similar length. The places to gather are computed once a step.
@@ -37,12 +37,12 @@ from ..ops import KVLayer
 from ..visible_keys import VisibleKeys, visible_keys
 
 # A second group costs more calls, some 40 us a layer, as much as gathering some 500 slots of 1 KiB
-# (AMD EPYC): lengths are told apart only where padding wastes more than this, and more than a
+# (AMD EPYC): rows are grouped by length only if padding wastes more than this, and more than a
 # share of the whole (a guess).
 _MAX_WASTED_SLOTS = 512
 _MAX_WASTED_SHARE = 0.125
-# Up to so many keys in all, torch's kernel is ahead because it is one call: at one row of 300 keys
-# 39 us against 76 us, at 1,000 keys behind (one core of an AMD EPYC beside a busy process).
+# Up to this many keys in all, torch's kernel is faster because it is one call: at one row of 300
+# keys 39 us against 76 us, at 1,000 keys slower (one core of an AMD EPYC beside a busy process).
 _FEW_KEYS = 384
 # The gathered copy of a group stays below this, 64 MiB at 4 KV heads of 64 in bfloat16 (a guess).
 _MAX_GROUP_SLOTS = 65536
@@ -58,16 +58,16 @@ class _DecodeGroup:
 
     tokens: Tensor | None  # [num_rows] int64, places on the token axis; None: all, in order
     places: Tensor  # [2 * num_rows * num_kv_heads * longest] int64, see `_places`
-    is_hidden: Tensor | None  # [num_rows, 1, 1, longest] bool; None: nothing is
+    is_hidden: Tensor | None  # [num_rows, 1, 1, longest] bool; None: nothing is hidden
 
 
 @dataclass(frozen=True, slots=True)
 class _QueryBlock:
-    """Consecutive queries of a row and the run of its keys that they see some of."""
+    """Consecutive queries of a row and the run of keys that any of them sees."""
 
     queries: slice
     keys: slice
-    is_hidden: Tensor  # [num_queries, any] bool, of the last so many of the keys
+    is_hidden: Tensor  # [num_queries, any] bool, for the last columns of the keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """KV that the queries of consecutive rows all see."""
+    """KV that all queries of consecutive rows see."""
 
     tokens: slice
     places: Tensor  # [2 * num_kv_heads * num_keys] int64
@@ -89,7 +89,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
-    """A step's rows as the kinds of call: each row's own KV, then what rows share."""
+    """A step's rows by kind of call: each row's own KV, then the shared KV."""
 
     decode_groups: tuple[_DecodeGroup, ...]
     prefill_rows: tuple[_PrefillRow, ...]
@@ -102,7 +102,7 @@ class CpuAttentionPlan:
 class _Parts:
     """Attention over part of each token's KV; parts of the same token are merged."""
 
-    out: Tensor  # [T, H, D]; float32 or better where parts will be merged
+    out: Tensor  # [T, H, D]; float32 or better if parts will be merged
     lse: Tensor | None  # [T, H] log of the sum of exponentials; None: nothing will be merged
 
     def merge(self, tokens: slice, out: Tensor, lse: Tensor) -> None:
@@ -170,7 +170,7 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
 
 
 def _by_length(rows: IntArray, lens_of_rows: IntArray) -> list[IntArray]:
-    """Split rows into groups whose padding is worth less than another call."""
+    """Split rows into groups whose padding costs less than another call."""
     if not len(rows):
         return []
     lens = lens_of_rows[rows].astype(np.int64)
@@ -191,7 +191,7 @@ def _by_length(rows: IntArray, lens_of_rows: IntArray) -> list[IntArray]:
 
 
 def _lens(rows: AttentionRows, keys: VisibleKeys) -> IntArray:
-    """Keys that each row reads by itself, [num_rows]."""
+    """Keys that each row reads on its own, [num_rows]."""
     alone: IntArray = keys.num_sinks + keys.shared_start - keys.first
     return alone + rows.seq_lens - keys.own_start
 
@@ -218,7 +218,7 @@ def _plan_group(
 def _decode_slots(
     rows: AttentionRows, keys: VisibleKeys, group: IntArray, lens: IntArray
 ) -> IntArray:
-    """[len(group), longest]: of the rows' runs one after the other, padded with some own slot."""
+    """[len(group), longest]: the rows' runs, concatenated and padded with one of their slots."""
     own_start, first = keys.own_start[group, None], keys.first[group, None]
     own_end = rows.seq_lens[group, None] - own_start
     if bool((lens == own_end[:, 0]).all()):
@@ -228,7 +228,7 @@ def _decode_slots(
     own = behind_sinks - (keys.shared_start[group, None] - first)
     other = np.where(behind_sinks < 0, place, first + behind_sinks)
     own_tokens = own_start + np.where(own < own_end, own, 0)
-    last = rows.seq_lens[group, None] - 1  # where a row has sinks alone
+    last = rows.seq_lens[group, None] - 1  # for a row that has only sinks
     return rows.slots_of(group, np.minimum(np.where(own < 0, other, own_tokens), last))
 
 
@@ -256,12 +256,12 @@ def _plan_prefill(
 def _plan_block(
     tokens: IntArray, positions: IntArray, start: int, options: AttentionOptions
 ) -> _QueryBlock:
-    """tokens [num_keys], ascending: where the row's keys are; positions: where its queries are."""
+    """tokens [num_keys], ascending: of the row's keys; positions: of its queries."""
     queries = slice(start, min(start + _QUERY_BLOCK, len(positions)))
     query = positions[queries, None]
     end = int(np.searchsorted(tokens, query[-1, 0], side="right"))
     if options.window is None:
-        hidden = tokens[end - len(query) : end] > query  # only among its own keys
+        hidden = tokens[end - len(query) : end] > query  # only among the queries' own keys
         return _QueryBlock(queries, slice(0, end), torch.from_numpy(hidden))
     first_seen = int(query[0, 0]) - options.window + 1
     begin = 0 if options.num_sink_tokens else int(np.searchsorted(tokens, first_seen))
@@ -301,7 +301,7 @@ def _gather(
 def _decode(
     q: Tensor, kv_layer: KVLayer, plan: CpuAttentionPlan, group: _DecodeGroup, lse: Tensor | None
 ) -> Tensor:
-    """q [R, H, D], one query a row -> [R, H, D]; fills lse [R, H] where it is asked for."""
+    """q [R, H, D], one query a row -> [R, H, D]; fills lse [R, H] if given."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = _values(kv_layer).shape[1]
     num_batches = num_rows * num_kv_heads
@@ -323,7 +323,7 @@ def _decode(
 def _decode_few(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """q [R, H, D], keys and values [R * KV, S, D] -> [R, H, D], in one call.
 
-    Four axes in, as torch's flash kernel takes no fewer (with three, a slower path runs).
+    Passes four axes, as torch's flash kernel needs (with three, a slower path runs).
     """
     grouped = q.reshape(1, len(keys), -1, q.shape[-1])
     attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale)
@@ -338,7 +338,7 @@ def _prefill(
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    """q, out [L, H, D] of one row; fills lse [L, H] where it is asked for."""
+    """q, out [L, H, D] of one row; fills lse [L, H] if given."""
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = _values(kv_layer).shape[1]
     keys, values = _gather(kv_layer, row.places, num_kv_heads, q.dtype)
@@ -360,7 +360,8 @@ def _prefill(
 def _attend_segment(
     q: Tensor, kv_layer: KVLayer, plan: CpuAttentionPlan, segment: _Segment
 ) -> tuple[Tensor, Tensor]:
-    """q [L, H, D], every query sees all of the segment -> [L, H, D] and lse [L, H], widened."""
+    """q [L, H, D], every query sees the whole segment -> [L, H, D] and lse [L, H], in float32 or
+    better."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads = _values(kv_layer).shape[1]
     keys, values = _gather(kv_layer, segment.places, num_kv_heads, q.dtype)

@@ -1,8 +1,8 @@
-"""Linear layers of quantized weights through torch, for CPUs on which nothing is compiled.
+"""Linear layers of quantized weights through torch, for CPUs without compiled kernels.
 
-Weights stay packed: torch's own products of packed weights run where they are right and fastest
+Weights stay packed: torch's own products of packed weights run where they are correct and fastest
 (docs/decisions/0017-integer-products.md has the measurements), else a few rows at a time are
-dequantized into the cache and multiplied. The private ops are looked for, and tried once, before
+dequantized into the cache and multiplied. The private ops are looked up, and checked once, before
 they are used.
 """
 
@@ -28,7 +28,7 @@ from ..reference.quantized import (
 )
 
 _BLOCK_NUMBERS = 1 << 17  # dequantized at a time: half a core's second-level cache in float32
-_FEW_ROWS = 64  # up to here torch's product of 8-bit weights is faster than dequantizing them
+_FEW_ROWS = 64  # up to this torch's product of 8-bit weights is faster than dequantizing them
 _INT8, _INT4, _INTEGERS = "_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu", "_int_mm"
 _INT4_GROUP_SIZES = (32, 64, 128, 256)
 
@@ -43,7 +43,7 @@ def make_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
         return _Rounded(weight, bias) if fits else _Blockwise(weight, bias)
     if dtype is not torch.bfloat16:
         return _Blockwise(weight, bias)
-    # NOTE: with rows of other lengths torch 2.13 reads past their ends.
+    # NOTE: with rows of other lengths torch 2.13 reads beyond their ends.
     if weight.bits == 8 and is_per_row and weight.in_features % 32 == 0 and _works(_INT8):
         return _Int8(weight, bias)
     if _has_int4_layout(weight) and _works(_INT4):
@@ -52,7 +52,7 @@ def make_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
 
 
 class _Blockwise:
-    """Dequantizes some rows of the weight, multiplies them, and goes on to the next."""
+    """Dequantizes and multiplies the weight some rows at a time."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
         self._bias = bias
@@ -132,7 +132,7 @@ def _rows(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
 
 
 def _has_int4_layout(weight: QuantizedWeight) -> bool:
-    """Whether torch's product of 4-bit weights takes it."""
+    """Whether torch's product of 4-bit weights accepts it."""
     return (
         weight.bits == 4
         and weight.group_size in _INT4_GROUP_SIZES
@@ -142,7 +142,7 @@ def _has_int4_layout(weight: QuantizedWeight) -> bool:
 
 @functools.cache
 def _works(op: str) -> bool:
-    """Whether torch's op is there and right."""
+    """Whether torch's op exists and is correct."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 64, generator=generator).to(torch.bfloat16)
     scales = torch.rand(32, 2, generator=generator).to(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Choosing the next token of each row with numpy: the kept set by its threshold, not by a sort.
+"""Samples the next token of each row with numpy: finds the kept set by a threshold, not by a sort.
 
-Steps and rule for ties: docs/how-it-works/sampling.md. Noise is computed for kept tokens alone
-where they are few.
+Steps and rule for ties: docs/how-it-works/sampling.md. If few tokens are kept, noise is computed
+for these alone.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..sampling_rows import SamplingRows
 
 LogitsArray = npt.NDArray[np.floating]
 
-# Of a top-p set without top-k, so many best tokens are tried before the vocabulary is sorted
+# For top-p without top-k, the number of top tokens to try before the whole vocabulary is sorted
 # (a guess).
 _FIRST_TOP_P = 512
-# Philox blocks computed in one go: their arrays of 8 bytes stay in a core's second-level cache.
+# Philox blocks computed at a time: their arrays of 8 bytes stay in a core's second-level cache.
 _BLOCKS_AT_ONCE = 8192
 
 
 class Truncation(NamedTuple):
-    """What narrows the set of tokens that one row may draw."""
+    """The parameters that narrow the set of tokens for one row."""
 
     temperature: float  # > 0
     top_k: int  # 0: all
@@ -37,7 +37,7 @@ class Truncation(NamedTuple):
 
     @property
     def num_best(self) -> int:
-        """How many of the best logits the kept set is looked for in first."""
+        """Among how many of the top logits to look for the kept set first."""
         return self.top_k or (_FIRST_TOP_P if self.top_p < 1.0 else 0)
 
 
@@ -58,8 +58,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
 def kept_tokens(logits: LogitsArray, cut: Truncation, best: LogitsArray) -> Int64Array | None:
     """Ids of the top-k/top-p/min-p set of one row of logits [vocab_size], ascending; None: all.
 
-    `best`: the row's largest logits in descending order, at least top_k of them where top_k is
-    set; more of them than the top-p set holds save sorting the vocabulary.
+    `best`: the row's largest logits in descending order, at least top_k of them if top_k is set; if
+    they contain the top-p set, the vocabulary need not be sorted.
     """
     vocab_size = len(logits)
     count = min(cut.top_k, vocab_size) if cut.top_k else vocab_size
@@ -76,8 +76,8 @@ def _draw(logits: Tensor, rows: SamplingRows, drawn: Int64Array) -> Int64Array:
     cuts = [Truncation(*row) for row in zip(*(field.numpy()[drawn].tolist() for field in fields))]
     best = _best_logits(logits, cuts)
     values: LogitsArray = logits.numpy()
-    # NOTE: each row sees its own number of best logits only, not the batch's: rounding in the sum
-    # of a top-p set must not depend on the other rows.
+    # NOTE: each row uses its own number of top logits only, not the batch's: rounding in the sum of
+    # a top-p set must not depend on the other rows.
     kept = [kept_tokens(values[i], cut, best[i][: cut.num_best]) for i, cut in enumerate(cuts)]
     seeds = rows.seed.numpy()[drawn].view(np.uint64)
     positions = rows.position.numpy()[drawn].astype(np.uint64)
@@ -107,26 +107,26 @@ def _draw(logits: Tensor, rows: SamplingRows, drawn: Int64Array) -> Int64Array:
 
 
 def _is_few(ids: Int64Array, vocab_size: int) -> bool:
-    """Whether single draws cost less than a draw for every token id."""
+    """Whether individual draws cost less than a draw for every token id."""
     return len(ids) * WORDS_PER_BLOCK < vocab_size
 
 
 def _best_logits(logits: Tensor, cuts: Sequence[Truncation]) -> LogitsArray:
-    """The largest logits of each row in descending order, as many as any row asks for."""
+    """The largest logits of each row in descending order, as many as any row needs."""
     wanted = min(max(cut.num_best for cut in cuts), logits.shape[-1])
     values: LogitsArray = logits.topk(wanted).values.numpy()
     return values
 
 
 def _first_tokens(logits: LogitsArray, count: int, threshold: np.floating) -> Int64Array:
-    """Ids of the `count` best tokens, ascending; `threshold` is the logit of the last of them."""
+    """Ids of the `count` top tokens, ascending; `threshold` is the logit of the last of them."""
     above = np.flatnonzero(logits > threshold)
     equal = np.flatnonzero(logits == threshold)[: count - len(above)]
     return np.sort(np.concatenate((above, equal)))
 
 
 def _min_p_of(logits: LogitsArray, kept: Int64Array | None, cut: Truncation) -> Int64Array | None:
-    """Those of the kept tokens whose probability is >= min_p of the highest one's."""
+    """The kept tokens whose probability is >= min_p of the highest one's."""
     values = (logits if kept is None else logits[kept]).astype(np.float64)
     least = math.log(cut.min_p) * cut.temperature
     is_likely: npt.NDArray[np.bool_] = values - values.max() >= least
@@ -138,8 +138,8 @@ def _min_p_of(logits: LogitsArray, kept: Int64Array | None, cut: Truncation) -> 
 def _top_p_count(
     logits: LogitsArray, count: int, cut: Truncation, best: LogitsArray
 ) -> tuple[int, LogitsArray]:
-    """The least number of best tokens, of the `count` best, whose share of the probability of
-    these is >= top_p; and `best`, long enough for it."""
+    """The smallest number of top tokens whose share of the probability of the `count` top ones is
+    >= top_p; and `best`, extended if needed."""
     if len(best) < count:
         total = _mass(logits, best[0], cut.temperature).sum()
         mass = np.cumsum(_mass(best, best[0], cut.temperature))
@@ -151,6 +151,6 @@ def _top_p_count(
 
 
 def _mass(logits: LogitsArray, highest: np.floating, temperature: float) -> FloatArray:
-    """Unnormalised probabilities, the highest being 1."""
+    """Unnormalised probabilities; the highest is 1."""
     wide: FloatArray = logits.astype(np.float64)
     return np.exp((wide - float(highest)) / temperature)

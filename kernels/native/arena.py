@@ -1,9 +1,9 @@
-"""Memory for packed weights, on huge pages where the system gives them.
+"""Memory for packed weights, on huge pages if the system provides them.
 
 Weights are read once a step from end to end: with pages of 4 KiB the processor spends a quarter of
 that time on address translation (AMD EPYC, Zen 4: 20 GB/s against 28 GB/s with pages of 2 MiB).
-Pieces are cut from large mappings, of which untouched parts cost nothing, so that small weights get
-huge pages too. A mapping lives as long as a tensor that lies in it.
+Pieces are cut from large mappings, whose untouched parts cost nothing, so that small weights get
+huge pages too. A mapping lives as long as any tensor in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALIGNMENT = 64  # a cache line, and a register
 
 
 class Arena:
-    """Hands out memory; never takes it back itself."""
+    """Allocates memory; never frees it itself."""
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)

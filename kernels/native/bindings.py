@@ -31,7 +31,7 @@ _SIGNATURES = {
     "stemma_replay": (_POINTER, _INT),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
-# Longer than what the host half needs between two steps; a late thread delays nobody here, so that
+# Longer than the host half needs between two steps; a late thread delays nothing here, so that
 # spinning costs a neighbour a little and this process nothing.
 DEFAULT_SPIN_US = 200
 
@@ -40,7 +40,7 @@ DEFAULT_SPIN_US = 200
 def library() -> ctypes.CDLL:
     """Raises BuildError.
 
-    NOTE: torch's own threads are switched off: what little is left to torch does not pay for a
+    NOTE: torch's own threads are switched off: the little work left to torch does not justify a
     second pool, whose threads would spin beside this one's.
     """
     try:
@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def why_not_native(dtype: torch.dtype) -> str | None:
-    """None where the compiled kernels run for `dtype` on this machine, else the reason."""
+    """None if the compiled kernels run for `dtype` on this machine, else the reason."""
     if dtype is not torch.bfloat16:
         return f"no compiled kernels for {dtype}"
     try:

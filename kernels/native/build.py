@@ -21,7 +21,7 @@ COMPILE_FLAGS = (
 
 
 def kernels_library() -> NativeLibrary:
-    """What is compiled, and what it needs."""
+    """The library to compile, and its requirements."""
     return NativeLibrary("kernels", "CPU kernels", SOURCES, COMPILE_FLAGS, NEEDED_CPU_FLAGS)
 
 

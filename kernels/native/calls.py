@@ -1,4 +1,4 @@
-"""Calls into the compiled library, noted with their arguments while somebody records them."""
+"""Calls into the compiled library, recorded with their arguments during a recording."""
 
 from __future__ import annotations
 

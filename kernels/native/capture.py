@@ -1,9 +1,8 @@
 """A forward pass of kernel calls, recorded once and then run in one call.
 
-What a CUDA graph is on a GPU: the same kernels at the same addresses. Only the plans of attention
-and adapters are others in each replay. It saves the time between the kernels: at batch 1 the
-interpreter's code and data have been pushed out of the caches by the weights whenever it gets its
-turn again.
+The CPU's counterpart of a CUDA graph: the same kernels at the same addresses. Only the plans of
+attention and adapters differ in each replay. It saves the time between the kernels: at batch 1 the
+weights have evicted the interpreter's code and data from the caches whenever it runs again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .paged_attention import NativeAttentionPlan
 
 _NUM_ARGS = 13  # src/capture.cpp
 _PLAN = 1  # the column of a plan, its call's first argument
-# What torch may do during a recording: allocate, look at memory in another shape, and answer. A
+# What torch may do during a recording: allocate, view memory in another shape, and return values. A
 # result that torch computes would be missing from the replay.
 _ALLOCATING = frozenset({"empty", "empty_like"})
 _VIEWING = frozenset(
@@ -80,9 +79,9 @@ def _addresses(plans: Sequence[object]) -> list[int]:
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps what torch allocates and notes whether it computes.
+    """Keeps torch's allocations alive and notes whether it computes.
 
-    (A TorchDispatchMode would see more, and imports sympy when first used: 1.2 s of every start.)
+    (A TorchDispatchMode would see more, but imports sympy when first used: 1.2 s of every start.)
     """
 
     def __init__(self) -> None:
@@ -105,7 +104,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _is_view(result: Tensor | tuple[Tensor, ...], of: Tensor) -> bool:
-    """Whether no memory but that of `of` was used."""
+    """Whether it uses only memory of `of`."""
     storage = of.untyped_storage().data_ptr()
     results = result if isinstance(result, tuple) else (result,)
     return all(each.untyped_storage().data_ptr() == storage for each in results)

@@ -1,8 +1,8 @@
 """Gated linear layers with adapters, over one packed weight; the C++ is in src/.
 
-Without an adapter the activation is taken in the product's registers. With one the same sums are
-stored in float32, the adapter is added there, and the activation is another call: a row without an
-adapter gets the same numbers in both.
+Without an adapter the activation is applied in the product's registers. With one the same sums are
+stored in float32, the adapter is added there, and the activation is a separate call: a row without
+an adapter gets the same numbers in both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the pool's keys and values lie, as the C++ is told it (src/kv_format.h)."""
+"""The memory layout of the pool's keys and values, as passed to the C++ (src/kv_format.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMATS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 def kv_format(kv_layer: KVLayer) -> tuple[int, Tensor, Tensor | None]:
     """The format's number, the values [2, num_kv_heads, num_slots, head_dim], and their scales
-    [2, num_kv_heads, num_slots] where there are any."""
+    [2, num_kv_heads, num_slots] if there are any."""
     if isinstance(kv_layer, Tensor):
         return _FORMATS[kv_layer.dtype], kv_layer, None
     return _FORMATS[kv_layer.values.dtype], kv_layer.values, kv_layer.scales

@@ -1,6 +1,6 @@
 """Linear layers over weights packed for vdpbf16ps; the C++ is in src/linear.cpp.
 
-Where in_features is odd, which no real model has, plain torch runs instead.
+If in_features is odd, as in no real model, plain torch runs instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
 
 
 def make_output_linear(weight: Weight) -> Linear:
-    """The float32 sums as they are, not rounded."""
+    """The float32 sums, not rounded."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_output_linear(weight)
     if weight.shape[1] % 2:
@@ -53,7 +53,7 @@ def make_output_linear(weight: Weight) -> Linear:
 def make_gated_linear(
     weight: Weight, bias: Tensor | None, activation: Activation = "silu"
 ) -> Linear:
-    """A panel is 16 gates and their 16 ups, so that their product is taken in registers."""
+    """A panel is 16 gates and their 16 ups, so that they are multiplied in registers."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_gated_linear(weight, bias, activation)
     if weight.shape[1] % 2:

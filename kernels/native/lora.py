@@ -1,7 +1,7 @@
 """Low-rank adapters for few tokens, in one call a layer; the C++ is in src/lora.cpp.
 
-torch's products in bfloat16 cost 17 to 25 us each before they begin, and are the faster ones for
-long runs of tokens of one adapter. Measured (AMD EPYC with AVX512-BF16, one thread, rank 16, the
+torch's products in bfloat16 cost 17 to 25 us each before they begin, but are faster for long runs
+of tokens of one adapter. Measured (AMD EPYC with AVX512-BF16, one thread, rank 16, the
 four linear layers of a llama-160m layer, us in all, compiled and torch): 1 token 43 and 290,
 8 tokens of 8 adapters 299 and 2572, 32 of one 378 and 392, 64 of one 743 and 493.
 """
@@ -69,7 +69,7 @@ def make_lora(a: Tensor, b: Tensor, out_features: Sequence[int]) -> Lora:
 
 
 class _Native:
-    """Owns the record of pointers into the tables; the C++ gets its address."""
+    """Owns the record of pointers into the tables; the C++ receives its address."""
 
     def __init__(self, a: Tensor, b: Tensor, out_features: Sequence[int]) -> None:
         self._long = cpu.make_lora(a, b, out_features)

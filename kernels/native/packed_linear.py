@@ -1,4 +1,4 @@
-"""What the linear layers over packed weights have in common, those of 16 bits and of fewer."""
+"""The common part of linear layers over packed weights, of 16 bits and of fewer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from ..ops import Activation
 
 PANEL = 32  # output columns whose sums a tile holds, src/linear_output.h
-# What becomes of the sums, as src/native.h numbers it.
+# What is done with the sums, as numbered in src/native.h.
 PLAIN, FLOAT_OUTPUT = 0, 1
 HALVES = 5
 GATED: dict[Activation, int] = {"silu": 2, "gelu": 3, "gelu_tanh": 4}
 
 
 class PackedLinear(ABC):
-    """Owns the packed weight; the C++ gets the address of a record of pointers into it."""
+    """Owns the packed weight; the C++ receives the address of a record of pointers into it."""
 
     def __init__(self, record: Any, num_outputs: int, dtype: torch.dtype) -> None:
-        """`record`: a ctypes.Structure with a field `kind`; dtype: of what is given."""
+        """`record`: a ctypes.Structure with a field `kind`; dtype: the input's."""
         self._set(record, num_outputs, dtype)
 
     @abstractmethod
@@ -31,7 +31,7 @@ class PackedLinear(ABC):
         """[T, in_features] bfloat16 -> [T, num_outputs]"""
 
     def halves(self) -> Self:
-        """Of a gated layer the sums as they are, [T, 2 * size] float32, gates first."""
+        """A gated layer that returns the plain sums, [T, 2 * size] float32, gates first."""
         other, record = copy.copy(self), type(self._record).from_buffer_copy(self._record)
         record.kind = HALVES
         other._set(record, 2 * self._num_outputs, torch.float32)

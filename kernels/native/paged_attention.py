@@ -1,12 +1,12 @@
 """Paged and tree attention by a work list; the C++ is in src/attention.cpp.
 
     item    a run of query tokens by a run of KV slots, seen whole or up to each token's own place
-    unit    an item by a KV head: what a thread takes at a time
+    unit    an item by a KV head: a thread's unit of work
 
-A segment is an item for all its rows' tokens, what a row has of its own another; tokens that more
-than one item serves are merged afterwards. Under a window an item begins at the first key that one
-of its tokens sees, and sink tokens are an item of their own. The list is made once a step, by array
-operations. Where head_dim is no multiple of 16, plain torch calls run instead.
+A segment is one item for all its rows' tokens, each row's own KV another; tokens served by more
+than one item are merged afterwards. With a window an item begins at the first key that one of its
+tokens sees, and sink tokens are a separate item. The list is made once a step, by array operations.
+If head_dim is no multiple of 16, plain torch calls run instead.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..visible_keys import VisibleKeys, visible_keys
 from .calls import kernel
 from .kv_format import kv_format
 
-# A row in a segment has a partial result more to write and merge, which takes as long as the keys
+# A row in a segment has one more partial result to write and merge, which takes as long as the keys
 # of some 16 to 32 tokens (an estimate by instruction counts).
 SEGMENT_COST_TOKENS = 32
-# Tokens of an item: with the 1 to 8 query heads that a KV head has, their sums and scores stay in a
-# core's second-level cache, and packing a block of keys is paid once for all of them.
+# Tokens of an item: with the 1 to 8 query heads of a KV head, their sums and scores stay in a
+# core's second-level cache, and a block of keys is packed once for all of them.
 _MAX_ITEM_TOKENS = 64
-# A lone row's keys are split where there are fewer units than this, into parts no shorter than that
+# A lone row's keys are split if there are fewer units than this, into parts no shorter than that
 # (guesses).
 _FEW_UNITS = 8
 _MIN_PART_KEYS = 512
@@ -60,10 +60,10 @@ class _Plan(ctypes.Structure):
 
 
 class _Items:
-    """Collects items, of which src/attention.cpp says what the columns mean: token, num_tokens,
-    first_slot, num_keys, num_visible, num_hidden.
+    """Collects items; src/attention.cpp defines the columns: token, num_tokens, first_slot,
+    num_keys, num_visible, num_hidden.
 
-    With one slot a page the page table is the list of slots itself and nothing is copied.
+    With one slot a page the page table itself is the list of slots and nothing is copied.
     """
 
     def __init__(self, rows: AttentionRows) -> None:
@@ -98,7 +98,7 @@ class _Items:
         self.parts.append(table)
 
     def slots(self) -> IntArray:
-        """What first_slot counts in."""
+        """The slots that first_slot indexes."""
         if self.rows.page_size == 1:
             return self.rows.page_table.reshape(-1)
         return np.concatenate(self._slots)
@@ -142,7 +142,7 @@ class NativeAttentionPlan:
         self.address = ctypes.addressof(self._record)
 
     def set_shape(self, num_heads: int, kv_layer: KVLayer, options: AttentionOptions) -> None:
-        """What the rows do not tell."""
+        """Set what does not depend on the rows."""
         format_number, values, _ = kv_format(kv_layer)
         _, num_kv_heads, num_slots, head_dim = values.shape
         num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
@@ -210,7 +210,7 @@ def _add_segment(items: _Items, first: int, last: int, row_start: int, row_end: 
 
 
 def _add_prefill(items: _Items, row: int, keys: VisibleKeys, window: int | None) -> None:
-    """The row's runs, each for as few tokens at a time as share a tile."""
+    """The row's runs, each for one tile of tokens at a time."""
     sinks, seq_len = int(keys.num_sinks[row]), int(items.rows.seq_lens[row])
     _add_run(items, row, 0, sinks, None)
     _add_run(items, row, int(keys.first[row]), int(keys.shared_start[row]), window)
@@ -296,7 +296,7 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     first_of = np.cumsum(counts, dtype=np.int32) - counts
     token_of = table[item_of, 0] + np.arange(len(item_of), dtype=np.int32) - first_of[item_of]
     num_serving = np.bincount(token_of, minlength=num_tokens)
-    is_merged = num_serving[table[:, 0]] > 1  # of an item: all its tokens are, or none is
+    is_merged = num_serving[table[:, 0]] > 1  # by item: all its tokens are merged, or none is
     table[:, 6] = np.where(is_merged, np.cumsum(counts * is_merged) - counts, -1)
     merged_tokens = np.flatnonzero(num_serving > 1).astype(np.int32)
     merged_first = np.zeros(len(merged_tokens) + 1, dtype=np.int32)

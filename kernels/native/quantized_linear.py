@@ -1,8 +1,8 @@
 """Linear layers over packed weights of 8 and 4 bits; the C++ is in src/quantized_linear.cpp.
 
-Group scales and offsets are kept as float16 multiples of a power of two a row of the weight, which
-costs at most 2^-12 of their size. Where in_features or the group size is no multiple of 16, torch's
-calls run instead.
+Group scales and offsets are stored as float16 multiples of a power of two a row of the weight,
+which costs at most 2^-12 of their size. If in_features or the group size is no multiple of 16,
+torch's calls run instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def make_linear(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
 
 
 def make_output_linear(weight: QuantizedWeight) -> Linear:
-    """The float32 sums as they are, not rounded."""
+    """The float32 sums, not rounded."""
     if not _fits(weight):
         return _torch_calls.make_output_linear(weight)
     return PackedQuantized(weight, None, FLOAT_OUTPUT)
@@ -136,7 +136,7 @@ class PackedQuantized(PackedLinear):
 
 
 def _block_size(weight: QuantizedWeight, has_scales: bool, num_planes: int) -> int:
-    """Groups are cut into blocks; without them 16-bit inputs still share their power of two."""
+    """Groups are split into blocks; without groups 16-bit inputs still share a power of two."""
     if has_scales:
         return next(size for size in _BLOCKS if weight.group_size % size == 0)
     return _BLOCKS[0] if num_planes == 2 else weight.in_features
@@ -145,7 +145,7 @@ def _block_size(weight: QuantizedWeight, has_scales: bool, num_planes: int) -> i
 def _split_scales(
     weight: QuantizedWeight, block: int, has_scales: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Scales and offsets [rows, blocks] float16, and what they are multiples of [rows] float32."""
+    """Scales and offsets [rows, blocks] float16, and their units [rows] float32."""
     if not has_scales:
         return None, None, weight.scales[:, 0].float()
     tables = [weight.scales] if weight.offsets is None else [weight.scales, weight.offsets]

@@ -1,1 +1,1 @@
-"""Every op in plain torch: the truth that the fast backends are tested against."""
+"""Every op in plain torch: the ground truth for tests of the fast backends."""

@@ -1,7 +1,7 @@
-"""Linear layers, activations, norm and lookups in plain torch: the truth.
+"""Linear layers, activations, norm and lookups in plain torch: the ground truth.
 
-Written for reading; norms and products of low-precision inputs go through float32, float64 stays
-float64.
+Written for readability; norms and products of low-precision inputs are computed in float32, float64
+stays float64.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def widen(x: Tensor) -> Tensor:
-    """float32, or float64 where x is float64."""
+    """To float32, or float64 if x is float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 

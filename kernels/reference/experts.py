@@ -31,7 +31,7 @@ def combine(results: Tensor, weights: Tensor) -> Tensor:
     return (wide * weights[..., None].to(wide.dtype)).sum(1).to(results.dtype)
 
 
-# Added to the sum of the weights where they are normalized, as DeepSeek-V3 does.
+# Added to the sum of the weights when they are normalized, as in DeepSeek-V3.
 _TINY = 1e-20
 
 
@@ -50,7 +50,7 @@ def route_experts(
 
 
 def _within_chosen_groups(ranks: Tensor, options: RoutingOptions) -> Tensor:
-    """-inf for the experts of other groups."""
+    """-inf for the experts of groups that were not chosen."""
     groups = ranks.view(len(ranks), options.num_groups, -1)
     num_best = 1 if options.group_rank == "best" else 2
     group_ranks = groups.topk(num_best).values.sum(-1)

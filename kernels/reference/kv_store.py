@@ -1,10 +1,10 @@
 """Rotary embedding and the KV store, plain and quantized, in plain torch: the truth.
 
 In 8 bits a vector with largest magnitude m has the scale m / 127 (int8) or m / 448 (float8_e4m3fn),
-and x becomes the number of the format that is nearest to x * (127 / m), ties to even, in float32.
-What is quantized is what a plain pool would hold. A vector with NaN or an infinity gets a scale
-that is not finite either, so that it is not read as numbers. (Below 2e-36, where 448 / m overflows,
-all but zero count as m.)
+and x becomes the format's number nearest to x * (127 / m), ties to even, in float32. The quantized
+input is what a plain pool would store. A vector with NaN or an infinity gets a scale that is not
+finite either, so that the error stays visible. (Below 2e-36, where 448 / m overflows, all values
+except zero become m.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def store_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """The first cos.shape[-1] elements of heads [T, any, head_dim], IN PLACE."""
+    """Rotates the first cos.shape[-1] elements of heads [T, any, head_dim], IN PLACE."""
     rotary_dim = cos.shape[-1]
     rotated = heads[..., :rotary_dim]
     half = rotary_dim // 2

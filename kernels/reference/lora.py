@@ -25,7 +25,7 @@ from .dense import widen
 
 @dataclass(frozen=True, slots=True)
 class LoraGroups:
-    """A step's tokens by adapter; those without one are in no group."""
+    """A step's tokens by adapter; tokens without one are in no group."""
 
     groups: tuple[tuple[int, npt.NDArray[np.int64]], ...]  # (slot, tokens in ascending order)
 
@@ -58,7 +58,7 @@ def make_lora(a: Tensor, b: Tensor, out_features: Sequence[int]) -> Lora:
 def gated_linear_with_lora_of(
     make_linear: MakeLinear, act_and_mul: ActAndMul
 ) -> MakeGatedLinearWithLora:
-    """One call after the other."""
+    """Makes a layer that calls product, adapter and activation in turn."""
 
     def make(
         weight: Weight, bias: Tensor | None, activation: Activation, lora: Lora

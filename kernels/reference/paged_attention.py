@@ -19,7 +19,7 @@ from .dense import widen
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAttentionPlan:
-    """The step's rows as they are."""
+    """The step's rows, unchanged."""
 
     rows: AttentionRows
     options: AttentionOptions
@@ -48,7 +48,7 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
 
 
 def _gather(kv_layer: KVLayer, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [KV, S, D] of S slots, quantized ones multiplied out in float32."""
+    """Keys and values [KV, S, D] of S slots; quantized ones are dequantized in float32."""
     if isinstance(kv_layer, Tensor):
         keys, values = widen(kv_layer.index_select(2, slots)).unbind(0)
         return keys, values
@@ -77,7 +77,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) 
 def _is_visible(
     num_queries: int, num_keys: int, options: AttentionOptions, device: torch.device
 ) -> Tensor:
-    """[L, S], of the queries at the last L positions."""
+    """[L, S], for queries at the last L positions."""
     key = torch.arange(num_keys, device=device)
     query = key[num_keys - num_queries :, None]
     is_visible = key <= query

@@ -1,8 +1,8 @@
 """Linear layers of quantized weights, by their definition: the truth.
 
-A weight is dequantized at each call, in float32 or better, and never rounded to the dtype of x.
-Where its activations are "int8" and it has 8 bits, each row of x is rounded first (weights of 4
-bits take it as it is):
+A weight is dequantized at each call, in float32 or better, and never rounded to the dtype of x. If
+its activations are "int8" and it has 8 bits, each row of x is rounded first (4-bit weights use x
+unrounded):
 
     scale = max(largest |x| of the row, 1e-30) / 127
     number = x * (127 / max(largest |x|, 1e-30)), rounded half to even
@@ -53,7 +53,7 @@ def rounds_activations(weight: QuantizedWeight) -> bool:
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] float32 or float64 -> integers [T, K] in [-127, 127] and scales [T, 1], both in the
-    dtype of x; NaN where a row of x holds what is not finite."""
+    dtype of x; NaN if a row of x has a value that is not finite."""
     peak = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_PEAK)
     peak = peak.where(peak.isfinite(), torch.nan)
     return (x * (127 / peak)).round_(), peak / 127

@@ -1,4 +1,4 @@
-"""Choosing the next token of each row by sorting it: the truth.
+"""Samples the next token of each row by sorting it: the ground truth.
 
     token = argmax over the kept set of  logit / temperature + Gumbel(seed, position, token_id)
 
@@ -23,7 +23,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     token_ids = np.empty(len(values), dtype=np.int64)
     is_finite = np.empty(len(values), dtype=bool)
     for i, row_logits in enumerate(values):
-        token_ids[i] = best = int(np.argmax(row_logits))  # the first NaN where there is one
+        token_ids[i] = best = int(np.argmax(row_logits))  # the first NaN, if there is one
         is_finite[i] = np.isfinite(row_logits[best])
         temperature, top_k = float(rows.temperature[i]), int(rows.top_k[i])
         if not is_finite[i] or temperature == 0.0 or top_k == 1:
@@ -44,7 +44,7 @@ def kept_tokens(
 ) -> Int64Array:
     """Ids of the set that one row of logits [vocab_size] is drawn from, ascending.
 
-    top-k first, then top-p over what top-k left, ties settled by the smaller id, then min-p.
+    top-k first, then top-p over the rest, ties won by the smaller id, then min-p.
     """
     best_first = np.argsort(-logits, kind="stable")[: top_k or None]
     below = logits[best_first] - logits[best_first[0]]

@@ -1,4 +1,4 @@
-"""Changing logits before the draw: one program a row, over its entries and not the vocabulary.
+"""Adjusts logits before sampling: one program a row, over its entries and not the vocabulary.
 
 Order and sources: `reference.adjust`. Each step is rounded to float32 as there, so the bits are
 the same: quotients are taken in float64, whose rounding to float32 is that of the float32 quotient

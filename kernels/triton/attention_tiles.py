@@ -1,6 +1,6 @@
-"""The tiles that attention is compiled with: a table, no search at run time.
+"""The tile sizes that attention is compiled with: a table, no search at run time.
 
-What limits each: shared memory holds (num_stages - 1) blocks of keys and values (227 KB a block of
+Limits of each: shared memory holds (num_stages - 1) blocks of keys and values (227 KB a block of
 threads, 228 KB a multiprocessor), registers hold a tile's scores and sums (255 a thread, 65,536 a
 multiprocessor). Chosen from what the compiler reports for sm_90: no spills, and for narrow tiles at
 least 40 KB of loads in flight a multiprocessor (docs/how-it-works/gpu-attention.md).
@@ -13,25 +13,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How the kernel is compiled for one width of items."""
+    """The kernel's compile-time sizes for one width of items."""
 
     rows: int  # query tokens by query heads of a KV head
     keys: int  # of a block
     num_warps: int
     num_stages: int
-    residents: int  # programs that a multiprocessor holds at once
+    residents: int  # programs that a multiprocessor holds at the same time
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """What a head's numbers are rounded up to in registers."""
+    """The size to which a head is padded in registers."""
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def tile_rows(width: str, group: int, kv_itemsize: int) -> int:
     """Rows of a tile; `group` query heads share a KV head.
 
-    A narrow tile holds a token's heads, up to 64 of them (the tensor cores take 16 at least), a
-    wide one a power of two of rows that goes with wgmma.
+    A narrow tile holds a token's heads, up to 64 of them (the tensor cores need at least 16), a
+    wide one a power of two of rows that suits wgmma.
     """
     if width == "wide":
         return 64 if kv_itemsize == 4 else 128
@@ -39,7 +39,7 @@ def tile_rows(width: str, group: int, kv_itemsize: int) -> int:
 
 
 def tile_of(width: str, head_dim: int, group: int, kv_itemsize: int) -> Tile:
-    """kv_itemsize: bytes of a number of the KV; 1 is widened to the queries' 2."""
+    """kv_itemsize: bytes of a KV number; 1 is converted to the queries' 2."""
     rows = tile_rows(width, group, kv_itemsize)
     dim = min(max(padded_head_dim(head_dim), 64), 256)
     return Tile(rows, *_TILES[width, kv_itemsize, dim, rows])

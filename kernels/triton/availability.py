@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run on a device, and what is missing where they do not."""
+"""Whether Triton's kernels run on a device, and what is missing if they do not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from ..kv_cache_dtype import KVCacheDtype, kv_cache_dtypes_of_gpu
 
 OLDEST_TRITON = (3, 6)
-# 8.0 (Ampere) is the first with bfloat16 products and copies past the registers.
+# 8.0 (Ampere) is the first with bfloat16 products and copies that bypass registers.
 OLDEST_CAPABILITY = (8, 0)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def why_not_triton(device: torch.device | str, dtype: torch.dtype) -> str | None:
-    """None where the kernels run for `dtype` on `device`, else the reason, with its remedy."""
+    """None if the kernels run for `dtype` on `device`, else the reason, with its remedy."""
     if dtype not in DTYPES:
         return f"no Triton kernels for {dtype}"
     device = torch.device(device)
@@ -26,7 +26,7 @@ def why_not_triton(device: torch.device | str, dtype: torch.dtype) -> str | None
 
 
 def kv_cache_dtypes(device: torch.device, dtype: torch.dtype) -> tuple[KVCacheDtype, ...]:
-    """In which the kernels read KV; the interpreter reads it in all that any device does."""
+    """The formats in which the kernels read KV; the interpreter supports those of any device."""
     newest = (99, 0)
     capability = newest if is_interpreted() else torch.cuda.get_device_capability(device)
     return kv_cache_dtypes_of_gpu(dtype.itemsize, capability)
@@ -42,7 +42,7 @@ def is_interpreted() -> bool:
 
 
 def why_no_cuda() -> str | None:
-    """None where torch can use a GPU, else the reason, with its remedy."""
+    """None if torch can use a GPU, else the reason, with its remedy."""
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
@@ -69,7 +69,7 @@ def _why_no_compiler() -> str | None:
 
 
 def _why_no_interpreter() -> str | None:
-    """Triton 3.6's makes scalars of arrays in a way that numpy 2.4 has given up."""
+    """Triton 3.6's interpreter converts arrays to scalars in a way that numpy 2.4 removed."""
     if _version(np.__version__) >= (2, 4):
         return f"Triton's interpreter fails with numpy {np.__version__}: pip install 'numpy<2.4'"
     return None

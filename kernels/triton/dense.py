@@ -1,9 +1,9 @@
 """Linear layers, norm, activations and lookups for a GPU.
 
-Products are cuBLAS's, through torch, but for those of quantized weights (`quantized_linear`). What
-is left is bound by memory: each kernel here reads its inputs once and writes its result once, in
-vectors of 16 bytes, and takes as many rows a program as fill some warps. Rounding is the
-reference's: a value that torch's calls would store between two of them is rounded there.
+Products are cuBLAS's, through torch, except those of quantized weights (`quantized_linear`). The
+rest is bound by memory: each kernel here reads its inputs once and writes its result once, in
+vectors of 16 bytes, with enough rows a program to fill some warps. Rounding is the reference's: a
+value that torch's calls would store between two of them is rounded there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
 
 
 def make_output_linear(weight: Weight) -> Linear:
-    """Logits: the float32 sums as they are where torch gives them, else rounded, then widened."""
+    """Logits: the float32 sums if torch returns them, else rounded, then converted."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_linear(weight, None, torch.float32)
     if weight.dtype is torch.float32 or not _gives_wide_products(weight):
@@ -57,7 +57,7 @@ def make_output_linear(weight: Weight) -> Linear:
 def make_gated_linear(
     weight: Weight, bias: Tensor | None, activation: Activation = "silu"
 ) -> Linear:
-    """One product for gates and ups; both halves of a row are then read once."""
+    """One product for gates and ups; then both halves of a row are read once."""
     linear = make_linear(weight, bias)
 
     def gated_linear(x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def _gives_wide_products(weight: Tensor) -> bool:
-    """Whether torch multiplies this dtype into float32 here; tried, since few backends do."""
+    """Whether torch multiplies this dtype into float32 here; tested, since few backends do."""
     try:
         ones = weight.new_ones(16, 16)
         product = torch.mm(ones, ones.T, out_dtype=torch.float32)
@@ -220,7 +220,7 @@ def activate(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-x))
     if ACTIVATION == _GELU:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    # 1 + tanh(u) = 2 / (1 + exp(-2 u)), which loses nothing where tanh is near -1.
+    # 1 + tanh(u) = 2 / (1 + exp(-2 u)), which loses no precision where tanh is near -1.
     twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 sqrt(2 / pi) (...)
     return x / (1.0 + tl.exp(-twice))
 

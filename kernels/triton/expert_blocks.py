@@ -1,17 +1,17 @@
-"""Which token-expert pairs each tile of a grouped product takes: a counting sort on the device.
+"""The token-expert pairs of each tile of a grouped product: a counting sort on the device.
 
-The pairs (token, k), numbered token * K + k, are put in the order of their experts, those of an
-expert in their own order, and each expert's run is cut into blocks of at most `block_m`:
+The pairs (token, k), numbered token * K + k, are sorted by expert, those of an expert in their own
+order, and each expert's run is split into blocks of at most `block_m`:
 
     expert_ids   2 0 2   2 1 2                      (T = 2, K = 3, block_m = 2)
     pairs        1 | 4 | 0 2 | 3 5                  sorted, no padding between experts
     blocks       (0, 0, 1) (1, 1, 2) (2, 2, 4) (2, 4, 6)    (expert, first, last)
 
-Nothing waits for the device: the arrays have the size of the worst case, a grid over them starts
-that many programs, and those past `num_blocks` return at once.
+Nothing waits for the device: the arrays have the worst-case size, the grid starts that many
+programs, and those after `num_blocks` return at once.
 
-One program an expert; each counts all pairs by itself (a histogram a chunk), which is E times the
-work and no second launch: E * T * K comparisons, 8 million at 8,192 tokens, 128 experts and K = 8.
+One program an expert; each counts all pairs itself (a histogram a chunk), which is E times the work
+but needs no second launch: E * T * K comparisons, 8 million at 8,192 tokens, 128 experts and K = 8.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from .language import tl, triton
 
-_CHUNK = 1024  # pairs looked at together, a guess
+_CHUNK = 1024  # pairs processed together, a guess
 _CHUNK_OF_BLOCKS: tl.constexpr = tl.constexpr(64)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """All on the device."""
+    """All tensors are on the device."""
 
     pairs: Tensor  # [T * K] int32, sorted by expert
     blocks: Tensor  # [max_blocks, 3] int32: expert, first, last (exclusive) in `pairs`
@@ -65,8 +65,8 @@ def make_blocks(expert_ids: Tensor, num_experts: int, block_m: int) -> ExpertBlo
 
 
 def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
-    """The most blocks that any choice of experts needs: as many experts as can be started, each
-    with its last block all but empty."""
+    """The most blocks that any choice of experts needs: as many experts as possible, each with a
+    nearly empty last block."""
     num_started = min(num_pairs, num_experts)
     return num_started + (num_pairs - num_started) // block_m
 
@@ -83,7 +83,7 @@ def _sort_pairs(
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program e: where e's pairs and blocks begin, then the pairs and blocks themselves."""
+    """Program e: finds where e's pairs and blocks begin, then writes them."""
     expert = tl.program_id(0)
     place = tl.arange(0, CHUNK)
     counts = tl.zeros([BINS], tl.int32)

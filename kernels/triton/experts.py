@@ -5,7 +5,7 @@
     down      results = hidden down.T, likewise, written to each pair's own place
     combine   out = sum over k of weight k * result k, float32, in the order of k
 
-Of the experts that nobody chose nothing is read. Both products are one kernel, for weights in
+The weights of experts without tokens are not read. Both products are one kernel, for weights in
 floats, 8 bits or 4 (`weight_tiles`): the weight's rows are the rows of the product, pairs its
 columns. With few pairs an expert, tiles are 16 pairs wide and stream each chosen expert's weights
 once; with many, 64 or 128. Sums are float32; products of float32 are float32 throughout. With 8-bit
@@ -29,13 +29,13 @@ from .language import tl, triton
 from .quantized_linear import round_rows
 from .weight_tiles import TiledWeight, integer_sums, row_sums
 
-_GROUP_M = 8  # blocks that follow each other on the same rows, which they find in the L2 cache
+_GROUP_M = 8  # consecutive blocks on the same rows, which they find in the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of the weight (block_n; of gate_up half gates, half ups) by pairs (block_m), and the
-    inputs that are taken at a time where the weight's numbers leave that open."""
+    """Rows of the weight (block_n; for gate_up half gates, half ups) by pairs (block_m), and the
+    inputs per iteration if the weight's format leaves that open."""
 
     block_n: int
     block_m: int
@@ -56,8 +56,8 @@ _MANY_NUMBERS_FLOAT32 = Tile(32, 64, 128, 8, 2)
 
 
 def choose_tile(dtype: torch.dtype, num_pairs: int, num_experts: int, *, is_float: bool) -> Tile:
-    """By the pairs that an expert gets on average: shapes only, so that a graph can be captured.
-    Weights in floats and others have the same `block_m`."""
+    """Chosen by the average pairs per expert: from shapes only, so that a graph can be captured.
+    Float and quantized weights have the same `block_m`."""
     if num_pairs <= 24 * num_experts:
         if not is_float:
             return _FEW_NUMBERS
@@ -97,7 +97,7 @@ class _Product:
     def __init__(
         self, weight: TiledWeight, num_experts: int, activation: Activation | None = None
     ) -> None:
-        """activation: of gates, which are then multiplied with ups; None: the product itself."""
+        """activation: applied to gates, which are multiplied with ups; None: the plain product."""
         self._weight, self._num_experts = weight, num_experts
         self._num_columns = weight.num_rows // (1 if activation is None else 2)
         self._activation = None if activation is None else ACTIVATIONS[activation]
@@ -107,7 +107,7 @@ class _Product:
         return choose_tile(dtype, num_pairs, self._num_experts, is_float=is_float)
 
     def __call__(self, x: Tensor, blocks: ExpertBlocks, top_k: int = 1) -> Tensor:
-        """Gated: x [T, width] -> [T * K, columns] in the order of `blocks.pairs`. Else x
+        """Gated: x [T, width] -> [T * K, columns] in the order of `blocks.pairs`. Otherwise x
         [T * K, width] in that order -> [T * K, columns] in the order of the pairs themselves."""
         weight, tile = self._weight, self.tile(x.dtype, len(blocks.pairs))
         out = x.new_empty(len(blocks.pairs), self._num_columns)
@@ -154,8 +154,8 @@ def _combine(results: Tensor, weights: Tensor) -> Tensor:
 @triton.jit
 def _tile_of(program, blocks, num_blocks, max_blocks, NUM_TILES: tl.constexpr,
              GROUP_M: tl.constexpr):  # fmt: skip
-    """Expert, first and last pair of the block, and tile of rows of a program: GROUP_M blocks go
-    through the rows together. Of a block that is not in use, first = last."""
+    """Expert, first and last pair of the block, and tile of rows of a program: GROUP_M blocks
+    iterate over the rows together. An unused block has first = last."""
     group = program // (GROUP_M * NUM_TILES)
     group_size = tl.minimum(max_blocks - group * GROUP_M, GROUP_M)
     block = group * GROUP_M + program % (GROUP_M * NUM_TILES) % group_size
@@ -191,8 +191,8 @@ def _product_kernel(
     GROUP_M: tl.constexpr,
 ):
     """[BLOCK_N rows, BLOCK_M pairs] of one expert. With ACTIVATION half of the rows are gates, the
-    others the ups of the same columns; pairs' tokens are gathered, and results are sorted as pairs
-    are. Without it rows in are sorted, rows out go to their pair's place."""
+    others the ups of the same columns; pairs' tokens are gathered, and results are sorted like the
+    pairs. Without it input rows are sorted, and output rows go to their pair's place."""
     IS_GATED: tl.constexpr = ACTIVATION is not None
     COLUMNS: tl.constexpr = ROWS // 2 if IS_GATED else ROWS
     BLOCK_COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N
@@ -207,7 +207,7 @@ def _product_kernel(
         source = pair // TOP_K if IS_GATED else place
         target = place if IS_GATED else pair
         n = tl.arange(0, BLOCK_N)
-        # Columns past the last are read from the first ones again and never stored.
+        # Columns after the last are read from the first ones again and never stored.
         rows = (tile * BLOCK_COLUMNS + n % BLOCK_COLUMNS) % COLUMNS + n // BLOCK_COLUMNS * COLUMNS
         own = expert.to(tl.int64) * ROWS + rows
         x_at = x + source.to(tl.int64) * WIDTH

@@ -1,10 +1,10 @@
 """Rotary embedding of queries and keys and the KV store, in one launch; plain or quantized KV.
 
-A program takes one token's block of query heads, which it rotates in place, or of KV heads, of
-which it rotates the keys and stores both. Rotation pairs element i with i + rotary_dim / 2, so a
+A program processes one token's block of query heads, which it rotates in place, or of KV heads,
+whose keys it rotates before it stores both. Rotation pairs element i with i + rotary_dim / 2, so a
 head is loaded as two half tiles, each element once, by the thread that writes it: nothing is read
-after it was overwritten. A head's largest magnitude and scale stay in registers. What numbers mean
-in 8 bits: reference/kv_store.py, bit by bit.
+after it was overwritten. A head's largest magnitude and scale stay in registers. The 8-bit formats
+match reference/kv_store.py, bit by bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..ops import KVLayer
 from ..reference.kv_store import LARGEST, as_bytes
 from .language import tl, triton
 
-# Pairs that a program rotates: in 16 bits a vector of 16 bytes of either half for 64 threads.
+# Pairs rotated by a program: in 16 bits a vector of 16 bytes of either half for 64 threads.
 _NUM_PAIRS = 512
 _NUM_WARPS = 2
 
@@ -56,8 +56,8 @@ def store_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
 
 
 def _parts(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None, float | None]:
-    """Values (8-bit floats as uint8), scales and the format's largest number; the last two are
-    None for plain KV."""
+    """Values (8-bit floats as uint8), scales and the format's largest number; the last two are None
+    for plain KV."""
     if isinstance(kv_layer, Tensor):
         return kv_layer, None, None
     values = kv_layer.values
@@ -79,7 +79,7 @@ def _rotate_and_store(
     BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """The first NUM_BLOCKS programs of a token take its queries, the others keys and values."""
+    """The first NUM_BLOCKS programs of a token process its queries, the others keys and values."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     first = heads + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
@@ -139,7 +139,7 @@ def _store_rotated(
     keys, head, cos, sin, values, scales, place,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """A token's key heads from `keys` on, to their places in the layer, counted in vectors."""
+    """Stores a token's key heads from `keys` on at their places in the layer, in vectors."""
     columns = tl.arange(0, triton.next_power_of_2(HALF))
     is_head = head < NUM_KV_HEADS
     is_inside = is_head[:, None] & (columns < HALF)[None, :]
@@ -181,7 +181,7 @@ def _store_heads(
     source, head, values, scales, place,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """A token's heads from `source` on, to their places in the layer, counted in vectors."""
+    """Stores a token's heads from `source` on at their places in the layer, counted in vectors."""
     columns = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     is_head = head < NUM_KV_HEADS
     is_inside = is_head[:, None] & (columns < HEAD_DIM)[None, :]
@@ -193,7 +193,7 @@ def _store_heads(
 
 @triton.jit
 def _largest(x):
-    """Of each row's magnitudes, float32 as bits: they are in order as integers, NaN at the end."""
+    """Each row's largest magnitude, as float32 bits: ordered as integers, NaN last."""
     return tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
 
 
@@ -205,7 +205,7 @@ def _store_scales(scales, place, largest, is_head, LARGEST: tl.constexpr):
 
 @triton.jit
 def _store(at, x, largest, is_inside, LARGEST: tl.constexpr):
-    """Rows of x as they are, or as the numbers that make `largest` the largest."""
+    """Stores rows of x unchanged, or scaled so that `largest` becomes the format's LARGEST."""
     if LARGEST is None:
         tl.store(at, x, mask=is_inside)
     else:
@@ -223,8 +223,8 @@ def _store(at, x, largest, is_inside, LARGEST: tl.constexpr):
 def _float8_bits(x):
     """float8_e4m3fn of finite x up to 448, ties to even, as uint8.
 
-    Counted out, since the interpreter's conversion is wrong where rounding carries, and GPUs below
-    capability 8.9 have none.
+    Computed by hand, since the interpreter's conversion is wrong where rounding carries, and GPUs
+    below capability 8.9 have none.
     """
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF

@@ -1,6 +1,6 @@
-"""The one place that imports triton.
+"""The only module that imports triton.
 
-Raises ImportError at import where it is not installed; `registry` says so in words.
+Raises ImportError at import if it is not installed; `registry` reports it.
 """
 
 from __future__ import annotations

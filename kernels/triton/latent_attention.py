@@ -5,10 +5,10 @@
              are few: a row of KV is 576 numbers and 2,176 operations a head
     wide     prompt chunks and segments, 64 rows
 
-To the work list this is attention with one KV head, whose group are all heads. A block of KV is
+To the work list this is attention with one KV head, whose group is all heads. A block of KV is
 copied to shared memory once and read there twice: latent and rotated key for the scores, the latent
-again as the value. More heads than a tile has rows go to several programs, which meet in the
-second-level cache. Softmax, parts and their merge are those of `paged_attention`.
+again as the value. If there are more heads than a tile has rows, several programs share them, and
+read the KV from the second-level cache. Softmax, parts and merge are those of `paged_attention`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .language import tl, triton
 from .merge import merge_partials, num_programs
 from .work_list import AttentionShape, plan_work
 
-# What being in a segment costs a row, in tokens of KV. A partial result of 16 heads is 16 * 512
+# A row's cost of being in a segment, in tokens of KV. A partial result of 16 heads is 16 * 512
 # numbers of float32, written and read, as much as 57 tokens of 576 numbers of 2 bytes, and a lone
-# segment has some 8 parts. Counted, not measured; with 128 heads arithmetic decides, of which a
+# segment has some 8 parts. Counted, not measured; with 128 heads arithmetic dominates, of which a
 # segment saves none.
 SEGMENT_COST_TOKENS = 512
 _LOG2_E = math.log2(math.e)
@@ -48,7 +48,7 @@ _FIRST_ITEM = tl.constexpr(work_list.FIRST_ITEM)
 
 @dataclass(frozen=True, slots=True)
 class TritonLatentPlan:
-    """A step's work list on the device, and what does not change from step to step."""
+    """A step's work list on the device, and the constants of all steps."""
 
     lists: DeviceArrays  # WorkList.arrays
     page_table: Tensor  # [max_running_requests, max_pages] int32
@@ -89,7 +89,7 @@ def plan_latent_attention(
 
 
 def latent_attention(q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
-    """Any strides of tokens and heads; a head's numbers are contiguous."""
+    """Tokens and heads may have any strides; a head's numbers are contiguous."""
     assert isinstance(plan, TritonLatentPlan), "the plan comes from this backend"
     assert q_latent.stride(2) == 1 and q_rope.stride(2) == 1 and kv_layer.is_contiguous()
     assert plan.scale > 0, "the largest score is the largest product"
@@ -152,7 +152,7 @@ def _attend(
     partials: Tensor,
     partial_sums: Tensor,
 ) -> None:
-    """Launch one width over its items; there are none of it where its list is empty."""
+    """Launch one width over its items, which may be none."""
     runs, items = plan.lists[f"{width}_runs"], plan.lists[f"{width}_items"]
     if not len(items):
         return
@@ -186,7 +186,7 @@ def _store_latent(
 
 @triton.jit
 def _slots(pages, keys, last_key, PAGE_SIZE: tl.constexpr):
-    """Past the last key its slot is repeated: it may be read, and is masked."""
+    """Repeats the last key's slot after the last key: it may be read, and is masked."""
     keys = tl.minimum(keys, last_key)
     slots = tl.load(pages + keys // PAGE_SIZE)
     return slots if PAGE_SIZE == 1 else slots * PAGE_SIZE + keys % PAGE_SIZE
@@ -201,7 +201,7 @@ def _attend_items(
     ROPE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, TILE_HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every num_programs-th unit: an item by TILE_HEADS heads."""
+    """A program processes every num_programs-th unit: an item by TILE_HEADS heads."""
     HEAD_TILES: tl.constexpr = (NUM_HEADS + TILE_HEADS - 1) // TILE_HEADS
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
@@ -261,7 +261,7 @@ def _attend_items(
             acc = tl.dot(p.to(latent.dtype), latent, acc * decay[:, None], input_precision="ieee")
             m = m_new
 
-        # A row may see no key of this item: its maximum stays the lowest, which weighs nothing.
+        # A row may see no key of this item: its maximum stays the lowest value, of weight 0.
         total = tl.where(total == 0.0, 1.0, total)
         result = acc * (1.0 / total)[:, None]
         # Loaded again: kept, what is made of them would fill registers throughout the loop.

@@ -22,7 +22,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 @triton.jit
 def _token_logprobs(logits, token_ids, logprobs, vocab_size, TOKENS: tl.constexpr):
-    """Sums of exponentials are kept relative to the best so far (Milakov and Gimelshein 2018)."""
+    """Sums of exponentials are relative to the maximum so far (Milakov and Gimelshein 2018)."""
     row = tl.program_id(0).to(tl.int64)
     own = logits + row * vocab_size
     best = tl.full([], -float("inf"), tl.float32)
@@ -31,7 +31,7 @@ def _token_logprobs(logits, token_ids, logprobs, vocab_size, TOKENS: tl.constexp
         tokens = start + tl.arange(0, TOKENS)
         logit = tl.load(own + tokens, mask=tokens < vocab_size, other=-float("inf"))
         higher = tl.maximum(best, tl.max(logit, axis=0))
-        shift = tl.where(higher == -float("inf"), 0.0, higher)  # no infinity less itself
+        shift = tl.where(higher == -float("inf"), 0.0, higher)  # avoids infinity minus infinity
         total = total * tl.exp(best - shift) + tl.sum(tl.exp(logit - shift), axis=0)
         best = higher
     chosen = tl.load(own + tl.load(token_ids + row))

@@ -1,15 +1,15 @@
 """Low-rank adapters on a GPU: two launches a linear layer, whatever mix of adapters a step has.
 
-Tokens are sorted by adapter on the host and cut into blocks of at most BLOCK_M of one adapter, as
-S-LoRA's MBGMM does (Sheng et al. 2023, section 5.3); a block of one token is Punica's SGMV for
-decoding (Chen et al. 2023, section 4). Which block has which tokens is data, so that a captured
-graph serves any mix: the grid is that of the worst case, and programs of unused blocks return.
+Tokens are sorted by adapter on the host and split into blocks of at most BLOCK_M of one adapter,
+like S-LoRA's MBGMM (Sheng et al. 2023, section 5.3); a block of one token is Punica's SGMV for
+decoding (Chen et al. 2023, section 4). Each block's tokens are data, so that a captured graph
+serves any mix: the grid has the worst-case size, and programs of unused blocks return.
 
     shrink    partial[split, row, n * R] = x[token, split's inputs] A.T, float32
     expand    y[token, columns] += sum over splits of partial[.., the columns' module] B.T
 
 A decode step has few blocks and A is long and thin, so its inputs are split among programs; the
-partial sums are added in their order, without atomics: the same inputs give the same bits.
+partial sums are added in order, without atomics: the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..ops import DeviceArrays, DevicePlan, Lora
 from .expert_blocks import max_blocks
 from .language import tl, triton
 
-_DECODE_TOKENS = 64  # steps of up to so many have small blocks, and their inputs are split (guess)
-_SPLIT_INPUTS = 512  # inputs a program, at least, where they are split (guess)
+_DECODE_TOKENS = 64  # steps of up to this have small blocks, and their inputs are split (guess)
+_SPLIT_INPUTS = 512  # inputs a program, at least, if they are split (guess)
 _MAX_SPLITS = 8
 _BLOCK_K = 64
 _BLOCK_RANKS = 64  # of A a program, and of B at a time, at most
@@ -40,7 +40,7 @@ _BLOCK_N_FLOAT32 = 32  # whose products are made of fused multiply-adds, in regi
 class LoraBlocks:
     """A bound plan, all on the device."""
 
-    tokens: Tensor  # [P] int32: those with an adapter, sorted by it
+    tokens: Tensor  # [P] int32: those with an adapter, sorted by adapter
     blocks: Tensor  # [max_blocks, 3] int32: index of the slot, first, last (exclusive) in `tokens`
     block_m: int
     is_split: bool
@@ -131,7 +131,7 @@ def make_lora(a: Tensor, b: Tensor, out_features: Sequence[int]) -> Lora:
 
 
 def _tiles(out_features: Sequence[int], block_n: int) -> list[tuple[int, int, int]]:
-    """(module, first column, end) of each program's columns: no tile lies in two modules."""
+    """(module, first column, end) of each program's columns: no tile spans two modules."""
     tiles, first = [], 0
     for module, size in enumerate(out_features):
         end = first + size
@@ -168,7 +168,7 @@ def _shrink(
         k = tl.arange(0, BLOCK_K)
         start = split * SPLIT
         x_tile = x + token[:, None] * INPUTS + k[None, :]
-        # Ranks past the last are read from the first ones again and never stored.
+        # Ranks after the last are read from the first ones again and never stored.
         a_tile = a + slot.to(tl.int64) * (RANKS * INPUTS)
         a_tile += (ranks % RANKS)[None, :] * INPUTS + k[:, None]
         result = tl.zeros([BLOCK_M, BLOCK_RANKS], tl.float32)

@@ -1,8 +1,8 @@
-"""Partial results of attention put together: split KV (Flash-Decoding, Dao et al. 2023) and the
+"""Merges partial results of attention: of split KV (Flash-Decoding, Dao et al. 2023) and of the
 levels of a cascade (FlashInfer, Ye et al. 2024).
 
 A partial result is normalized and comes with the logarithm, to base 2, of the sum of its
-exponentials; with these as weights parts are averaged in float32, in the work list's order.
+exponentials; these weight the float32 average of the parts, in the work list's order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .language import tl, triton
 
 # Below every score, and finite: the difference of two of them is 0 and not NaN.
 _LOWEST = tl.constexpr(-1e38)
-_RESIDENTS = 4  # programs that a multiprocessor holds at once, at the widest heads
+_RESIDENTS = 4  # programs that a multiprocessor holds at the same time, at the widest heads
 
 
 def merge_partials(
     partial_start: Tensor, partials: Tensor, partial_sums: Tensor, out: Tensor
 ) -> None:
-    """Write the tokens that have parts to out [T, num_heads, head_dim]; the others stay.
+    """Write the tokens that have parts to out [T, num_heads, head_dim]; others are not changed.
 
     partials [any, num_heads, head_dim] and partial_sums [any, num_heads] float32: those of token t
     are partial_start[t] .. partial_start[t + 1], int32 [at most T + 1].
@@ -36,7 +36,7 @@ def merge_partials(
 
 
 def num_programs(device: torch.device, residents: int) -> int:
-    """As many as the device holds at once; a few in the interpreter, which runs one at a time."""
+    """As many as fit the device together; a few in the interpreter, which runs one at a time."""
     if device.type != "cuda":
         return 3
     return residents * torch.cuda.get_device_properties(device).multi_processor_count
@@ -48,8 +48,8 @@ def _merge_partials(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every num_programs-th pair of a token and BLOCK_H heads; where the token has
-    partial results, their sum weighted by their shares, BLOCK_P at a time."""
+    """A program processes every num_programs-th pair of a token and BLOCK_H heads: if the token has
+    partial results, their weighted sum, BLOCK_P at a time."""
     HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     offs_p = tl.arange(0, BLOCK_P)
     offs_d = tl.arange(0, BLOCK_D)

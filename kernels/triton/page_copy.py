@@ -1,9 +1,9 @@
 """Whole KV pages of all layers between the pool and one packed tensor, in one launch.
 
-A page's vectors are contiguous on both sides. A program copies some of them for one layer and place
-among a token's vectors, as words of up to 8 bytes that mean nothing here, two to a load. Where the
-layers lie is read from a table of addresses, made once. Everything is read once and written once;
-the bus to the host, whose transfers this is for, is 50 times slower than that.
+A page's vectors are contiguous on both sides. A program copies some of them for one layer and one
+of a token's vectors, as uninterpreted words of up to 8 bytes, two to a load. The layers' addresses
+are read from a table, made once. Everything is read once and written once; the bus to the host,
+which these copies serve, is 50 times slower than that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PageCopy:
         assert self._num_slots % page_size == 0, "whole pages"
         self._dtype = first.dtype
         self._page_size = page_size
-        self._layers = tuple(layers)  # kept, as the table of addresses keeps nothing alive
+        self._layers = tuple(layers)  # keeps them alive; the table of addresses does not
         addresses = [layer.data_ptr() for layer in layers]
         self._table = torch.tensor(addresses, dtype=torch.int64, device=first.device)
 
@@ -81,7 +81,7 @@ def _copy_pages(
     is_inside = (index < num_pages)[:, None] & (words < SIZE)[None, :]
     page = tl.load(pages + index, mask=index < num_pages, other=0).to(tl.int64)
     pool = tl.load(table + layer).to(tl.pointer_type(packed.dtype.element_ty))
-    # NOTE: torch's memory begins at 16 bytes at least, which the compiler cannot know of a number.
+    # NOTE: torch aligns memory to 16 bytes at least, which the compiler cannot know of a number.
     pool = tl.multiple_of(pool, 16)
     in_pool = pool + ((vector * num_pool_pages + page) * SIZE)[:, None] + words[None, :]
     first = layer * layer_stride + vector * vector_stride

@@ -1,4 +1,4 @@
-"""What a step does to its own inputs on the device: what was sampled, which pages are new."""
+"""A step's changes to its own inputs on the device: sampled tokens and new pages."""
 
 from __future__ import annotations
 

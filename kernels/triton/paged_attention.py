@@ -6,11 +6,11 @@
              the bandwidth of KV
     wide     prompt chunks and segments of many rows: products wide enough for Hopper's wgmma
 
-Both widths are one kernel. A fixed number of programs takes the items of `work_list` in turn, each
-for one KV head; how many items there are is read on the device. A token with several items leaves a
+Both widths are one kernel. A fixed number of programs process the items of `work_list` in turn,
+each for one KV head; the number of items is read on the device. A token with several items leaves a
 normalized result and the logarithm of its sum for each (base 2), which a second kernel merges
 (split KV: Flash-Decoding, Dao et al. 2023; cascades: FlashInfer, Ye et al. 2024). Scores and sums
-are in float32, probabilities go to the queries' dtype for the second product.
+are in float32, probabilities are rounded to the queries' dtype for the second product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .language import tl, triton
 from .merge import merge_partials, num_programs
 from .work_list import AttentionShape, plan_work
 
-# What being in a segment costs a row, in tokens of KV. A partial result is written and read in
+# A row's cost of being in a segment, in tokens of KV. A partial result is written and read in
 # float32, 8 bytes a number and query head; a token's KV has 2 numbers of 2 bytes a KV head. So one
 # is worth 2 * group tokens (8 at Llama-3's 4), and a lone segment has some 8 parts. Counted, not
 # measured.
@@ -53,7 +53,7 @@ _FIRST_ITEM = tl.constexpr(work_list.FIRST_ITEM)
 
 @dataclass(frozen=True, slots=True)
 class TritonAttentionPlan:
-    """A step's work list on the device, and what does not change from step to step."""
+    """A step's work list on the device, and the constants of all steps."""
 
     lists: DeviceArrays  # WorkList.arrays
     page_table: Tensor  # [max_running_requests, max_pages] int32
@@ -113,7 +113,7 @@ def _attend(
     partials: Tensor,
     partial_sums: Tensor,
 ) -> None:
-    """Launch one width over its items; there are none of it where its list is empty."""
+    """Launch one width over its items, which may be none."""
     runs, items = plan.lists[f"{width}_runs"], plan.lists[f"{width}_items"]
     if not len(items):
         return
@@ -164,12 +164,12 @@ def _attend_blocks(
     VALUE_UNIT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Blocks `begin` to `end` of keys and values, from `gap_begin` on `gap` blocks further: updates
-    the rows' maxima, sums and weighted values.
+    """Processes blocks `begin` to `end` of keys and values, skipping `gap` blocks from `gap_begin`
+    on: updates the rows' maxima, sums and weighted values.
 
-    Slots are found one block ahead, so that nothing stands between a block and its loads, which
-    the pipeline issues num_stages - 1 blocks ahead. Past the item's end its last key is loaded
-    again, which belongs to the row, and masked.
+    Slots are looked up one block ahead, so that nothing delays a block's loads, which the pipeline
+    issues num_stages - 1 blocks ahead. After the item's end its last key is loaded again, which
+    belongs to the row, and masked.
     """
     BLOCK_D: tl.constexpr = acc.shape[1]
     offs_n = tl.arange(0, BLOCK_N)
@@ -189,7 +189,7 @@ def _attend_blocks(
             k = tl.load(at, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
             v = tl.load(at + kv_stride, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-        # Where nothing needs the scores themselves their scale goes into the exponent's FFMA.
+        # If nothing needs the scores themselves their scale is folded into the exponent's FFMA.
         SCALE_LATE: tl.constexpr = not (IS_QUANTIZED or HAS_CAP)
         if IS_QUANTIZED:
             scores *= (tl.load(scales + slots) * score_scale)[None, :]
@@ -231,9 +231,9 @@ def _attend_items(
     HAS_CAP: tl.constexpr, IS_QUANTIZED: tl.constexpr, VALUE_UNIT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A program takes every num_programs-th unit (an item by a KV head), back and forth.
+    """A program processes every num_programs-th unit (an item by a KV head), back and forth.
 
-    Units come longest first; going back and forth gives each program about the same to do.
+    Units are sorted longest first; going back and forth balances the programs' work.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     TILE_HEADS: tl.constexpr = min(GROUP, BLOCK_M)
@@ -281,7 +281,7 @@ def _attend_items(
         head_scales = scales + kv_head.to(tl.int64) * scales_head_stride
         num_full = 0
         full_begin = 0
-        if BLOCK_M >= 64:  # a narrow tile's masks cost next to nothing
+        if BLOCK_M >= 64:  # a narrow tile's masks cost almost nothing
             # Blocks [full_begin, full_end) are seen whole by all rows.
             seen_end = tl.where(is_whole, end_key, tl.minimum(position + 1, end_key))
             full_end = tl.maximum(seen_end - first_key, 0) // BLOCK_N
@@ -302,7 +302,7 @@ def _attend_items(
             PRECISION, BLOCK_N, True,
         )  # fmt: skip
 
-        # A row may see no key of this item: its maximum stays the lowest, which weighs nothing.
+        # A row may see no key of this item: its maximum stays the lowest value, of weight 0.
         total = tl.where(total == 0.0, 1.0, total)
         result = acc / (total * VALUE_UNIT)[:, None]
         if first_part < 0:

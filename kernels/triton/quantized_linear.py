@@ -1,11 +1,11 @@
 """Linear layers whose weights stay in 8 or 4 bits; numbers become floats in registers.
 
-How a tile is multiplied: `weight_tiles`. Rows of weights that are too few to fill the device are
-split along their inputs; the parts are summed in their order by a second kernel. How, depends on
-the weight and on whether there are few tokens: not on what else is in the batch.
+`weight_tiles` multiplies a tile. Weights with too few rows to fill the device are split along their
+inputs; a second kernel sums the parts in order. The split depends on the weight and on whether
+there are few tokens: not on the rest of the batch.
 
 With 8-bit activations (W8A8) each token is rounded once, with one scale, and the product is one of
-integers, where the weight has one scale a row and no offsets; else inputs are taken as they are.
+integers, if the weight has one scale a row and no offsets; otherwise inputs are not rounded.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..quantized_weight import QuantizedWeight
 from .language import tl, triton
 from .weight_tiles import MAX_BLOCK_K, TiledWeight, integer_sums, row_sums
 
-# Programs that fill an H200's 132 multiprocessors twice: what a few tokens' product is split for.
+# Programs that fill an H200's 132 multiprocessors twice: the target of splitting for few tokens.
 _WANTED_PROGRAMS = 264
 _MAX_SPLITS = 8
-_FEW_TOKENS = 64  # up to so many, reading the weights is what takes time
+_FEW_TOKENS = 64  # up to this, reading the weights dominates the time
 _ROUND_ROWS_BLOCK = 1024
 _SMALLEST_PEAK: tl.constexpr = tl.constexpr(1e-30)  # of reference/quantized.py
 
@@ -46,7 +46,7 @@ _MANY_FLOAT32 = Tile(64, 32, 8, 2)
 
 
 def choose_tile(num_tokens: int, dtype: torch.dtype) -> Tile:
-    """By the number of tokens alone."""
+    """Chosen by the number of tokens alone."""
     if num_tokens <= 16:
         return _FEW
     if num_tokens <= _FEW_TOKENS:
@@ -57,7 +57,7 @@ def choose_tile(num_tokens: int, dtype: torch.dtype) -> Tile:
 def make_linear(
     weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype | None = None
 ) -> Linear:
-    """A product in `dtype`, None for that of its input."""
+    """A product in `dtype`, None for its input's."""
     if weight.input_order is not None:
         return over_ordered_inputs(weight, lambda plain: make_linear(plain, bias, dtype))
     tiled = TiledWeight.of(weight)
@@ -65,7 +65,7 @@ def make_linear(
 
 
 class _WeightOnlyLinear:
-    """Products of tokens as they are; owns the weight."""
+    """Products of unrounded tokens; owns the weight."""
 
     def __init__(self, weight: TiledWeight, bias: Tensor | None, dtype: torch.dtype | None) -> None:
         assert weight.block_k is not None, "its values are no floats"
@@ -95,7 +95,7 @@ class _WeightOnlyLinear:
         return out
 
     def _splits(self) -> int:
-        """For few tokens: by the weight's shape alone."""
+        """For few tokens: depends on the weight's shape alone."""
         num_blocks: int = triton.cdiv(self._weight.width, self._block_k)
         wanted: int = _WANTED_PROGRAMS // triton.cdiv(self._weight.num_rows, _FEW.block_n)
         return max(1, min(wanted, _MAX_SPLITS, num_blocks // 4))
@@ -127,7 +127,7 @@ class _IntegerLinear:
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] contiguous -> numbers [T, K] int8 and scales [T] float32: by the rule of
-    reference/quantized.py; a row with what is not finite has scale NaN."""
+    reference/quantized.py; a row with a non-finite value has scale NaN."""
     numbers = torch.empty_like(x, dtype=torch.int8)
     scales = x.new_empty(len(x), dtype=torch.float32)
     if x.numel():
@@ -159,7 +159,7 @@ def _weight_only(
     tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
     is_token = tokens < num_tokens
-    # Rows past the last are read from the first ones again and never stored.
+    # Rows after the last are read from the first ones again and never stored.
     own = (rows % ROWS).to(tl.int64)
     acc = row_sums(
         x + tokens.to(tl.int64) * WIDTH, is_token, values, scales, offsets, own,
@@ -198,7 +198,7 @@ def _integers(
 
 @triton.jit
 def _round_rows(x, numbers, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """One token, in two readings."""
+    """One token, in two passes."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float32)
@@ -206,7 +206,7 @@ def _round_rows(x, numbers, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
         is_inside = start + columns < WIDTH
         value = tl.load(x + token * WIDTH + start + columns, mask=is_inside, other=0.0)
         value = tl.abs(value.to(tl.float32))
-        # NaN counts as infinity, which no comparison overlooks.
+        # NaN counts as infinity, so that no comparison misses it.
         largest = tl.maximum(largest, tl.where(value == value, value, float("inf")))
     limit = tl.maximum(tl.max(largest), _SMALLEST_PEAK)
     is_finite = limit < float("inf")

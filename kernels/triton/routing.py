@@ -1,9 +1,9 @@
-"""Choosing experts in one launch: a program a token, all of whose experts it holds in registers.
+"""Chooses experts in one launch: a program a token, which holds all its experts in registers.
 
-The experts lie in a tile [groups, experts of a group]; what is not there has rank -inf. Each choice
-is one maximum over the tile and one minimum over the places that have it, so that of equal ranks
-the lower id wins, as in the reference. Cost: K + chosen groups reductions of at most some hundred
-numbers, beside a launch nothing.
+The experts form a tile [groups, experts of a group], padded with rank -inf. Each choice is one
+maximum over the tile and one minimum over the places that have it, so that of equal ranks the lower
+id wins, as in the reference. Cost: K + chosen groups reductions of at most some hundred numbers,
+which is nothing beside a launch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..model_options import RoutingOptions
 from .language import tl, triton
 
-_FAR = tl.constexpr(1 << 30)  # past every id
+_FAR = tl.constexpr(1 << 30)  # larger than every id
 _TINY = tl.constexpr(1e-20)  # as the reference has it
 
 
@@ -69,8 +69,7 @@ def _route(
     PADDED_SIZE: tl.constexpr,
     PADDED_CHOSEN: tl.constexpr,
 ):
-    """One token. A rank that is not a number is the largest, as the reference sorts: so the weights
-    show it."""
+    """One token. A NaN rank is the largest, as in the reference's sort: so the weights show it."""
     token = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, PADDED_GROUPS)
     places = tl.arange(0, PADDED_SIZE)

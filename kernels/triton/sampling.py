@@ -1,19 +1,19 @@
-"""Drawing the next token of each row, in three launches and two readings of the logits.
+"""Samples the next token of each row, in three launches and two passes over the logits.
 
     survey   each span of a row: its best token, its mass, the maximum of each group of tokens
-    narrow   each span: what no token that can be drawn lies below; then the best score, or where a
-             row is truncated the list of the tokens that are left
+    narrow   each span: a bound below which no token can be drawn; then the best score, or, if a row
+             is truncated, the list of the remaining tokens
     settle   each row: combine the spans, or find the drawn token in the list
 
-The kept set is never made. top-k, top-p and min-p each keep a prefix of the tokens in descending
-order of (logit, -id), so a token is kept if few enough tokens with little enough mass come before
-it. The token with the best score of all is looked at first; where it is not kept, those before it
-are a smaller set that holds the kept one, and its best is looked at next. The result is the best
-score of the kept set, exactly, ties included: no order of the tokens and no threshold is needed.
+The kept set is never built. top-k, top-p and min-p each keep a prefix of the tokens in descending
+order of (logit, -id), so a token is kept if few enough tokens with little enough mass precede it.
+The token with the best score of all is tried first; if it is not kept, the tokens before it are a
+smaller set that contains the kept one, and its best is tried next. The result is exactly the best
+score of the kept set, ties included: no order of the tokens and no threshold is needed.
 
-A span has every num_spans-th group of tokens, so that all spans have as much to do where frequent
-tokens have neighbouring ids. Every sum has an order of its own, which depends on the row and the
-vocabulary alone. Passes and bytes: docs/how-it-works/gpu-sampling.md.
+A span has every num_spans-th group of tokens, so that all spans have equal work even if frequent
+tokens have neighbouring ids. Every sum has a fixed order, which depends only on the row and the
+vocabulary. Passes and bytes: docs/how-it-works/gpu-sampling.md.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..sampling_rows import SamplingRows
 from .language import tl, triton
 
 SPAN = 4096  # tokens of a program of the first two launches; their offsets fit 16 bits
-GROUP = 64  # tokens that lie together, and whose maximum is kept
-SCORED_AT_ONCE = 1024  # tokens of a span whose noise is computed, or left out, together
-LISTED_AT_ONCE = 1024  # tokens of a row's list that are looked at together
+GROUP = 64  # consecutive tokens, whose maximum is stored
+SCORED_AT_ONCE = 1024  # tokens of a span whose noise is computed, or skipped, together
+LISTED_AT_ONCE = 1024  # tokens of a row's list that are processed together
 
-# Noise lies in [-3.13, 22.87], so no token is drawn whose scaled logit is so far below the best.
+# Noise is within [-3.13, 22.87], so no token with a scaled logit this far below the best is drawn.
 _NOISE_RANGE = tl.constexpr(27.0)
-# A bound is lowered by so much, in scaled logits, for the rounding of what it is computed from.
+# Margin by which a bound is lowered, in scaled logits, for rounding in its inputs.
 _SLACK = tl.constexpr(1e-6)
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 _NO_KEY = tl.constexpr(-(2**31))
@@ -143,7 +143,7 @@ def _survey(
     SPAN: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """One program a span and row. NaN counts as +inf, so that a row's best tells it."""
+    """One program a span and row. NaN counts as +inf, so that it shows in a row's best."""
     span, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     groups = tl.arange(0, SPAN // GROUP)
     tokens = _tokens_of_groups(groups, span, num_spans, GROUP)
@@ -205,7 +205,7 @@ def _narrow(
         highest = best.to(tl.float64)
         least = tl.full([], -float("inf"), tl.float64)
         if (has_top_k & has_top_p) == 0:
-            # No token below is drawn, and nothing above is weighed with what lies below.
+            # No token below is drawn, and no mass below counts for those above.
             least = tl.maximum(-_NOISE_RANGE * scale, _least_of_min_p(share, scale))
             if has_top_p:
                 total = _total_mass(span_mass + row * num_spans, bests, spans, num_spans, scale)
@@ -234,8 +234,8 @@ def _narrow(
             best_tokens = tl.load(
                 span_token + row * num_spans + spans, mask=spans < num_spans, other=_NO_TOKEN
             )
-            # The likeliest token's noise is what others are held against: theirs is computed only
-            # where a word is high enough for the likeliest of its tile to reach it.
+            # The likeliest token's noise is the bound: other tokens' noise is computed only if a
+            # word is high enough for the likeliest of its tile to reach it.
             to_beat = _gumbel(_word(key, at, _smallest(best_tokens, bests == best)))
             to_beat -= _SLACK + 1e-14 * tl.abs(highest) / scale
             top = tl.full([], -float("inf"), tl.float64)
@@ -309,7 +309,7 @@ def _settle(
             own = logits + row * vocab_size
             highest = best.to(tl.float64)
             limit = tl.where(has_top_k, k, vocab_size)
-            # Where both are set: the logit of the last of the top k, which all of them reach.
+            # If both are set: the logit of the last of the top k, which all of them reach.
             pivot = tl.full([], -float("inf"), tl.float32)
             if has_top_k & has_top_p:
                 low = tl.load(lowest_key + row)
@@ -331,7 +331,7 @@ def _settle(
                 )  # fmt: skip
                 if token == _NO_TOKEN:
                     if has_top_k & has_top_p:
-                        # Of the tokens equal to the last, those beyond the k-th are taken off.
+                        # Of the tokens equal to the last, subtract those beyond the k-th.
                         equal = tl.exp((pivot.to(tl.float64) - highest) / scale)
                         total = mass - (count - k) * equal
                 else:
@@ -365,8 +365,8 @@ def _before(
     GROUP: tl.constexpr,
     LISTED: tl.constexpr,
 ):
-    """Of the list's tokens that come before the pivot: how many, their mass, and which of them has
-    the best score (of those that min-p keeps)."""
+    """Of the list's tokens that precede the pivot: how many, their mass, and the one with the best
+    score (of those that min-p keeps)."""
     count = tl.full([], 0, tl.int64)
     mass = tl.full([], 0.0, tl.float64)
     top = tl.full([], -float("inf"), tl.float64)
@@ -438,7 +438,7 @@ def _listed_tile(
     GROUP: tl.constexpr,
     LISTED: tl.constexpr,
 ):
-    """LISTED tokens of each span's list, with their logits and whether they are there."""
+    """LISTED tokens of each span's list, with their logits and whether they exist."""
     columns = first + tl.arange(0, LISTED)
     is_listed = columns[None, :] < sizes[:, None]
     at = lists + spans[:, None].to(tl.int64) * SPAN + columns[None, :]
@@ -450,7 +450,7 @@ def _listed_tile(
 
 @triton.jit
 def _tokens_of_groups(groups, span, num_spans, GROUP: tl.constexpr):
-    """Ids of a span's tokens, [groups, GROUP]; some may lie beyond the vocabulary."""
+    """Ids of a span's tokens, [groups, GROUP]; some may be beyond the vocabulary."""
     return (groups * num_spans + span)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
 
 
@@ -462,8 +462,8 @@ def _tokens_of(offsets, span, num_spans, GROUP: tl.constexpr):
 
 @triton.jit
 def _bound_of_top_k(group_best, num_groups, k, PADDED: tl.constexpr):
-    """A key that k tokens reach: the k-th largest of the groups' maxima, cut to 16 bits; the least
-    key of all where there are fewer groups than k."""
+    """A key that k tokens reach: the k-th largest of the groups' maxima, cut to 16 bits; the lowest
+    possible key if there are fewer groups than k."""
     groups = tl.arange(0, PADDED)
     maxima = tl.load(group_best + groups, mask=groups < num_groups, other=-float("inf"))
     keys = tl.where(groups < num_groups, _key(maxima) >> 16, -32769)
@@ -476,7 +476,7 @@ def _bound_of_top_k(group_best, num_groups, k, PADDED: tl.constexpr):
 
 @triton.jit
 def _total_mass(span_mass, bests, spans, num_spans, scale):
-    """The mass of a row, that of the best token being 1."""
+    """The mass of a row; that of the best token is 1."""
     masses = tl.load(span_mass + spans, mask=spans < num_spans, other=0.0)
     below = bests.to(tl.float64) - tl.max(bests, axis=0).to(tl.float64)
     return tl.sum(masses * tl.exp(below / scale), axis=0)
@@ -484,7 +484,7 @@ def _total_mass(span_mass, bests, spans, num_spans, scale):
 
 @triton.jit
 def _least_of_min_p(share, scale):
-    """How far below the best a logit may lie."""
+    """How far below the best a logit may be."""
     return tl.where(share > 0.0, tl.log(tl.where(share > 0.0, share, 1.0)) * scale, -float("inf"))
 
 
@@ -521,14 +521,14 @@ def _gumbel(word):
 
 @triton.jit
 def _key(logit):
-    """int32 with the order of float32; -0.0 is 0.0."""
+    """int32 ordered like float32; -0.0 is 0.0."""
     bits = (logit + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def _smallest(tokens, is_meant):
-    """The smallest id of those that are meant, of one or two dimensions."""
+    """The smallest id of the selected ones, of one or two dimensions."""
     return tl.min(tl.ravel(tl.where(is_meant, tokens, _NO_TOKEN)), axis=0)
 
 

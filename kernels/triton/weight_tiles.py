@@ -1,15 +1,15 @@
-"""The loop that products with a weight share, dense (`quantized_linear`) and grouped (`experts`):
-a tile of the weight's rows by a tile of tokens, in floats, in 8 or in 4 bits.
+"""The inner loop of products with a weight, dense (`quantized_linear`) and grouped (`experts`): a
+tile of the weight's rows by a tile of tokens, in floats, in 8 or in 4 bits.
 
-Products are taken transposed: the weight's rows are the rows of the product (64 a warp group on
-Hopper), whose left operand may come from registers, where the numbers have just been converted; the
-tokens are its columns, of which there may be as few as 16. So a decode step reads each weight once,
-and wastes little of the product.
+Products are transposed: the weight's rows are the rows of the product (64 a warp group on Hopper),
+whose left operand may come from registers, where the numbers have just been converted; the tokens
+are its columns, which may be as few as 16. So a decode step reads each weight once, and wastes
+little of the product.
 
     acc[row, token]  +=  scale[row, group] * sum over the group of number * x      (float32)
     acc[row, token]  +=  offset[row, group] * sum over the group of x
 
-Numbers are exact in every floating type, so what is rounded is x alone, as in any product.
+Numbers are exact in every floating type, so only x is rounded, as in any product.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..reference.quantized import rounds_activations, signed_numbers
 from .language import tl, triton
 
 MAX_BLOCK_K = 128
-_MIN_GROUP_OF_4_BITS = 32  # a product takes 16 inputs or more; of shorter groups each is a byte
+_MIN_GROUP_OF_4_BITS = 32  # a product needs 16 inputs or more; shorter groups use a byte a number
 
 
 @dataclass(frozen=True, slots=True)
 class TiledWeight:
     """A weight as the loop reads it; of a stack [num_experts, rows, width] all rows of an expert
-    after those of the one before. 4-bit numbers are in the order in which a block's halves are
-    read."""
+    after those of the previous one. 4-bit numbers are stored in the order in which a block's halves
+    are read."""
 
     values: Tensor
     scales: Tensor | None  # float32, a group's [rows, groups]; None: the values are floats
@@ -41,7 +41,7 @@ class TiledWeight:
     width: int
     bits: int  # of a number; of a float 16 or 32
     group: int  # inputs that have one scale
-    block_k: int | None  # inputs that a program takes at a time; None: as it likes
+    block_k: int | None  # inputs per iteration of a program; None: any number
     rounds_rows: bool  # tokens are rounded to 8 bits and multiplied as integers
 
     @classmethod
@@ -78,10 +78,10 @@ def _block_k(weight: QuantizedWeight) -> int:
 
 
 def _in_halves(values: Tensor, block_k: int) -> Tensor:
-    """[..., N, K / 2] uint8, neighbours a byte -> as much, block after block of `block_k` inputs:
-    the first half of a block in the low bits, the second in the high ones. The last block of a row
-    is filled up with numbers 0."""
-    if values.dim() > 2:  # one after the other, which takes less memory at a time
+    """[..., N, K / 2] uint8, neighbours a byte -> the same size, block after block of `block_k`
+    inputs: the first half of a block in the low bits, the second in the high ones. The last block
+    of a row is padded with numbers 0."""
+    if values.dim() > 2:  # one expert after the other, which needs less memory at a time
         num_bytes = triton.cdiv(2 * values.shape[-1], block_k) * block_k // 2
         halves = values.new_empty(*values.shape[:-1], num_bytes)
         for own, source in zip(halves, values, strict=True):
@@ -102,7 +102,7 @@ def row_sums(
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_N, BLOCK_M] float32: `rows` (int64) of the weight times the tokens at x_at, over
-    blocks of BLOCK_K inputs. A token that is none counts as zeros."""
+    blocks of BLOCK_K inputs. Tokens outside `is_token` count as zeros."""
     NUM_BLOCKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
     NUM_GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     IS_EVEN: tl.constexpr = WIDTH % BLOCK_K == 0
@@ -143,8 +143,8 @@ def row_sums(
 @triton.jit
 def _take(x_at, row, at, k, part, is_token, IS_EVEN: tl.constexpr, WIDTH: tl.constexpr,
           SHIFT: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
-    """The inputs k of all tokens, [k, tokens], and `part` with their products: numbers at row[at],
-    those of 4 bits from bit SHIFT on."""
+    """The inputs k of all tokens, [k, tokens], and `part` plus their products: numbers at row[at],
+    4-bit ones from bit SHIFT on."""
     if IS_EVEN:
         inputs = tl.load(x_at[None, :] + k[:, None], mask=is_token[None, :], other=0.0)
     else:
@@ -165,7 +165,7 @@ def integer_sums(
     x_at, is_token, values, scales, rows,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The same of tokens in 8 bits, by integers, and of the weight's scales; not of the tokens'."""
+    """The same for 8-bit tokens, by integers, with the weight's scales; without the tokens'."""
     k = tl.arange(0, BLOCK_K)
     value_at = values + rows[:, None] * WIDTH + k[None, :]
     number_at = x_at[None, :] + k[:, None]

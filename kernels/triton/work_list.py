@@ -1,23 +1,23 @@
-"""A step's attention as integers: which queries meet which keys, cut into items of similar size.
+"""A step's attention as integers: which queries see which keys, split into items of similar size.
 
     run     a tile of query tokens of consecutive rows by a range of one page-table row's KV, which
             all the tile's tokens see whole, or each up to its own position
-    item    a part of a run's KV: what a program takes at a time, for one KV head
+    item    a part of a run's KV: a program's unit of work, for one KV head
 
-Runs come in two widths. A row of few queries (a decode) is one narrow run over all its KV; a longer
-one is cut into wide runs, each over the KV that its last token sees. A segment is a run for the
-tokens of all its rows, narrow or wide by their number. With a window KV before it is no part of a
+Runs have two widths. A row with few queries (a decode) is one narrow run over all its KV; a longer
+row is split into wide runs, each over the KV that its last token sees. A segment is a run for the
+tokens of all its rows, narrow or wide by their number. With a window, KV before it is not part of a
 run; the sinks are a short run of their own.
 
-Runs are cut into equal parts so that a single row fills the device: how many depends on that row's
-(or segment's) lengths and on the shape, not on what else is in the step, and so its result does not
-either. Items of a token are numbered from 0: segments, outermost first, then sinks, then its own.
-They write that many partial results, at partial_start[token] and after; a token with one item has
-none and gets its result at once.
+Runs are split into equal parts so that a single row fills the device: the number depends on that
+row's (or segment's) lengths and on the shape, not on the rest of the step, and so does its result.
+Items of a token are numbered from 0: segments, outermost first, then sinks, then its own. They
+write that many partial results, from partial_start[token] on; a token with one item has none and
+gets its result directly.
 
-With `padded_tokens` the arrays have a fixed capacity. Where a step would exceed it (more than four
+With `padded_tokens` the arrays have a fixed capacity. If a step would exceed it (more than four
 levels of segments on average, or many very long rows), segments are left to their rows and parts
-get longer: work changes hands, results stay right.
+get longer: the work moves, results stay correct.
 
 Cost: some 35 array operations and a loop over segments.
 """
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from ..attention_rows import AttentionRows, IntArray
 
-# A run's columns; the kernel reads them by these numbers.
+# A run's columns; the kernel reads them by these indices.
 TOKEN, NUM_TOKENS, TABLE_ROW, FIRST_KEY, END_KEY, POSITION, FIRST_PART, PART_KEYS, FIRST_ITEM = (
     range(9)
 )
@@ -43,10 +43,10 @@ DIRECT = -1  # as a first part: the run's tokens have no other item
 _NARROW_PROGRAMS = 384
 _WIDE_PROGRAMS = 132
 _WIDE_ROUNDS = 4
-# A part's keys are a multiple of this, so that only the last has a partly filled block of keys (but
-# in wide tiles of 64 numbers a head, whose blocks are 128).
+# A part's keys are a multiple of this, so that only the last has a partly filled block of keys
+# (except in wide tiles of 64 numbers a head, whose blocks are 128).
 _PART_MULTIPLE = 64
-# A wide part is at least this long: its partial results are written in a tenth of its time
+# A wide part is at least this long: writing its partial results takes a tenth of its time
 # (2 * 128 rows * 512 bytes against 512 keys * 512 bytes, from the second-level cache; a guess).
 _MIN_WIDE_PART = 512
 # Levels of segments that padded arrays have room for: so many over this many tokens (decode rows of
@@ -59,7 +59,7 @@ _ONE = np.ones(1, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the cut depends on beside the rows."""
+    """The inputs of the split besides the rows."""
 
     num_heads: int
     num_kv_heads: int
@@ -90,20 +90,20 @@ class AttentionShape:
     @property
     def min_narrow_part(self) -> int:
         """Keys of a narrow part: enough that writing and reading its partial result (8 bytes a
-        number and query head) is about 1/8 of reading its KV at worst, and few where few KV heads
+        number and query head) is about 1/8 of reading its KV at worst, and few if few KV heads
         leave the device empty."""
         fewest = min(max(64 * self.num_kv_heads, 128), 512)
         return -(-max(fewest, 16 * self.group) // _PART_MULTIPLE) * _PART_MULTIPLE
 
     @property
     def max_narrow_parts(self) -> int:
-        """Of a row's KV."""
+        """The most narrow parts of a row's KV."""
         return max(1, _NARROW_PROGRAMS // self.num_kv_heads)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sizes that hold for every step of at most `padded_tokens` tokens."""
+    """Sizes that suffice for every step of at most `padded_tokens` tokens."""
 
     tokens: int
     segments: int
@@ -127,7 +127,7 @@ class Capacity:
         segment_tokens = padded_tokens
         segment_tokens += (_MAX_LEVELS - 1) * min(padded_tokens, _LEVELLED_TOKENS)
         wide_runs = wide_splits = 0
-        if padded_tokens > shape.narrow_tokens:  # else nothing is wide, and that launch is left out
+        if padded_tokens > shape.narrow_tokens:  # else nothing is wide, and that launch is omitted
             wide_runs = passes * (padded_tokens // shape.wide_tokens + long_rows)
             wide_runs += segment_tokens // shape.wide_tokens + rows
             wide_splits = _WIDE_ROUNDS * _WIDE_PROGRAMS // shape.num_kv_heads
@@ -162,7 +162,7 @@ class WorkList:
     max_partials: int  # of every step with these sizes; at least partial_start[T]
 
     def arrays(self) -> dict[str, npt.NDArray[np.int32]]:
-        """What goes to the device, by name."""
+        """The arrays to copy to the device, by name."""
         return {
             "narrow_runs": self.narrow_runs,
             "narrow_items": self.narrow_items,
@@ -176,8 +176,8 @@ class WorkList:
 def plan_work(
     rows: AttentionRows, shape: AttentionShape, padded_tokens: int | None = None
 ) -> WorkList:
-    """The work list of a step; its array shapes depend on `padded_tokens` alone, where given (and
-    on the page table's rows and `shape`)."""
+    """The work list of a step; its array shapes depend only on `padded_tokens`, if given, on the
+    page table's rows and on `shape`."""
     num_tokens = int(rows.query_start[-1])
     capacity = None
     if padded_tokens is not None:
@@ -190,7 +190,7 @@ def plan_work(
 
 
 class _Runs:
-    """Collects runs: those of a token in the order of their partial results."""
+    """Collects runs; those of a token are in the order of their partial results."""
 
     def __init__(self, rows: AttentionRows, shape: AttentionShape) -> None:
         self.rows = rows
@@ -200,8 +200,8 @@ class _Runs:
     def add_segments(self, capacity: Capacity | None) -> IntArray:
         """Returns where each row's own KV begins, [num_rows].
 
-        A segment that the window cuts for some row, or that there is no room for, is left out; the
-        segments inside it then begin where it did.
+        A segment that the window cuts for some row, or that does not fit, is left out; the segments
+        inside it then begin where it did.
         """
         rows, window = self.rows, self.shape.window
         own_start = np.zeros(rows.num_rows, dtype=np.int32)
@@ -231,7 +231,7 @@ class _Runs:
         return own_start
 
     def add_rows(self, own_start: IntArray) -> None:
-        """What segments leave of the rows."""
+        """Add the rows' KV outside of segments."""
         is_narrow = self.rows.num_queries <= self.shape.narrow_tokens
         for narrow in (True, False):
             chosen = np.flatnonzero(is_narrow == narrow).astype(np.int32)
@@ -273,7 +273,7 @@ class _Runs:
         self._add(runs, is_narrow, self._max_parts(is_narrow, num_tiles))
 
     def _add_sinks(self, runs: IntArray, num_before: IntArray, is_narrow: bool) -> None:
-        """Runs over the sinks that lie before all of a tile's windows, `num_before` of them."""
+        """Runs over the sinks before all of a tile's windows, `num_before` of them."""
         has_sinks = num_before > 0
         if has_sinks.any():
             sinks = runs[:, has_sinks]
@@ -284,8 +284,8 @@ class _Runs:
     def _max_parts(self, is_narrow: bool, num_tiles: IntArray) -> IntArray | int:
         """Parts that fill the device; num_tiles: of the same row or segment.
 
-        Wide tiles of one row that are more than fit at once are cut until their last round, which
-        may be nearly empty, is one of four.
+        If one row has more wide tiles than fit at once, they are split until their last round,
+        which may be nearly empty, is one of four.
         """
         if is_narrow:
             return self.shape.max_narrow_parts
@@ -389,7 +389,7 @@ def _num_parts(runs: IntArray) -> IntArray:
 
 
 def _tiles(runs: IntArray, tile_tokens: int) -> tuple[IntArray, IntArray]:
-    """Runs cut into tiles of tokens, and of how many each is one."""
+    """Runs split into tiles of tokens, and the number of tiles of each one's run."""
     num_tokens = runs[NUM_TOKENS]
     num_tiles = -(-num_tokens // np.int32(tile_tokens))
     run = np.repeat(np.arange(len(num_tiles), dtype=np.int32), num_tiles)
@@ -403,7 +403,7 @@ def _tiles(runs: IntArray, tile_tokens: int) -> tuple[IntArray, IntArray]:
 
 
 def _padded(array: IntArray, size: int) -> IntArray:
-    """With its last axis grown to `size`; what is added is not read."""
+    """Pads the last axis to `size`; the padding is not read."""
     assert array.shape[-1] <= size, f"{array.shape[-1]} entries in {size}"
     padded = np.empty((*array.shape[:-1], size), dtype=np.int32)
     padded[..., : array.shape[-1]] = array

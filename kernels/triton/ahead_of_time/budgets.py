@@ -1,4 +1,4 @@
-"""What each kernel may take: a committed file, so that a change of it is seen in review."""
+"""The resources allowed to each kernel: a committed file, so that reviews see every change."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BUDGETS = Path(__file__).parents[3] / "tests" / "kernels" / "sm90_budgets.json"
 
 
 def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
-    """What a kernel takes beyond its budget, or lacks.
+    """Where a kernel exceeds its budget, or falls short of it.
 
-    It may spill only what its line says, by hand: a few values that no inner loop touches.
+    Spills are allowed only as stated by hand in its line: a few values that no inner loop touches.
     """
     spilled = resources.spilled_bytes
     found = [f"spills {spilled} bytes"] if spilled > budget.get("spilled_bytes", 0) else []
@@ -38,9 +38,9 @@ def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
 
 
 def as_budget(resources: Resources) -> dict[str, Any]:
-    """What it takes, as what it may take."""
+    """The measured resources as a budget."""
     return {
-        # given out by eights: no more is lost by rounding up
+        # allocated in units of eight: rounding up loses nothing
         "registers": -(-resources.registers // 8) * 8,
         "shared_bytes": resources.shared_bytes,
         "blocks_per_sm": resources.blocks_per_sm,
@@ -50,10 +50,10 @@ def as_budget(resources: Resources) -> dict[str, Any]:
 
 
 def write_budgets(path: Path, rows: Iterable[Row], words: str = "") -> None:
-    """One line a kernel, so that a change reads as one, in the order of the launches.
+    """One line a kernel, so that a diff shows each change, in the order of the launches.
 
-    Of launches without `words` in their names the file's own lines stay, and of the others what
-    was said by hand of spills.
+    For launches without `words` in their names the file's lines are kept; for the others, the
+    spills allowed by hand are kept.
     """
     is_rare = {launch.name: launch.is_rare for launch in all_launches()}
     old = read_budgets(path)
@@ -73,7 +73,7 @@ def write_budgets(path: Path, rows: Iterable[Row], words: str = "") -> None:
 
 
 def read_budgets(path: Path) -> dict[str, dict[str, Any]]:
-    """By the rows' names; none where there is no file."""
+    """Budgets by the rows' names; empty if there is no file."""
     if not path.is_file():
         return {}
     table = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Compile the ops' launches and read what the compiler made of each kernel."""
+"""Compiles the ops' launches and reads the resources of each kernel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .resources import Resources, resources_of
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One compiled kernel; what was allowed to it lies in the budgets under the same name."""
+    """One compiled kernel; its budget has the same name."""
 
-    name: str  # "launch: kernel", and the constants that tell it from its twins in that launch
+    name: str  # "launch: kernel", and the constants that distinguish it within that launch
     is_rare: bool
     resources: Resources
 
@@ -29,8 +29,8 @@ class Row:
 def compile_all(
     words: str = "", with_rare: bool = False, workers: int = 1, folder: Path | None = None
 ) -> list[Row]:
-    """Compile the launches with `words` in their names, on `workers` forked processes; what was
-    compiled goes to `folder`, if there is one."""
+    """Compile the launches with `words` in their names, in `workers` forked processes; the output
+    is written to `folder`, if given."""
     chosen = [
         launch.name
         for launch in all_launches()
@@ -59,7 +59,7 @@ def compile_launch(name: str, folder: Path | None = None) -> list[Row]:
 
 
 def _dump(kernel: Any, path: Path) -> None:
-    """Next to `path`: .ptx, .ttgir, .cubin and .sass."""
+    """Write .ptx, .ttgir, .cubin and .sass next to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for kind in ("ptx", "ttgir"):
         path.with_name(f"{path.name}.{kind}").write_text(kernel.asm[kind], encoding="utf-8")
@@ -71,7 +71,8 @@ def _dump(kernel: Any, path: Path) -> None:
 
 
 def _difference(one: Resources, made: list[Resources]) -> str:
-    """What tells a kernel from others of its name: " (ROWS=64)"; one parameter if one is enough."""
+    """What distinguishes a kernel from others of its name: " (ROWS=64)"; one parameter if it is
+    enough."""
     twins = [_parameters(other) for other in made if other.kernel == one.kernel]
     own = _parameters(one)
     differ = [name for name in own if any(twin.get(name) != own[name] for twin in twins)]

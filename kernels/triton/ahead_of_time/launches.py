@@ -1,7 +1,7 @@
-"""Every way in which the ops launch kernels, as calls to be made inside `offline()`.
+"""All ways in which the ops launch kernels, as calls for use inside `offline()`.
 
-Tensors have the sizes of real models and of an H200's KV pool; they are never touched. A launch
-marked `is_rare` is left to `make soak`.
+Tensors have the sizes of real models and of an H200's KV pool; they are never read or written.
+Launches marked `is_rare` run only in `make soak`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MODELS = {  # by head_dim
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Of a quantized weight; group: None for one scale a row."""
+    """A quantized weight's format; group: None for one scale a row."""
 
     bits: Bits
     group: int | None
@@ -99,7 +99,7 @@ GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 
 def all_launches() -> list[Launch]:
-    """The longest to compile first, so that none of them is left at the end."""
+    """Those that take longest to compile come first, so that none is left at the end."""
     return [
         *_attention(),
         *_latent(),
@@ -114,7 +114,7 @@ def all_launches() -> list[Launch]:
 
 
 def _attention() -> Iterator[Launch]:
-    """Both widths and the merge of each; the rare ones go through the table of tiles."""
+    """Both widths and the merge of each; the rare ones cover the table of tiles."""
     for name, kind in {**FLOATS, **EIGHT_BITS}.items():
         for head_dim, model in MODELS.items():
             is_rare = (name, head_dim) not in (("bf16", 64), ("bf16", 128), ("fp8", 128))
@@ -140,8 +140,8 @@ def _attend(
     options: AttentionOptions = DEFAULT_OPTIONS,
     page_size: int = 16,
 ) -> None:
-    """63 rows that decode beside a prompt, padded as a captured step is. KV in 8 bits is read by
-    bfloat16 queries."""
+    """63 decoding rows and a prompt, padded as in a captured step. 8-bit KV is read by bfloat16
+    queries."""
     is_quantized = kind in EIGHT_BITS.values()
     dtype = torch.bfloat16 if is_quantized else kind
     kv_layer = _kv_layer(model, dtype, kind if is_quantized else None)
@@ -189,7 +189,7 @@ def _latent() -> Iterator[Launch]:
 def _attend_latent(
     dtype: torch.dtype, num_heads: int, latent_dim: int, rope_dim: int, page_size: int = 16
 ) -> None:
-    """Queries as a batched product leaves them, heads first."""
+    """Queries have the layout of a batched product's output, heads first."""
     rows, table = _decodes_and_a_prompt(page_size)
     kv_layer = empty(NUM_SLOTS, latent_dim + rope_dim, dtype=dtype)
     plan = latent_attention.plan_latent_attention(rows, kv_layer, num_heads, 0.1, 1024)

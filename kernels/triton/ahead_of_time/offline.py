@@ -1,8 +1,8 @@
-"""Launches that compile and do not run: the code for a GPU, made on a machine without one.
+"""Launches that compile and do not run: makes the code for a GPU on a machine without one.
 
-Inside `offline()` a launch compiles its kernel for sm_90 (Hopper) and returns; tensors lie on the
-CPU and are neither read nor written, so that big ones cost no memory (`torch.empty`). What is
-compiled is what the launching function asks for, block sizes, warps and stages included.
+Inside `offline()` a launch compiles its kernel for sm_90 (Hopper) and returns; tensors are on the
+CPU and are neither read nor written, so that big ones cost no memory (`torch.empty`). Compilation
+uses the launching function's own block sizes, warps and stages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..language import triton
 TARGET = triton.backends.compiler.GPUTarget("cuda", 90, 32)
 INTERPRETED = "TRITON_INTERPRET is set: kernels of this process are interpreted, not compiled"
 
-_DEVICE = -1  # no device has this index: what a real one has compiled stays its own
+_DEVICE = -1  # no device has this index: code compiled for a real one is not affected
 
 
 class _OfflineDriver:
-    """As much of a driver as compiling asks for."""
+    """The parts of a driver that compilation needs."""
 
     def get_current_device(self) -> int:
         return _DEVICE
@@ -52,7 +52,7 @@ def why_not_compiled() -> str | None:
 def offline() -> Iterator[list[Any]]:
     """The list receives triton's CompiledKernel of each launch, in order.
 
-    Not for use beside launches of other threads. Raises RuntimeError where kernels are
+    Not for use beside launches of other threads. Raises RuntimeError if kernels are
     interpreted.
     """
     if triton.knobs.runtime.interpret:

@@ -1,8 +1,8 @@
-"""What a compiled kernel takes of a multiprocessor, and which instructions it was given.
+"""The multiprocessor resources and instructions of a compiled kernel.
 
 Registers, stack and shared memory are the assembler's (cuobjdump on the cubin); instructions are
-counted in the PTX, where a product is `wgmma` or `mma.sync` and a load says how wide it is.
-Occupancy follows the CUDA programming guide's table of compute capability 9.0.
+counted in the PTX, where a product is `wgmma` or `mma.sync` and a load states its width. Occupancy
+follows the CUDA programming guide's table of compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class Resources:
     """One kernel as compiled."""
 
     kernel: str
-    # Compile-time parameters by their values, the others by their types ("*bf16", "i32").
+    # Compile-time parameters by value, the others by type ("*bf16", "i32").
     parameters: dict[str, int | float | str | bool | None]
     num_warps: int
     num_stages: int
     registers: int  # of a thread
     spilled_bytes: int  # of a thread: its stack and other local memory
     shared_bytes: int  # of a block, of those that it may have
-    blocks_per_sm: int  # that fit at once
+    blocks_per_sm: int  # that fit at the same time
     products: Products  # matrix products: of a warp group (wgmma), of a warp (mma)
     widest_load_bytes: int  # of one thread's load from global memory; 0: none
 
 
 def resources_of(compiled: Any) -> Resources:
-    """Of one triton CompiledKernel."""
+    """The resources of one triton CompiledKernel."""
     registers, spilled = _registers_and_spills(compiled.asm["cubin"])
     metadata, ptx = compiled.metadata, compiled.asm["ptx"]
     names, constants = compiled.src.fn.arg_names, compiled.src.constants
@@ -110,5 +110,5 @@ def _registers_and_spills(cubin: bytes) -> tuple[int, int]:
 
 
 def _plain(value: Any) -> int | float | str | bool | None:
-    """A compile-time value as JSON can hold it."""
+    """A compile-time value in a form that JSON supports."""
     return value if isinstance(value, int | float | str | bool | None) else str(value)
