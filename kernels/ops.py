@@ -6,7 +6,7 @@ share one dtype (float64, float32, bfloat16 or float16) and one device unless no
 
     kv_layer  [2, num_kv_heads, num_slots, head_dim]   one layer's KV; [0] keys, [1] values
 
-On an accelerator nothing here waits for the device: a step's data is copied there at once, and
+On an accelerator nothing here waits for the device: a step's data goes there in one copy, and
 kernels are queued.
 """
 

@@ -1,4 +1,4 @@
-"""The last steps of the engine: the rows that each computed, its duration, and what it evicted.
+"""The last steps of the engine: each one's rows, how long it took, and what it cost the cache.
 
 Recorded only while a client watches: otherwise a step only checks one flag.
 docs/serve/watch.md has the figures.
@@ -31,7 +31,7 @@ class StepLog:
     def __init__(self) -> None:
         self.is_on = False
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
-        self._names: dict[int, tuple[int, dict[str, Any]]] = {}  # with the step of its first row
+        self._names: dict[int, tuple[int, dict[str, Any]]] = {}  # with the step that it came with
         self._forced: dict[int, int] = {}  # tokens reported as forced, by request
         self._began_s = 0.0
         self._ended_s = 0.0  # of the last step

@@ -1,8 +1,7 @@
 """The result of one `watch` call: steps, tree, pool, queue and counters as they are now.
 
-Everything is bounded, and the tree and the pool are read at most MAX_REFRESHES_A_SECOND times,
-however many clients watch: a call costs the engine's loop a few milliseconds at most
-(docs/serve/watch.md).
+Everything is bounded, and the tree and the pool are read at MAX_REFRESHES_A_SECOND at most, however
+many clients watch: a call costs the loop a few milliseconds at most (docs/serve/watch.md).
 """
 
 from __future__ import annotations

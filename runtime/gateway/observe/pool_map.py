@@ -1,6 +1,6 @@
 """The owner of each page of the KV pool, as runs of cells: a picture of a pool of any size.
 
-Cost: a few vectorised operations over the pool, and one for each shown node.
+Cost: a few block operations over the pool, and one for each shown node.
 """
 
 from __future__ import annotations

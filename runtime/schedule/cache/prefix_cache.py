@@ -279,7 +279,7 @@ class PrefixCache:
         return rows
 
     def describe_leases(self) -> dict[str, int]:
-        """The number of leases and of leased tokens, as plain data."""
+        """Counts of leases, and of leased and pinned tokens, as plain data."""
         return {
             "num_leases": len(self.leases),
             "num_broken": self.leases.num_broken,
