@@ -7,8 +7,8 @@ from typing import Any
 
 from ..bench.harness.report import print_table
 from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..planning.formats import stored_quantization
 from ..planning.served_model import ServedModel
-from ..planning.stored_format import stored_quantization
 from ..planning.stored_weights import stored_weights
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import stored_method

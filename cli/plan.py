@@ -14,15 +14,13 @@ from typing import Any
 from ..bench.harness.report import print_table
 from ..errors import InvalidRequest
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, kv_cache_dtypes_of_gpu
-from ..planning.adapters import AdapterRoom
 from ..planning.closed_loop import Load
 from ..planning.devices import GPUS
-from ..planning.formats import DTYPE_BYTES
+from ..planning.formats import DTYPE_BYTES, AdapterRoom, stored_quantization
 from ..planning.model_shape import ModelShape
 from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
 from ..planning.roofline import CostModel, StepTime
 from ..planning.served_model import ServedModel
-from ..planning.stored_format import stored_quantization
 from ..runtime.checkpoint.formats import require_kv_cache_dtype, require_quantization, stored_method
 from ..runtime.config import (
     DEFAULT_MAX_LORA_RANK,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from .ops import Linear
-from .quantized_weight import QuantizedWeight
+from .quantized_tensors import QuantizedWeight
 
 
 def over_ordered_inputs(

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from .attention_rows import AttentionRows
 from .model_options import DEFAULT_OPTIONS, AttentionOptions, RoutingOptions
-from .quantized_kv import QuantizedKV
-from .quantized_weight import QuantizedWeight
+from .quantized_tensors import QuantizedKV, QuantizedWeight
 from .sampling_rows import AdjustedRows, SamplingRows
 
 KVLayer = Tensor | QuantizedKV

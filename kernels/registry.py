@@ -23,8 +23,8 @@ from .cpu import latent_attention as cpu_latent
 from .cpu import linear as cpu_linear
 from .cpu import lora as cpu_lora
 from .cpu import paged_attention as cpu_attention
+from .cpu import sampling as cpu_mask
 from .cpu import sampling as cpu_sampling
-from .cpu import token_mask as cpu_mask
 from .kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .native import dense as native_dense
 from .native import linear as native_linear

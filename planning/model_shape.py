@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..kernels.model_options import AttentionOptions
-from ..runtime.checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
+from ..runtime.checkpoint.config.model_config import DecoderConfig, ExpertsConfig, LatentConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.memory.kv_layout import KVLayout
 from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION, DEFAULT_GPU_MEM_FRACTION
-from .adapters import AdapterRoom
-from .formats import DTYPE_BYTES, WeightFormat
+from .formats import DTYPE_BYTES, AdapterRoom, WeightFormat
 from .model_shape import ModelShape
 
 

@@ -30,7 +30,7 @@ from .memory.disk.block_key import BlockLayout
 from .memory.disk.store import DiskStore
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
-from .schedule.cache.hints import KVHints
+from .schedule.cache.hint_actions import KVHints
 from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.cache.stored_prefixes import StoredPrefixes
 from .schedule.plan import FailedStep, PendingStep, StepPlan

@@ -118,3 +118,8 @@ def shown_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return str(value)
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """The smallest of the values, in rising order, that `percent` % of them do not exceed."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]

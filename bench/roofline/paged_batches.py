@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels.attention_rows import AttentionRows
 from ...kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from ...kernels.ops import DevicePlan, KVLayer
-from ...kernels.quantized_kv import QuantizedKV
+from ...kernels.quantized_tensors import QuantizedKV
 from ...kernels.reference import paged_attention as reference
 from ...kernels.registry import Kernels
 from .context import Context

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ...runtime.schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 from ...runtime.schedule.request import Request
-from ..harness.percentiles import percentile
+from ..harness.report import percentile
 from .context import Context
 from .model_engine import Clocked, ModelEngine
 from .rows import Row, at_most, attempt

@@ -17,8 +17,7 @@ from itertools import pairwise
 from ...errors import InvalidRequest
 from ...planning.simulation import DEVICES, CallRecord, Device, Simulation
 from ...planning.traces import TRACES, Call, Start, single
-from ..harness.percentiles import percentile
-from ..harness.report import write_report
+from ..harness.report import percentile, write_report
 
 POLICIES = (
     "fcfs",

@@ -18,7 +18,7 @@ from ..client.values import Known, Piece, Span
 from ..protocol import ir
 from .expr import Appendable, Expr, Sum, TokensExpr, VarExpr, role
 from .forks import Forks, require_no_offsets
-from .hints import HintHandle, hint
+from .hint_handle import HintHandle, hint
 from .scopes import PauseScope, RoleScope, VarScope
 from .source_lines import source_line
 from .writing import BranchWriter

@@ -13,8 +13,8 @@ from typing import Any
 from ...errors import InvalidProgram
 from ..protocol.constraint import Constraint
 from ..protocol.ir import MAX_SAMPLES, GenParams
+from .client_transcript import Prompt
 from .flavors import Flavor
-from .transcript import Prompt
 
 DEFAULT_MAX_TOKENS = 128  # as the runtime's
 # Models that think first and count that, too, as completion tokens.

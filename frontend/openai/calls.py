@@ -14,13 +14,12 @@ from ..protocol.choices import ChoiceScore, decide
 from ..protocol.constraint import Constraint, schema_text
 from ..protocol.ir import GenParams, Hint, Select
 from .bodies import gen_body
-from .echo import choice_logprobs
+from .client_transcript import Prompt
 from .flavors import Flavor
 from .http_client import HttpClient, Timing
-from .replies import Answer, Reply
+from .replies import Answer, Reply, choice_logprobs
 from .speculation import MAX_TRIES, Draft, Filled, Slot, matched
 from .stops import Stop, Stops
-from .transcript import Prompt
 
 OnDelta = Callable[[str], None]
 

@@ -21,10 +21,10 @@ from ..client.channel import EventSink
 from ..protocol import wire
 from ..protocol.ir import Op
 from .calls import Caller, TokenUsage
+from .client_session import ClientSession
+from .client_transcript import ClientTranscript
 from .flavors import Flavor
 from .http_client import Endpoint, HttpClient
-from .session import Session
-from .transcript import Transcript
 
 CLOSE_TIMEOUT_S = 5.0
 MODELS_TIMEOUT_S = 10.0
@@ -48,7 +48,7 @@ class OpenAIChannel:
         self.info: dict[str, Any] = {"model": model, **(info or {})}
         self.base_url = endpoint.base_url
         self.usage = TokenUsage()
-        self._root = Transcript(has_text=has_text, has_chat=has_chat)
+        self._root = ClientTranscript(has_text=has_text, has_chat=has_chat)
         self._programs: dict[int, _Program] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._is_awake = False
@@ -83,7 +83,7 @@ class OpenAIChannel:
                 self._programs.pop(number, None)
             sink.handle_event(branch, seq, kind, payload)
 
-        program.session = Session(
+        program.session = ClientSession(
             self._caller,
             self._root.copy(),
             emit,
@@ -180,9 +180,9 @@ class _Program:
 
     def __init__(self, sink: EventSink) -> None:
         self.sink = sink
-        self.session: Session | None = None
+        self.session: ClientSession | None = None
 
-    def carry_out(self, work: Callable[[Session], None]) -> None:
+    def carry_out(self, work: Callable[[ClientSession], None]) -> None:
         session = self.session
         assert session is not None, "an op came before its program was opened"
         if session.is_done:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..protocol import ir
-from .amounts import plural
-from .labels import label_of, short_source
+from .labels import label_of, plural, short_source
 from .op_graph import Branch, OpGraph
 
 WIDTH = 100

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .amounts import count, percent, seconds
-from .labels import short_source
+from .labels import count, percent, seconds, short_source
 from .records import CallRecord, ProgramRecord
 from .run_record import RunRecord, Totals
 

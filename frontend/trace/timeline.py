@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from .amounts import ABSENT, count, percent, plural, seconds
-from .labels import short_source
+from .labels import ABSENT, count, percent, plural, seconds, short_source
 from .records import CallRecord, LaneRecord, PauseRecord, ProgramRecord
 from .run_record import RunRecord, Totals
 from .timeline_prefixes import first_indices, percent_of, prefixes_of

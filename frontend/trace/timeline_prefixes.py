@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from .amounts import count
+from .labels import count
 from .radix_outline import outline_of
 from .records import CallRecord, ProgramRecord
 from .run_record import RunRecord

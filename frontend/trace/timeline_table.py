@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from .amounts import ABSENT, count, seconds
-from .labels import short_source
+from .labels import ABSENT, count, seconds, short_source
 from .records import CallRecord
 from .report_text import notes_of
 from .run_record import RunRecord

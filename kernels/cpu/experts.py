@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops import Activation, Experts, MakeGatedLinear, MakeLinear, Weight
-from ..quantized_weight import experts_of
+from ..quantized_tensors import experts_of
 from ..reference.experts import combine
 
 

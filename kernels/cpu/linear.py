@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import Activation, Linear, Weight
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from ..reference.dense import act_and_mul
 from . import quantized_linear
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..input_order import over_ordered_inputs
 from ..ops import Linear
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from ..reference.quantized import (
     dequantize,
     quantized_product,

@@ -154,3 +154,18 @@ def _mass(logits: LogitsArray, highest: np.floating, temperature: float) -> Floa
     """Unnormalised probabilities; the highest is 1."""
     wide: FloatArray = logits.astype(np.float64)
     return np.exp((wide - float(highest)) / temperature)
+
+
+# [256, 8]: inf if the bit allows the token, -inf if not.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BOUNDS: dict[str, npt.NDArray[np.floating]] = {
+    name: np.where(_BITS == 1, np.inf, -np.inf).astype(name) for name in ("float32", "float64")
+}
+
+
+def apply_token_mask(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    values, words = logits.numpy(), masks.numpy()
+    bounds = _BOUNDS[values.dtype.name]
+    for row, bits in zip(rows.tolist(), words.view(np.uint8)):
+        bound = bounds[bits].ravel()[: values.shape[1]]
+        np.fmin(values[row], bound, out=values[row])

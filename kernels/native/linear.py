@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops import Activation, GatedLinearWithLora, Linear, Lora, Weight
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from ..reference import dense as reference
 from ..reference.lora import gated_linear_with_lora_of
 from . import quantized_linear

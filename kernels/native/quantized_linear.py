@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cpu.linear import PackedLinears
 from ..ops import Activation, Linear
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from ..reference.quantized import rounds_activations
 from .arena import packed_weights
 from .bindings import library

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..model_options import RoutingOptions
 from ..ops import Activation, Experts, Weight
-from ..quantized_weight import experts_of
+from ..quantized_tensors import experts_of
 from .dense import make_gated_linear, make_linear, widen
 
 

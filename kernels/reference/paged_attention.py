@@ -13,7 +13,7 @@ from torch import Tensor
 from ..attention_rows import AttentionRows
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
-from ..quantized_kv import QuantizedKV
+from ..quantized_tensors import QuantizedKV
 from .dense import widen
 
 

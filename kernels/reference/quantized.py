@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 
 SMALLEST_PEAK = 1e-30  # so that a row of zeros has a scale
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import Activation, Linear, QueryKeyNorm, RMSNorm, Weight
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from ..reference.dense import widen
 from . import quantized_linear
 from .language import tl, triton

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...errors import ModelLoadError
 from ..ops import Activation, Experts, Weight
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from .dense import ACTIVATIONS, activate
 from .expert_blocks import ExpertBlocks, make_blocks
 from .language import tl, triton

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..attention_rows import AttentionRows
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import DeviceArrays, DevicePlan, KVLayer
-from ..quantized_kv import QuantizedKV
+from ..quantized_tensors import QuantizedKV
 from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
 from .language import tl, triton

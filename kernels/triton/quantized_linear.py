@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..input_order import over_ordered_inputs
 from ..ops import Linear
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from .language import tl, triton
 from .weight_tiles import MAX_BLOCK_K, TiledWeight, integer_sums, row_sums
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..ops import Weight
-from ..quantized_weight import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight
 from ..reference.quantized import rounds_activations, signed_numbers
 from .language import tl, triton
 

@@ -18,9 +18,9 @@ from ...frontend.protocol import wire
 from ...frontend.protocol.interning import TakenTexts
 from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.link import Link
-from ..programs.hints import StatedLeases
+from ..programs.client_leases import StatedLeases
 from ..programs.session import ProgramSession
-from ..schedule.cache.hints import KVHints
+from ..schedule.cache.hint_actions import KVHints
 from .event_outbox import EventOutbox
 
 # Guesses: each far above what a sane program needs, and small against a server's memory.

@@ -18,9 +18,9 @@ from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
 from ..checkpoint.lora.registry import AdapterRegistry
 from ..engine import LoadedModel
+from ..programs.client_leases import StatedLeases
 from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
-from ..programs.hints import StatedLeases
 from .clients import Client, Clients
 from .observe.observer import Observer
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import KVLayer
-from ...kernels.quantized_kv import QuantizedKV
+from ...kernels.quantized_tensors import QuantizedKV
 from .kv_layout import KVLayout, KVPart
 
 

@@ -18,10 +18,10 @@ from ..checkpoint.lora.adapter import Adapter
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams, require_int
-from .branch import Branch
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
 from .context import ProgramContext
 from .embed_call import EmbedCall
+from .engine_branch import EngineBranch
 
 MAX_DEADLINE_S = 86_400.0
 
@@ -39,7 +39,7 @@ class CallFactory:
     namespace: str = ""
     adapter: Adapter | None = None  # of the calls that name none
 
-    def gen(self, branch: Branch, op: ir.Gen, report: Report) -> Call:
+    def gen(self, branch: EngineBranch, op: ir.Gen, report: Report) -> Call:
         """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
         samplings = self._samplings(branch, op)
         jump_forward = self._jump_forward(op.params)
@@ -78,7 +78,7 @@ class CallFactory:
         self._submit(call, requests)
         return call
 
-    def select(self, branch: Branch, op: ir.Select, report: Report) -> Call:
+    def select(self, branch: EngineBranch, op: ir.Select, report: Report) -> Call:
         """Start a choice. Raises InvalidProgram; nothing is queued then."""
         choice_ids = self._choice_ids(op)
         adapter = self._adapter(op.lora_path)
@@ -109,7 +109,7 @@ class CallFactory:
             raise InvalidProgram.of("choices", silent, "texts that have at least one token")
         return choice_ids
 
-    def embed(self, branch: Branch, op: ir.Embed, report: Report) -> Call:
+    def embed(self, branch: EngineBranch, op: ir.Embed, report: Report) -> Call:
         """Start an embedding. Raises InvalidProgram; nothing is queued then."""
         call = EmbedCall(report, op.normalize)
         prompt = self._prompt(branch)
@@ -125,7 +125,7 @@ class CallFactory:
 
     def _request(
         self,
-        branch: Branch,
+        branch: EngineBranch,
         prompt: array[int],
         sampling: SamplingParams,
         listener: GenCall | SelectCall | PromptScores | EmbedCall,
@@ -194,7 +194,7 @@ class CallFactory:
             raise InvalidRequest.of("jump_forward", wanted, "true or false")
         return wanted and params.logprobs is None
 
-    def _samplings(self, branch: Branch, op: ir.Gen) -> list[SamplingParams]:
+    def _samplings(self, branch: EngineBranch, op: ir.Gen) -> list[SamplingParams]:
         """Of each sample. Raises InvalidRequest naming the field at fault."""
         given, vocab_size = op.params, self.context.vocab_size
         num_samples = 1 if given.n is None else given.n
@@ -206,12 +206,12 @@ class CallFactory:
             raise InvalidRequest.of("logit_bias", largest, allowed)
         return [replace(first, seed=seed_of_sample(first.seed, i)) for i in range(num_samples)]
 
-    def _derive_seed(self, branch: Branch, op: ir.Gen) -> int:
+    def _derive_seed(self, branch: EngineBranch, op: ir.Gen) -> int:
         """hash(program seed, instance, branch path, op): forks differ, repeated runs do not."""
         key = repr((self.seed, self.instance, branch.path, branch.places.of(op))).encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
 
-    def _prompt(self, branch: Branch) -> array[int]:
+    def _prompt(self, branch: EngineBranch) -> array[int]:
         transcript = branch.begun
         transcript.require_content()
         if not transcript.ids:

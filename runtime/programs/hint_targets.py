@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...frontend.protocol import ir
-from ..schedule.cache.hints import Outcome
+from ..schedule.cache.hint_actions import Outcome
 from ..tokenizer.tokenizer import Tokenizer
-from .hints import Action, StatedLeases
+from .client_leases import Action, StatedLeases
 
 ACTION_VERSION = 1
 MAX_ACTIONS = 64  # of one envelope

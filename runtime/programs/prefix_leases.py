@@ -24,7 +24,7 @@ from typing import Protocol
 from ...frontend.protocol import ir
 from ...radix.leases import Lease
 from ..schedule.queue.policy import RunningMean
-from .branch import Branch
+from .engine_branch import EngineBranch
 
 SOON_S = 0.2  # until what a branch waits for is done (guess)
 FIRST_THINK_S = 0.5  # of a client without a measured think time (guess)
@@ -90,7 +90,7 @@ class _ForkKept:
 
     namespace: Hashable
     ids: array[int]
-    children: set[Branch]
+    children: set[EngineBranch]
     lease: Lease | None = None
 
 
@@ -103,17 +103,17 @@ class LeaseManager:
     tenant: Hashable
     clock: Callable[[], float] = time.monotonic
     namespace: Hashable = ""
-    _kept: dict[Branch, _Kept] = field(default_factory=dict)
-    _forks: dict[Branch, _ForkKept] = field(default_factory=dict)  # by child
+    _kept: dict[EngineBranch, _Kept] = field(default_factory=dict)
+    _forks: dict[EngineBranch, _ForkKept] = field(default_factory=dict)  # by child
 
-    def note_op(self, branch: Branch) -> None:
+    def note_op(self, branch: EngineBranch) -> None:
         """An op has arrived for a branch."""
         kept = self._kept.get(branch)
         if kept is not None and kept.idle_since_s is not None:
             self.think_times.note(kept.habit, self.clock() - kept.idle_since_s)
             kept.idle_since_s = None
 
-    def note_fork(self, branch: Branch, children: Sequence[Branch]) -> None:
+    def note_fork(self, branch: EngineBranch, children: Sequence[EngineBranch]) -> None:
         """Children have begun at the current end of `branch`."""
         if len(children) == 1:
             return  # the child's own lease suffices
@@ -121,12 +121,12 @@ class LeaseManager:
         self._forks.update(dict.fromkeys(children, fork))
         self._renew_fork(fork)
 
-    def note_call_done(self, branch: Branch) -> None:
+    def note_call_done(self, branch: EngineBranch) -> None:
         """A call of the branch has succeeded: its KV is cached now."""
         self._kept.setdefault(branch, _Kept()).has_called = True
         self._leave_fork(branch)
 
-    def settle(self, branch: Branch, pause: ir.Pause | None, *, is_last: bool) -> None:
+    def settle(self, branch: EngineBranch, pause: ir.Pause | None, *, is_last: bool) -> None:
         """The branch cannot continue now: lease what it will need. `is_last`: no op follows on any
         branch, so one without ops has ended."""
         if branch.error is not None or branch.is_ended or (is_last and not branch.log):
@@ -142,7 +142,7 @@ class LeaseManager:
         if old is not None:
             self.kv.release_lease(old)
 
-    def end(self, branch: Branch) -> None:
+    def end(self, branch: EngineBranch) -> None:
         """The branch needs nothing any more: release its lease."""
         self._leave_fork(branch)
         kept = self._kept.pop(branch, None)
@@ -154,7 +154,7 @@ class LeaseManager:
         for branch in [*self._forks, *self._kept]:
             self.end(branch)
 
-    def _due_s(self, branch: Branch, kept: _Kept, pause: ir.Pause | None) -> float:
+    def _due_s(self, branch: EngineBranch, kept: _Kept, pause: ir.Pause | None) -> float:
         if branch.call is not None:
             return 0.0
         if branch.is_waiting:
@@ -165,11 +165,11 @@ class LeaseManager:
             return pause.expected_s
         return self.think_times.expected_s(kept.habit)
 
-    def _of(self, branch: Branch) -> Hashable:
+    def _of(self, branch: EngineBranch) -> Hashable:
         """The namespace of the branch's KV: its last call's, which may have an adapter."""
         return self.namespace if branch.namespace is None else branch.namespace
 
-    def _leave_fork(self, child: Branch) -> None:
+    def _leave_fork(self, child: EngineBranch) -> None:
         fork = self._forks.pop(child, None)
         if fork is None:
             return

@@ -16,22 +16,22 @@ from typing import Any
 from ...errors import InvalidProgram, PromptTooLong
 from ...frontend.protocol import ir, wire
 from ...frontend.protocol.interpreter import Emit, Interpreter
-from ..schedule.cache.hints import Outcome
+from ..schedule.cache.hint_actions import Outcome
 from ..schedule.program_record import ProgramRecord
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
 from ..tokenizer.transcript import TextChange, Transcript
-from .branch import Branch, Value
 from .call_factory import CallFactory
 from .calls import Call, Delta, GenCall, SamplesCall
+from .client_leases import Action, AskedHint, StatedLeases
 from .context import ProgramContext
-from .hints import Action, AskedHint, StatedLeases
+from .engine_branch import EngineBranch, Value
 from .prefix_leases import LeaseManager
 
 _CALLS = (ir.Gen, ir.Select, ir.Embed)
 MAX_FORKED_TOKENS = 1 << 25  # of a program: each branch has its own copy, 4 bytes a token
 
 
-class ProgramSession(Interpreter[Branch, Value]):
+class ProgramSession(Interpreter[EngineBranch, Value]):
     """One program of one client. What it will need of the KV cache is `LeaseManager`'s business."""
 
     def __init__(
@@ -71,7 +71,7 @@ class ProgramSession(Interpreter[Branch, Value]):
             if context.kv is None
             else LeaseManager(context.kv, context.think_times, tenant, namespace=namespace)
         )
-        self._pauses: dict[Branch, ir.Pause] = {}
+        self._pauses: dict[EngineBranch, ir.Pause] = {}
         self._num_forked_tokens = 0
         self._gens_end = False  # with what they have
         self.set_template_args(NO_TEMPLATE_ARGS)
@@ -94,7 +94,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         if self._leases is not None:
             self._leases.namespace = self._namespace
 
-    def _note_op(self, branch: Branch, op: ir.Op) -> None:
+    def _note_op(self, branch: EngineBranch, op: ir.Op) -> None:
         if branch.error is None and isinstance(op, _CALLS):
             branch.num_calls += 1
         if self._leases is not None and not isinstance(op, ir.Hint):
@@ -106,7 +106,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         for branch in list(self._branches.values()):
             self._end_gen(branch)
 
-    def _end_gen(self, branch: Branch) -> None:
+    def _end_gen(self, branch: EngineBranch) -> None:
         if isinstance(branch.call, GenCall | SamplesCall):
             branch.call.end_now(self._context.queue)
 
@@ -118,14 +118,14 @@ class ProgramSession(Interpreter[Branch, Value]):
 
     # --- carrying out -----------------------------------------------------------------------------
 
-    def _new_branch(self, number: int) -> Branch:
-        return Branch(number)
+    def _new_branch(self, number: int) -> EngineBranch:
+        return EngineBranch(number)
 
-    def _note_rest(self, branch: Branch) -> None:
+    def _note_rest(self, branch: EngineBranch) -> None:
         if self._leases is not None and not self.is_done:
             self._leases.settle(branch, self._pauses.get(branch), is_last=self._has_ended)
 
-    def _carry_out(self, branch: Branch, op: ir.Op) -> bool:
+    def _carry_out(self, branch: EngineBranch, op: ir.Op) -> bool:
         if isinstance(op, ir.Text):
             branch.pending_text.append(op)
             self._pauses.pop(branch, None)
@@ -156,7 +156,7 @@ class ProgramSession(Interpreter[Branch, Value]):
                 return self._carry_out_flow(branch, op)
         return True
 
-    def _flush_text(self, branch: Branch) -> None:
+    def _flush_text(self, branch: EngineBranch) -> None:
         """A text segment is all text between two ops that are none, however it was cut."""
         if not branch.pending_text:
             return
@@ -184,7 +184,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         """The ids that were generated as `text` behind `before`, where they are known."""
         return self._context.assistant_turns.find(self._namespace, before, text)
 
-    def _append_tokens(self, branch: Branch, op: ir.Tokens) -> TextChange:
+    def _append_tokens(self, branch: EngineBranch, op: ir.Tokens) -> TextChange:
         largest, vocab_size = max(op.token_ids, default=0), self._context.vocab_size
         if largest >= vocab_size:
             raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
@@ -192,7 +192,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         branch.begun.append_ids(op.token_ids, text, has_bos=True)
         return TextChange(text)
 
-    def _hinted(self, branch: Branch, op: ir.Hint) -> Outcome:
+    def _hinted(self, branch: EngineBranch, op: ir.Hint) -> Outcome:
         """On what has been computed of the branch, and the text behind it that will be."""
         if self._stated is None:
             return Outcome("rejected", "this runtime keeps no leases")
@@ -205,13 +205,15 @@ class ProgramSession(Interpreter[Branch, Value]):
         branch.asked.append(AskedHint(action, num_tokens, num_chars))
         return Outcome("deferred", "until the branch's next call has computed it")
 
-    def _carry_out_asked(self, branch: Branch) -> None:
+    def _carry_out_asked(self, branch: EngineBranch) -> None:
         """What was asked for of the prefix that a call has just computed."""
         asked, branch.asked = branch.asked, []
         for hint in asked:
             self._carry_out_hint(branch, hint.action, branch.begun.ids[: hint.num_tokens])
 
-    def _carry_out_hint(self, branch: Branch, action: Action, token_ids: array[int]) -> Outcome:
+    def _carry_out_hint(
+        self, branch: EngineBranch, action: Action, token_ids: array[int]
+    ) -> Outcome:
         """Where the branch's last call has its KV, whose adapter may be its own."""
         assert self._stated is not None
         namespace = self._namespace if branch.namespace is None else branch.namespace
@@ -219,13 +221,13 @@ class ProgramSession(Interpreter[Branch, Value]):
             action, token_ids, namespace=namespace, account=self.record.tenant
         )
 
-    def _emit_text_change(self, branch: Branch, op: ir.Op, change: TextChange) -> None:
+    def _emit_text_change(self, branch: EngineBranch, op: ir.Op, change: TextChange) -> None:
         payload = {"text": change.text, "replace": change.replace}
         self._emit(branch.number, op.seq, wire.MARK, payload)
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _call(self, branch: Branch, op: ir.Gen | ir.Select | ir.Embed) -> Call:
+    def _call(self, branch: EngineBranch, op: ir.Gen | ir.Select | ir.Embed) -> Call:
         """Start the op's call."""
         report = _BranchReport(self, branch)
         if isinstance(op, ir.Gen):
@@ -235,7 +237,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         return self._factory.embed(branch, op, report)
 
     def finish_call(
-        self, branch: Branch, ids: array[int], tail: str, payload: dict[str, Any]
+        self, branch: EngineBranch, ids: array[int], tail: str, payload: dict[str, Any]
     ) -> None:
         """A call has ended well: append its ids (and text that survived a stop string)."""
         op = branch.log.popleft()
@@ -264,7 +266,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         self._ready.append(branch)
         self._on_ready(self)
 
-    def fail_call(self, branch: Branch, message: str, kind: str) -> None:
+    def fail_call(self, branch: EngineBranch, message: str, kind: str) -> None:
         """A call has ended badly; what else it asked for is of no use."""
         assert branch.call is not None, "a call failed twice"
         self._abort_call(branch)
@@ -274,17 +276,17 @@ class ProgramSession(Interpreter[Branch, Value]):
     def _cancel_call(self, call: Call) -> None:
         call.abort(self._context.queue)
 
-    def emit_delta(self, branch: Branch, delta: Delta) -> None:
+    def emit_delta(self, branch: EngineBranch, delta: Delta) -> None:
         """Text of the branch's current call, as it comes."""
         self._emit(branch.number, branch.log[0].seq, wire.DELTA, delta)
 
     # --- other branches ---------------------------------------------------------------------------
 
-    def _append_value(self, branch: Branch, value: Value) -> str:
+    def _append_value(self, branch: EngineBranch, value: Value) -> str:
         branch.begun.append_ids(value.ids, value.text)
         return value.text
 
-    def _fork(self, branch: Branch, op: ir.Fork) -> None:
+    def _fork(self, branch: EngineBranch, op: ir.Fork) -> None:
         self._num_forked_tokens += len(branch.begun.ids) * len(op.children)
         if self._num_forked_tokens > MAX_FORKED_TOKENS:
             raise InvalidProgram(
@@ -295,11 +297,11 @@ class ProgramSession(Interpreter[Branch, Value]):
         if self._leases is not None:
             self._leases.note_fork(branch, [self._branch(number) for number in op.children])
 
-    def _begin_child(self, branch: Branch, child: Branch) -> None:
+    def _begin_child(self, branch: EngineBranch, child: EngineBranch) -> None:
         child.fork_length = len(child.begun.ids)
         child.namespace = branch.namespace
 
-    def _append_children(self, branch: Branch, children: list[Branch]) -> str:
+    def _append_children(self, branch: EngineBranch, children: list[EngineBranch]) -> str:
         whole = ""
         for child in children:
             ids = child.begun.ids[child.fork_length :]
@@ -312,7 +314,7 @@ class ProgramSession(Interpreter[Branch, Value]):
         return whole
 
     def _stop(
-        self, branch: Branch, op: ir.Op, message: str, kind: str, field: str | None = None
+        self, branch: EngineBranch, op: ir.Op, message: str, kind: str, field: str | None = None
     ) -> None:
         if self._leases is not None:
             self._leases.end(branch)
@@ -324,7 +326,7 @@ class _BranchReport:
     """A call's report goes to its branch."""
 
     session: ProgramSession
-    branch: Branch
+    branch: EngineBranch
 
     def delta(self, delta: Delta) -> None:
         self.session.emit_delta(self.branch, delta)

@@ -17,11 +17,11 @@ from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
 from ...frontend.protocol.constraint import Constraint, constraint_of
-from ..protocol.items import Items
+from ..protocol.known_fields import Items
 from .call_reader import CallReader, ContentReader, NamedReader, Reader
 from .chat_format import ChatFormat
-from .forced import Forced
 from .hermes import Hermes
+from .named_object import Forced
 from .reasoning import ReasoningTags
 
 MAX_TOOLS = 256  # guess: OpenAI allows 128

@@ -14,7 +14,7 @@ from ...errors import InvalidRequest, StemmaError
 from ...frontend.client.client import Connection
 from ...frontend.protocol.hint_outcome import outcome_payload
 from .caller import Caller
-from .items import Items
+from .known_fields import Items
 
 PROTOCOL_VERSION = 1
 MAX_REASON_CHARS = 500

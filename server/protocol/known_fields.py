@@ -9,9 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import get_args
+from typing import Annotated, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field
+
+MAX_ENTRIES = 1024  # of a mapping: logit biases at a time
+
+
+def few(value: object) -> object:
+    """Accepts an object of at most MAX_ENTRIES entries. Raises ValueError."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"at most {MAX_ENTRIES} entries")
+    return value
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+Items = Annotated[list[_V], Field(fail_fast=True)]
+Entries = Annotated[dict[_K, _V], BeforeValidator(few)]
+
 
 MAX_REPORTED = 16
 MAX_SHOWN_CHARS = 64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stemma.kernels.attention_rows import AttentionRows
-from stemma.kernels.quantized_kv import QuantizedKV
+from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.kernels.reference import kv_store as reference
 from stemma.kernels.registry import KernelMode, select_kernels
 

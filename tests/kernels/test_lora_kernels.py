@@ -16,7 +16,7 @@ from stemma.kernels.cpu import lora as cpu
 from stemma.kernels.native import lora as native
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import Activation, DevicePlan, Weight
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference import lora as reference
 from stemma.kernels.registry import select_kernels
 from stemma.kernels.triton import lora as triton_lora

@@ -12,7 +12,7 @@ from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import KVLayer
-from stemma.kernels.quantized_kv import QuantizedKV
+from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.kernels.registry import Kernels, select_kernels
 
 pytestmark = pytest.mark.skipif(

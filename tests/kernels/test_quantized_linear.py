@@ -13,7 +13,7 @@ from stemma.kernels.cpu import quantized_linear as cpu_quantized
 from stemma.kernels.native import quantized_linear as native_quantized
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import Activation
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference import dense as reference
 from stemma.kernels.reference.quantized import dequantize, round_rows
 from stemma.kernels.registry import KernelMode, Kernels, select_kernels

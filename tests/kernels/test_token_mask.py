@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stemma.kernels.cpu import token_mask as cpu
+from stemma.kernels.cpu import sampling as cpu
 from stemma.kernels.native import token_mask as native
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import ApplyTokenMask

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stemma.errors import ModelLoadError
 from stemma.kernels.cpu import experts as cpu
 from stemma.kernels.ops import Activation, MakeExperts, Weight
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference import dense as reference_dense
 from stemma.kernels.reference import experts as reference
 from stemma.kernels.reference.quantized import dequantize

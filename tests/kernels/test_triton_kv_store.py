@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stemma.kernels.ops import KVLayer
-from stemma.kernels.quantized_kv import QuantizedKV
+from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.kernels.reference import kv_store as reference
 from stemma.kernels.registry import Kernels, select_kernels
 from stemma.runtime.checkpoint.config.rope_scaling import RopeKind, RopeScaling

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stemma.kernels.ops import Activation
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference.dense import act_and_mul
 from stemma.kernels.reference.quantized import round_rows
 from stemma.kernels.triton import dense, quantized_linear

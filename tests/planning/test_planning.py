@@ -22,15 +22,14 @@ from stemma.cli.model_report import examine_model
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.model_options import AttentionOptions, RoutingOptions
 from stemma.kernels.registry import select_kernels
-from stemma.planning.adapters import AdapterRoom
 from stemma.planning.closed_loop import ClosedLoop, Load, ModelledDevice
 from stemma.planning.devices import GPUS
+from stemma.planning.formats import AdapterRoom, stored_quantization
 from stemma.planning.model_shape import AttentionLayers
 from stemma.planning.prediction import NamedStep, predict_load, predict_step
 from stemma.planning.probe import cost_model
 from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
-from stemma.planning.stored_format import stored_quantization
 from stemma.planning.stored_weights import StoredWeights, stored_weights
 from stemma.runtime.checkpoint.config.model_config import ExpertsConfig
 from stemma.runtime.checkpoint.formats import stored_method

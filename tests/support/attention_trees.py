@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stemma.kernels.attention_rows import AttentionRows
-from stemma.kernels.quantized_kv import QuantizedKV
+from stemma.kernels.quantized_tensors import QuantizedKV
 
 
 @dataclass(frozen=True)

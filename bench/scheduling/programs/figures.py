@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ....radix.tree import RadixTree
-from ...harness.percentiles import percentile
+from ...harness.report import percentile
 from ..clairvoyant import Use, num_hits
 from .record import CallRecord, ProgramRecord, RunRecord
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from ...harness.percentiles import percentile
+from ...harness.report import percentile
 
 END_OF_BODY = b"\r\n0\r\n\r\n"
 LAST_EVENT = b"data: [DONE]\n\n"

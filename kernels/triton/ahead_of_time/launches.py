@@ -18,8 +18,7 @@ from torch import Tensor, empty
 from ...attention_rows import AttentionRows
 from ...model_options import DEFAULT_OPTIONS, AttentionOptions, RoutingOptions
 from ...ops import Activation, KVLayer
-from ...quantized_kv import QuantizedKV
-from ...quantized_weight import QuantizedWeight
+from ...quantized_tensors import QuantizedKV, QuantizedWeight
 from ...sampling_rows import AdjustedRows, SamplingRows
 from .. import (
     adjust,

@@ -1,14 +1,144 @@
-"""A checkpoint folder's model config: config.json and generation_config.json, checked.
+"""The shape of a decoder-only model of any family, as layers and memory sizing need it.
 
-Torch-free, so that the host half (tokenizer, scheduler, server) can read it too. Every problem
-raises a `ModelLoadError` that names the file, the field, what was expected and what was found.
+`models/families/` fills it from each family's config.json. Torch-free.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from .decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
+from ....kernels.model_options import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    LatentOptions,
+    RoutingOptions,
+)
+from .rope_scaling import RopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """A checkpoint's names of a mixture's modules; `{}` is an expert's number."""
+
+    block: str = "mlp"  # below the layer's name; the others are below the block's
+    router: str = "gate"
+    gate: str = "experts.{}.gate_proj"
+    up: str = "experts.{}.up_proj"
+    down: str = "experts.{}.down_proj"
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixture of experts that replaces some layers' feed-forward block."""
+
+    layers: tuple[int, ...]  # which have one; the others are dense
+    num_experts: int
+    intermediate_size: int  # of one expert
+    routing: RoutingOptions
+    shared_intermediate_size: int = 0  # of the expert that every token takes; 0: none
+    has_shared_gate: bool = False  # a sigmoid gate weights the shared expert's output
+    has_selection_bias: bool = False  # see `ops.RouteExperts`
+    names: ExpertNames = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one latent and one
+    rotated key a token for all heads."""
+
+    latent_dim: int  # kv_lora_rank
+    rope_dim: int  # of the rotated part of keys and queries
+    nope_dim: int  # of their other part, a head
+    value_dim: int  # of a head
+    query_latent_dim: int | None  # q_lora_rank; None: queries are projected directly
+    is_interleaved: bool = True  # rotated pairs are adjacent in the checkpoint's projections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """`num_heads % num_kv_heads == 0`; `head_dim` and `rotary_dim` are even."""
+
+    architecture: str  # a name of `models.families.registry.ARCHITECTURES`
+    hidden_size: int
+    num_layers: int
+    num_heads: int  # query heads
+    num_kv_heads: int  # key/value heads, each shared by num_heads / num_kv_heads query heads
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: RopeScaling | None  # None: plain rotary frequencies
+    rms_norm_eps: float
+    tie_word_embeddings: bool  # the output projection is the embedding matrix
+    qkv_bias: bool
+    output_bias: bool  # bias of the attention's output projection
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]  # that end an answer
+    torch_dtype: str | None  # as stored, "bfloat16"; None where config.json does not say it
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"  # of the feed-forward block's gates
+    # The layers' kinds of attention; layer i has attention_kinds[layer_kinds[i]]. None: all have
+    # the first.
+    attention_kinds: tuple[AttentionOptions | LatentOptions, ...] = (DEFAULT_OPTIONS,)
+    kind_of_layer: tuple[int, ...] | None = None
+    latent: LatentConfig | None = None  # set: all layers have latent attention
+    experts: ExpertsConfig | None = None
+    # How much of a head is rotated; None: all. The rest has no position.
+    partial_rotary_dim: int | None = None
+    # Set: layers with a window rotate by this base, unscaled; the others as above.
+    window_rope_theta: float | None = None
+    layers_without_rope: tuple[int, ...] = ()
+    # Where a layer's norms are: before its attention and its feed-forward block, after them, or on
+    # both sides.
+    norm_placement: Literal["before", "after", "around"] = "before"
+    # Queries and keys are normed before rotation: each head by itself, or all of a token's.
+    query_key_norm: Literal["head", "whole"] | None = None
+    has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
+    has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
+    unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
+    weight_prefix: str = ""  # of all names in the checkpoint, if it has more than the decoder
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what each block adds to the residual stream
+    logits_divisor: float = 1.0
+    logits_soft_cap: float | None = None  # logits become cap * tanh(logit / cap)
+
+    @property
+    def layer_kinds(self) -> tuple[int, ...]:
+        """[num_layers] indices into `attention_kinds`."""
+        return (0,) * self.num_layers if self.kind_of_layer is None else self.kind_of_layer
+
+    def has_window(self, layer_index: int) -> bool:
+        """Whether the layer's attention has a window."""
+        options = self.attention_kinds[self.layer_kinds[layer_index]]
+        return isinstance(options, AttentionOptions) and options.window is not None
+
+    @property
+    def layer_ropes(self) -> tuple[tuple[float | None, RopeScaling | None], ...]:
+        """[num_layers] (theta, scaling) of each layer's rotary embedding; theta None: no rotation
+        at any position."""
+        return tuple(self._rope_of(index) for index in range(self.num_layers))
+
+    def _rope_of(self, layer_index: int) -> tuple[float | None, RopeScaling | None]:
+        if layer_index in self.layers_without_rope:
+            return None, None
+        if self.window_rope_theta is not None and self.has_window(layer_index):
+            return self.window_rope_theta, None
+        return self.rope_theta, self.rope_scaling
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a head is rotated."""
+        return self.head_dim if self.partial_rotary_dim is None else self.partial_rotary_dim
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence."""
+        scaling = self.rope_scaling
+        return self.max_position_embeddings if scaling is None else scaling.max_positions
+
 
 __all__ = ["ExpertsConfig", "LatentConfig", "ModelConfig"]
 

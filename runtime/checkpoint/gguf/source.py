@@ -22,7 +22,7 @@ from torch import Tensor
 from ....errors import ModelLoadError
 from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 from ..weight_source import empty_stack
 from .blocks import LAYOUTS, GroupLayout, fits_half, to_floats, to_groups
 from .hyperparameters import Hyperparameters

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..safetensors.stored_names import MOVED_DECODER, PART_DECODER
+from ..safetensors.checkpoint_files import MOVED_DECODER, PART_DECODER
 
 
 def names_in_adapter(tensors: Iterable[str], modules: Iterable[str]) -> dict[str, str]:

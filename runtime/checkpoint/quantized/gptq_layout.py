@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 
 ZERO_SHIFT = 1  # subtracted from zero points in the first layout; see packed.read_gptq
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ....errors import ModelLoadError
 from ....kernels.ops import Weight
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
 from .quantization_config import PackedConfig

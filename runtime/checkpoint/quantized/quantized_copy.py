@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ....errors import InvalidRequest, ModelLoadError
 from ....frontend.client.progress import ByteProgress
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
 from ..safetensors.safetensors_writer import SHARD_BYTES, SafetensorsWriter

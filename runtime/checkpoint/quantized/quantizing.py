@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ....errors import ModelLoadError
 from ....kernels.ops import Weight
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 from ..weight_source import WeightSource
 from .rounding import MAX_GROUP_SIZE, group_size_for, round_to_4_bits, round_to_8_bits
 

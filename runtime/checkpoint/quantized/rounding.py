@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 
 MIN_GROUP_SIZE = 32
 MAX_GROUP_SIZE = 128  # default

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.ops import Weight
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize, signed_numbers
 
 

@@ -18,9 +18,8 @@ from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
 from ..model_files import PICKLED_SUFFIXES, why_not_pickled
 from ..weight_source import empty_stack
-from .checkpoint_files import INDEX_FILE, SINGLE_FILE, read_index
+from .checkpoint_files import INDEX_FILE, OUTPUT, SINGLE_FILE, names_asked_for, read_index
 from .safetensors_file import SafetensorsFile
-from .stored_names import OUTPUT, names_asked_for
 
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)

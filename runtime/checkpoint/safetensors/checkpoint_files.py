@@ -7,7 +7,7 @@ shards.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ....errors import ModelLoadError
@@ -46,3 +46,25 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
         if not (folder / file).exists():
             raise ModelLoadError(f"{folder / file} is missing, but {index.name} names it")
     return files
+
+
+OUTPUT = "lm_head."
+PART = "language_model."
+PART_DECODER, MOVED_DECODER = f"{PART}model.", f"model.{PART}"
+_DECODER = "model."
+_EMBEDDING = "embed_tokens.weight"
+
+
+def names_asked_for(stored: Collection[str]) -> dict[str, str]:
+    """The stored names of all tensors, by the names that models request."""
+    if f"{MOVED_DECODER}{_EMBEDDING}" in stored:
+        return {_name_of_part(name): name for name in stored}
+    if _EMBEDDING not in stored:
+        return {name: name for name in stored}
+    return {name if name.startswith(OUTPUT) else f"{_DECODER}{name}": name for name in stored}
+
+
+def _name_of_part(name: str) -> str:
+    if name.startswith(MOVED_DECODER):
+        return f"{PART_DECODER}{name.removeprefix(MOVED_DECODER)}"
+    return f"{PART}{name}" if name.startswith(OUTPUT) else name.removeprefix(_DECODER)

@@ -17,8 +17,7 @@ from ....radix.node import Node
 from ...engine import Engine
 from .pool_map import pool_map
 from .queue_view import queue_view
-from .tree_view import MAX_NODES, Decode, TreeView
-from .use_times import UseTimes
+from .tree_view import MAX_NODES, Decode, TreeView, UseTimes
 
 WATCHED_S = 10.0  # after the last call, recording stops
 MAX_REFRESHES_A_SECOND = 4.0

@@ -6,10 +6,13 @@ defines the values that Hugging Face uses for absent fields (`Fields.with_defaul
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-from ...checkpoint.config.decoder_config import DecoderConfig
+from ....kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.model_config import DecoderConfig, ExpertsConfig
 from ...checkpoint.config.rope_scaling import MAX_POSITIONS, read_rope
 
 # Larger values would cost memory before a missing tensor is found; guesses, far above any model's.
@@ -89,3 +92,96 @@ def _head_dim(config: Fields, hidden_size: int, num_heads: int) -> int:
 def _stored_dtype(config: Fields) -> str | None:
     value = config.get("dtype") or config.get("torch_dtype")
     return str(value) if value is not None else None
+
+
+def with_experts(decoder: DecoderConfig, config: Fields, experts: ExpertsConfig) -> DecoderConfig:
+    """The decoder with these experts, or without any where no layer has them.
+
+    Raises:
+        ModelLoadError: groups of unequal size, or a token can reach fewer experts than it takes.
+    """
+    routing, num_experts = experts.routing, experts.num_experts
+    if num_experts % routing.num_groups:
+        raise config.fail("n_group", f"a divisor of the number of experts, {num_experts}")
+    if routing.group_rank == "best_two" and num_experts < 2 * routing.num_groups:
+        raise config.fail(
+            "n_group", f"at most {num_experts // 2}: groups are ranked by two experts"
+        )
+    if routing.num_chosen_groups > routing.num_groups:
+        raise config.fail("topk_group", f"at most n_group={routing.num_groups}")
+    in_reach = num_experts // routing.num_groups * routing.num_chosen_groups
+    if routing.num_chosen > in_reach:
+        raise config.fail("num_experts_per_tok", f"at most {in_reach}, the experts in reach")
+    return replace(decoder, experts=experts if experts.layers else None)
+
+
+_TYPES = {"full_attention": False, "sliding_attention": True}
+
+
+def with_windows(
+    decoder: DecoderConfig,
+    config: Fields,
+    *,
+    default: Sequence[bool],
+    window: int | None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> DecoderConfig:
+    """The decoder with its kinds of attention.
+
+    default [num_layers]: which layers have the window, if config.json does not list them; window:
+    in tokens, None: no layer has one; options: of all layers, except for the window.
+    """
+    has_window = _listed(config, decoder.num_layers) or list(default)
+    if any(has_window) and window is None:
+        raise config.fail("sliding_window", "a positive integer, as layer_types ask for it")
+    kinds = sorted(set(has_window))
+    return replace(
+        decoder,
+        attention_kinds=tuple(replace(options, window=window if k else None) for k in kinds),
+        kind_of_layer=tuple(kinds.index(k) for k in has_window) if len(kinds) > 1 else None,
+    )
+
+
+def _listed(config: Fields, num_layers: int) -> list[bool] | None:
+    names = config.get("layer_types")
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != num_layers:
+        raise config.fail("layer_types", f"a list of {num_layers} names")
+    if any(not isinstance(name, str) or name not in _TYPES for name in names):
+        raise config.fail("layer_types", f"names among {', '.join(_TYPES)}")
+    return [_TYPES[name] for name in names]
+
+
+def with_window_rope(
+    config: Fields, read: Callable[[Fields], DecoderConfig], *, window_theta: str
+) -> DecoderConfig:
+    """The result of `read` for the layers without a window, plus the rotary base of the windowed
+    layers, which are never scaled.
+
+    window_theta: the field of this base in the layout of transformers 4. That layout does not give
+    the length before scaling: `max_position_embeddings` is the length after it.
+    """
+    nested = config.nested("rope_parameters")
+    full: dict[str, Any] = {}
+    window = {"rope_theta": config.number(window_theta, 1e4), "rope_scaling": None}
+    if nested is not None and "full_attention" in nested.values:
+        full |= _of(nested, "full_attention")
+        window |= _of(nested, "sliding_attention")
+    decoder = read(_changed(config, full))
+    windowed = read(_changed(config, window))
+    if windowed.rope_scaling is not None:
+        raise config.fail("rope_parameters", "no scaling of layers with sliding_attention")
+    scaling = decoder.rope_scaling
+    if scaling is not None:
+        scaling = replace(scaling, max_positions=decoder.max_position_embeddings)
+    return replace(decoder, rope_scaling=scaling, window_rope_theta=windowed.rope_theta)
+
+
+def _of(nested: Fields, name: str) -> dict[str, Any]:
+    part = nested.nested(name)
+    return {"rope_scaling": None, "rope_parameters": {} if part is None else dict(part.values)}
+
+
+def _changed(config: Fields, changes: dict[str, Any]) -> Fields:
+    return Fields(config.file, {**config.values, **changes})

@@ -6,10 +6,9 @@ import math
 from dataclasses import replace
 
 from ....kernels.model_options import LatentOptions, RoutingOptions
-from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig, LatentConfig
 from ...checkpoint.config.fields import Fields
-from .decoder import read_decoder
-from .experts import with_experts
+from ...checkpoint.config.model_config import DecoderConfig, ExpertsConfig, LatentConfig
+from .decoder import read_decoder, with_experts
 
 _DEFAULTS_2 = {
     "first_k_dense_replace": 0,

@@ -12,11 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from ....kernels.model_options import AttentionOptions
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
-from .decoder import read_activation, read_decoder
-from .layer_ropes import with_window_rope
-from .windows import with_windows
+from ...checkpoint.config.model_config import DecoderConfig
+from .decoder import read_activation, read_decoder, with_window_rope, with_windows
 
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 256,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....kernels.model_options import AttentionOptions
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.model_config import DecoderConfig
 from .llama import read_llama
 
 

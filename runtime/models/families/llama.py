@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.model_config import DecoderConfig
 from .decoder import read_decoder
 
 

@@ -3,10 +3,9 @@ layers that `layer_types` lists."""
 
 from __future__ import annotations
 
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
-from .decoder import read_decoder
-from .windows import with_windows
+from ...checkpoint.config.model_config import DecoderConfig
+from .decoder import read_decoder, with_windows
 
 _DEFAULTS = {
     "num_key_value_heads": 8,

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
-from .decoder import read_decoder
-from .layer_ropes import with_window_rope
-from .windows import with_windows
+from ...checkpoint.config.model_config import DecoderConfig
+from .decoder import read_decoder, with_window_rope, with_windows
 
 _DEFAULTS = {"rms_norm_eps": 1e-5, "eos_token_id": 50279}
 

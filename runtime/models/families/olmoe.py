@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....kernels.model_options import RoutingOptions
-from ...checkpoint.config.decoder_config import DecoderConfig, ExpertsConfig
 from ...checkpoint.config.fields import Fields
-from .experts import with_experts
+from ...checkpoint.config.model_config import DecoderConfig, ExpertsConfig
+from .decoder import with_experts
 from .llama import read_llama
 
 _DEFAULTS = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
-from .decoder import read_decoder
-from .windows import with_windows
+from ...checkpoint.config.model_config import DecoderConfig
+from .decoder import read_decoder, with_windows
 
 _DEFAULTS = {
     "max_position_embeddings": 32768,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....kernels.model_options import RoutingOptions
-from ...checkpoint.config.decoder_config import DecoderConfig, ExpertNames, ExpertsConfig
 from ...checkpoint.config.fields import Fields
-from .decoder import read_decoder
-from .experts import with_experts
+from ...checkpoint.config.model_config import DecoderConfig, ExpertNames, ExpertsConfig
+from .decoder import read_decoder, with_experts
 
 _DEFAULTS_2 = {
     "max_position_embeddings": 32768,

@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Callable
 
 from ....errors import ModelLoadError
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.model_config import DecoderConfig
 from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .granite import read_granite

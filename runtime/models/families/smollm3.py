@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...checkpoint.config.decoder_config import DecoderConfig
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.model_config import DecoderConfig
+from .decoder import with_windows
 from .llama import read_llama
-from .windows import with_windows
 
 _DEFAULTS = {
     "num_key_value_heads": 4,

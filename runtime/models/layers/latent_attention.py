@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.ops import RMSNorm
-from ....kernels.quantized_weight import QuantizedWeight
+from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ...checkpoint.config.model_config import LatentConfig
 from ..forward_batch import ForwardBatch

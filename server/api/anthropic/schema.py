@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.items import Items
+from ...protocol.known_fields import Items
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)

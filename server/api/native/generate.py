@@ -14,8 +14,8 @@ from ....errors import InvalidRequest
 from ...generation.answer import answer
 from ...generation.service import Service
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.items import Items
 from ...protocol.json_route import json_routes
+from ...protocol.known_fields import Items
 from ...protocol.task import Task
 from .generate_reply import GenerateReply, LogprobForm
 from .prompts import PromptFields

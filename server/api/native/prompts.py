@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
-from ...protocol.items import Items
+from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS, Prompt
 
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from ....errors import InvalidRequest
 from ...generation.model_text import ModelText
 from ...generation.service import Service
-from ...protocol.items import Items
 from ...protocol.json_route import json_routes
+from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS
 from ..openai.chat_messages import ChatMessage
 

@@ -21,8 +21,8 @@ from ...parsers.chat_format import ChatFormat
 from ...parsers.output_reader import OutputReader
 from ...parsers.reasoning import ReasoningTags
 from ...parsers.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
-from ...protocol.items import Items
 from ...protocol.json_route import json_routes
+from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Message, Task
 from .chat_messages import ChatMessage, fitting

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from ....errors import InvalidRequest
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
 from ...parsers.chat_format import ChatFormat
-from ...protocol.items import Items
+from ...protocol.known_fields import Items
 from ...protocol.task import Message
 from .content_parts import ContentPart, text_of
 

@@ -16,8 +16,8 @@ from ....errors import InvalidRequest
 from ....frontend.protocol.ir import MAX_SAMPLES, GenParams
 from ...generation.answer import answer
 from ...generation.service import Service
-from ...protocol.items import Items
 from ...protocol.json_route import json_routes
+from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.server_sent_events import event
 from ...protocol.task import MAX_PROMPTS

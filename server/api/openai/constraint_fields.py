@@ -18,7 +18,7 @@ from ....frontend.protocol.constraint import (
     Whitespace,
     constraint_of,
 )
-from ...protocol.items import Items, few
+from ...protocol.known_fields import Items, few
 
 
 class JsonSchemaFormat(BaseModel):

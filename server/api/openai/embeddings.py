@@ -21,8 +21,8 @@ from ....frontend.protocol import ir
 from ...generation.completion import prompt_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
-from ...protocol.items import Items
 from ...protocol.json_route import json_routes
+from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from ....frontend.protocol.ir import MAX_SAMPLES, GenParams, logit_bias_of, texts_of
-from ...protocol.items import Entries, Items
+from ...protocol.known_fields import Entries, Items
 
 
 class SamplerFields(BaseModel):

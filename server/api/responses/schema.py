@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.items import Entries, Items
+from ...protocol.known_fields import Entries, Items
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)

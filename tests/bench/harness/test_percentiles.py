@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stemma.bench.harness.percentiles import percentile
+from stemma.bench.harness.report import percentile
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0, 1), (1, 1), (50, 50), (99, 99), (100, 100)])

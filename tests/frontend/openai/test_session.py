@@ -10,9 +10,9 @@ import pytest
 
 from stemma.errors import EngineError
 from stemma.frontend.openai.calls import Filling, OnDelta, Outcome
-from stemma.frontend.openai.session import Session
+from stemma.frontend.openai.client_session import ClientSession
+from stemma.frontend.openai.client_transcript import ClientTranscript, Prompt
 from stemma.frontend.openai.speculation import Draft, Slot
-from stemma.frontend.openai.transcript import Prompt, Transcript
 from stemma.frontend.protocol import ir, wire
 from stemma.frontend.protocol.ir import (
     Drop,
@@ -89,8 +89,10 @@ class Run:
     def __init__(self, held: Sequence[str] = ()) -> None:
         self.caller = ScriptedCaller(held)
         self.events: list[tuple[int, int, str, Any]] = []
-        root = Transcript(has_text=True, has_chat=True)
-        self.session = Session(self.caller, root, lambda *event: self.events.append(event), seed=1)
+        root = ClientTranscript(has_text=True, has_chat=True)
+        self.session = ClientSession(
+            self.caller, root, lambda *event: self.events.append(event), seed=1
+        )
 
     async def send(self, *ops: Op, end: bool = False) -> None:
         self.session.receive(ops)

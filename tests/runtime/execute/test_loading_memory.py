@@ -22,7 +22,7 @@ ROOM = 8 * 2**20  # for what is no weight: the KV pool, a converted chunk, the a
 CODE = """
 import gc, json, sys, torch
 from pathlib import Path
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute import model_runner
 from stemma.runtime.checkpoint.config.model_config import ModelConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stemma.errors import InvalidRequest
-from stemma.kernels.quantized_kv import QuantizedKV
+from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.runtime.checkpoint.config.model_config import LatentConfig, ModelConfig
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.kv_layout import KVLayout

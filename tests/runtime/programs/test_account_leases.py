@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stemma.runtime.programs import hints as hints_module
+from stemma.runtime.programs import client_leases as hints_module
+from stemma.runtime.programs.client_leases import Action, StatedLeases
 from stemma.runtime.programs.hint_targets import HintTargets, Responses
-from stemma.runtime.programs.hints import Action, StatedLeases
-from stemma.runtime.schedule.cache.hints import Outcome
+from stemma.runtime.schedule.cache.hint_actions import Outcome
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 
 PIN = Action("pin")

@@ -11,8 +11,8 @@ from program_harness import ProgramHarness, drop, end, fork, gen, join, text, va
 
 from stemma.frontend.protocol import wire
 from stemma.runtime.programs import session as session_module
-from stemma.runtime.programs.branch import Branch
 from stemma.runtime.programs.context import ProgramContext
+from stemma.runtime.programs.engine_branch import EngineBranch
 
 
 def three_tips(
@@ -283,7 +283,7 @@ def test_joins_cost_no_more_a_branch_the_more_there_are(harness: ProgramHarness)
     """In looks at branches, not in seconds."""
     num_looks = 0
 
-    class Counted(Branch):
+    class Counted(EngineBranch):
         @property
         def is_ended(self) -> bool:
             nonlocal num_looks

@@ -19,11 +19,11 @@ from stemma.server.parsers.call_reader import (
     NamedReader,
 )
 from stemma.server.parsers.chat_format import ChatFormat
-from stemma.server.parsers.forced import Forced
 from stemma.server.parsers.hermes import Hermes
 from stemma.server.parsers.llama3 import Llama3
 from stemma.server.parsers.matching import ValueScanner
 from stemma.server.parsers.mistral import Mistral
+from stemma.server.parsers.named_object import Forced
 from stemma.server.parsers.output_reader import OutputReader, ReasoningUse
 from stemma.server.parsers.reasoning import ReasoningTags, tags_of
 from stemma.server.parsers.registry import format_of

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from step_plans import Feed, PlanDriver
 
 from stemma.errors import ModelLoadError
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference.quantized import dequantize
 from stemma.runtime.checkpoint.gguf.config import FAMILIES
 from stemma.runtime.checkpoint.gguf.convert import convert_gguf

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from stemma.cli.parser import run_command
 from stemma.kernels.ops import Weight
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.runtime.checkpoint.loader import open_weights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.checkpoint.quantized.quantized_copy import write_quantized_copy

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.ops import Weight
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.runtime.checkpoint.loader import open_weights
 from stemma.runtime.checkpoint.quantized.quantization_config import packed_config
 

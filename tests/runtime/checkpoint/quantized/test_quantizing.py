@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stemma.errors import InvalidRequest, ModelLoadError
-from stemma.kernels.quantized_weight import QuantizedWeight
+from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.runtime.checkpoint.loader import DummyWeights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.checkpoint.quantized.quantizing import QuantizingWeights

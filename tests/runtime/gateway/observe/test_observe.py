@@ -21,8 +21,7 @@ from stemma.runtime.gateway.observe import observer as observer_module
 from stemma.runtime.gateway.observe import tree_view
 from stemma.runtime.gateway.observe.observer import Observer
 from stemma.runtime.gateway.observe.pool_map import FREE, MAX_CELLS, REQUESTS, UNSHOWN, pool_map
-from stemma.runtime.gateway.observe.tree_view import NodeRow
-from stemma.runtime.gateway.observe.use_times import MAX_TIMES, UseTimes
+from stemma.runtime.gateway.observe.tree_view import MAX_TIMES, NodeRow, UseTimes
 from stemma.runtime.schedule import step_log
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.request import Scoring

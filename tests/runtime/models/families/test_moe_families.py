@@ -15,7 +15,7 @@ from model_scores import scores
 from step_plans import PlanDriver
 
 from stemma.errors import ModelLoadError
-from stemma.kernels.quantized_weight import QuantizedWeight, experts_of
+from stemma.kernels.quantized_tensors import QuantizedWeight, experts_of
 from stemma.kernels.reference.quantized import dequantize
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_weights import stored_weights

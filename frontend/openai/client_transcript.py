@@ -39,7 +39,7 @@ class Piece:
         return self.text if self.kind == "text" else "\n"
 
 
-class Transcript:
+class ClientTranscript:
     """Pieces of one branch.
 
     Invariant: either only text, or whole messages with at most the last one open.
@@ -53,9 +53,9 @@ class Transcript:
         self.open_role: str | None = None
         self.is_chat = False
 
-    def copy(self) -> Transcript:
+    def copy(self) -> ClientTranscript:
         """An independent transcript with the same content."""
-        twin = Transcript(has_text=self._has_text, has_chat=self._has_chat)
+        twin = ClientTranscript(has_text=self._has_text, has_chat=self._has_chat)
         twin.pieces = self.pieces[:]
         twin.open_role, twin.is_chat = self.open_role, self.is_chat
         return twin

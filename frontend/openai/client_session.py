@@ -22,11 +22,11 @@ from typing import Any, Protocol
 from ...errors import InvalidProgram
 from ..protocol import ir, wire
 from ..protocol.interpreter import Emit, Interpreter
-from .branch import Branch, Pattern, hint_target, is_whole_message
 from .calls import Filling, OnDelta, Outcome
+from .client_branch import ClientBranch, Pattern, hint_target, is_whole_message
+from .client_transcript import ClientTranscript, Prompt
 from .shared_answer import is_plain, no_call, outcome_of, sampling_of
 from .speculation import Draft, Filled, Slot, matched
-from .transcript import Prompt, Transcript
 
 Work = Callable[[], Awaitable[Any]]  # not begun: a branch may be stopped before it is
 
@@ -58,13 +58,13 @@ class Asks(Protocol):
     ) -> Filling: ...
 
 
-class Session(Interpreter[Branch, str]):
+class ClientSession(Interpreter[ClientBranch, str]):
     """One program."""
 
     def __init__(
         self,
         caller: Asks,
-        root: Transcript,
+        root: ClientTranscript,
         emit: Emit,
         *,
         seed: int,
@@ -84,7 +84,7 @@ class Session(Interpreter[Branch, str]):
 
     # --- input ------------------------------------------------------------------------------------
 
-    def _note_op(self, branch: Branch, op: ir.Op) -> None:
+    def _note_op(self, branch: ClientBranch, op: ir.Op) -> None:
         branch.is_flushed = False
 
     def flush(self, *, end: bool) -> None:
@@ -97,15 +97,15 @@ class Session(Interpreter[Branch, str]):
 
     # --- carrying out -----------------------------------------------------------------------------
 
-    def _new_branch(self, number: int) -> Branch:
-        return Branch(number)
+    def _new_branch(self, number: int) -> ClientBranch:
+        return ClientBranch(number)
 
-    def _note_rest(self, branch: Branch) -> None:
+    def _note_rest(self, branch: ClientBranch) -> None:
         is_at_end = branch.call is None and branch.error is None and not branch.log
         if is_at_end and branch.has_open_gens and branch.is_flushed:
             self._resolve(branch)
 
-    def _carry_out(self, branch: Branch, op: ir.Op) -> bool:
+    def _carry_out(self, branch: ClientBranch, op: ir.Op) -> bool:
         if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause):
             self._resolve(branch)
             return False
@@ -142,10 +142,10 @@ class Session(Interpreter[Branch, str]):
                 return self._carry_out_flow(branch, op)
         return True
 
-    def _mark(self, branch: Branch, op: ir.Op, text: str) -> None:
+    def _mark(self, branch: ClientBranch, op: ir.Op, text: str) -> None:
         self._emit(branch.number, op.seq, wire.MARK, {"text": text, "replace": False})
 
-    def _append_text(self, branch: Branch, text: str) -> None:
+    def _append_text(self, branch: ClientBranch, text: str) -> None:
         if branch.has_open_gens:
             assert branch.pattern is not None
             branch.pattern.terms.append(text)
@@ -158,7 +158,7 @@ class Session(Interpreter[Branch, str]):
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _gen(self, branch: Branch, op: ir.Gen) -> bool:
+    def _gen(self, branch: ClientBranch, op: ir.Gen) -> bool:
         """Start a call, or take the value from an answer, or put it off; False: wait."""
         if self._num_spec_tokens is None:
             self._start(branch, op, self._ordinary_gen(branch, op))
@@ -181,7 +181,7 @@ class Session(Interpreter[Branch, str]):
         branch.draft = draft.after(found.text)
         return True
 
-    def _ordinary_gen(self, branch: Branch, op: ir.Gen) -> Work:
+    def _ordinary_gen(self, branch: ClientBranch, op: ir.Gen) -> Work:
         def on_delta(text: str) -> None:
             self._emit(branch.number, op.seq, wire.DELTA, text)
 
@@ -189,7 +189,7 @@ class Session(Interpreter[Branch, str]):
         stream_to = on_delta if self._is_streaming else None
         return partial(self._caller.gen, prompt, op.params, seed, stream_to)
 
-    async def _drafted_gen(self, branch: Branch, op: ir.Gen, prompt: Prompt) -> Outcome:
+    async def _drafted_gen(self, branch: ClientBranch, op: ir.Gen, prompt: Prompt) -> Outcome:
         """Ask beyond the gen's stop, and keep what is behind it."""
         num, seed = self._num_spec_tokens or 0, self._derive_seed(branch, op)
         draft, meta = await self._caller.draft(prompt, op.params, seed, num)
@@ -198,12 +198,12 @@ class Session(Interpreter[Branch, str]):
         branch.draft = rest and replace(rest, sampling=sampling_of(op))
         return outcome_of(found, meta, is_whole=draft.is_whole)
 
-    def _select(self, branch: Branch, op: ir.Select) -> None:
+    def _select(self, branch: ClientBranch, op: ir.Select) -> None:
         branch.draft = branch.pattern = None
         prompt = branch.begun.prompt()
         self._start(branch, op, partial(self._caller.select, prompt, op))
 
-    def _hint(self, branch: Branch, op: ir.Hint) -> None:
+    def _hint(self, branch: ClientBranch, op: ir.Hint) -> None:
         def done(outcome: dict[str, Any]) -> None:
             branch.log.popleft()
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
@@ -211,7 +211,7 @@ class Session(Interpreter[Branch, str]):
         work = partial(self._caller.hint, hint_target(branch), op)
         self._begin_call(branch, asyncio.create_task(self._run(branch, op, work, done)))
 
-    def _start(self, branch: Branch, op: ir.Op, work: Work) -> None:
+    def _start(self, branch: ClientBranch, op: ir.Op, work: Work) -> None:
         """Run a call; its op stays at the head of the log."""
 
         def done(outcome: Outcome) -> None:
@@ -221,7 +221,7 @@ class Session(Interpreter[Branch, str]):
         self._begin_call(branch, asyncio.create_task(self._run(branch, op, work, done)))
 
     async def _run(
-        self, branch: Branch, op: ir.Op, work: Work, done: Callable[[Any], None]
+        self, branch: ClientBranch, op: ir.Op, work: Work, done: Callable[[Any], None]
     ) -> None:
         try:
             result = await work()
@@ -234,12 +234,12 @@ class Session(Interpreter[Branch, str]):
             self._ready.append(branch)
         self.advance()
 
-    def _append_outcome(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
+    def _append_outcome(self, branch: ClientBranch, op: ir.Op, outcome: Outcome) -> None:
         """A value is there: append it and say so."""
         branch.begun.append_text(outcome.text)
         self._tell(branch, op, outcome)
 
-    def _tell(self, branch: Branch, op: ir.Op, outcome: Outcome) -> None:
+    def _tell(self, branch: ClientBranch, op: ir.Op, outcome: Outcome) -> None:
         self._set_value(branch, op, outcome.text)
         metas = outcome.meta if isinstance(outcome.meta, list) else [outcome.meta]
         for meta in metas:
@@ -248,7 +248,7 @@ class Session(Interpreter[Branch, str]):
         payload = {"value": outcome.value, "text": outcome.text, "meta": outcome.meta}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
 
-    def _derive_seed(self, branch: Branch, op: ir.Gen) -> int:
+    def _derive_seed(self, branch: ClientBranch, op: ir.Gen) -> int:
         """That of the gen, else hash(program seed, instance, branch path, op) as in the runtime."""
         if op.params.seed is not None:
             return op.params.seed
@@ -257,7 +257,7 @@ class Session(Interpreter[Branch, str]):
 
     # --- gens that are put off --------------------------------------------------------------------
 
-    def _must_put_off(self, branch: Branch) -> bool:
+    def _must_put_off(self, branch: ClientBranch) -> bool:
         """Whether a call could not go on from what the message has so far, or could not after
         this gen."""
         if branch.has_open_gens:
@@ -265,7 +265,7 @@ class Session(Interpreter[Branch, str]):
         prompt = branch.begun.prompt()
         return not self._caller.can_continue(prompt)
 
-    def _put_off(self, branch: Branch, op: ir.Gen) -> None:
+    def _put_off(self, branch: ClientBranch, op: ir.Gen) -> None:
         if branch.pattern is None:
             prompt = branch.begun.prompt()
             begun = [prompt.answer] if prompt.answer else []
@@ -280,13 +280,13 @@ class Session(Interpreter[Branch, str]):
         pattern.terms.append(Slot(op.params.stop or ()))
         pattern.gens.append(op)
 
-    def _resolve(self, branch: Branch) -> None:
+    def _resolve(self, branch: ClientBranch) -> None:
         """Get the values of all gens that were put off, by a call if need be."""
         pattern = branch.pattern
         assert pattern is not None
         first = pattern.gens[0]
         work: Work
-        done: Callable[[Branch, Pattern, Any], None]
+        done: Callable[[ClientBranch, Pattern, Any], None]
         if is_whole_message(branch, pattern):
             num = first.params.max_tokens or self._num_spec_tokens
             params = replace(first.params, max_tokens=num)
@@ -298,7 +298,7 @@ class Session(Interpreter[Branch, str]):
         run = self._run(branch, first, work, lambda result: done(branch, pattern, result))
         self._begin_call(branch, asyncio.create_task(run))
 
-    async def _fill(self, branch: Branch, pattern: Pattern) -> Filling:
+    async def _fill(self, branch: ClientBranch, pattern: Pattern) -> Filling:
         for op in pattern.gens:
             if not is_plain(op.params):
                 raise InvalidProgram(
@@ -314,10 +314,10 @@ class Session(Interpreter[Branch, str]):
         seed = self._derive_seed(branch, first)
         return await self._caller.fill(pattern.prompt, pattern.terms, first.params, seed, num)
 
-    def _done_alone(self, branch: Branch, pattern: Pattern, outcome: Outcome) -> None:
+    def _done_alone(self, branch: ClientBranch, pattern: Pattern, outcome: Outcome) -> None:
         self._append_pattern(branch, pattern, [outcome])
 
-    def _done_filling(self, branch: Branch, pattern: Pattern, filling: Filling) -> None:
+    def _done_filling(self, branch: ClientBranch, pattern: Pattern, filling: Filling) -> None:
         is_whole = filling.draft.is_whole
         metas = [filling.meta, *(no_call() for _ in filling.filled[1:])]
         found = zip(filling.filled, metas)
@@ -325,7 +325,9 @@ class Session(Interpreter[Branch, str]):
         pattern.draft = filling.draft
         self._append_pattern(branch, pattern, outcomes)
 
-    def _append_pattern(self, branch: Branch, pattern: Pattern, outcomes: list[Outcome]) -> None:
+    def _append_pattern(
+        self, branch: ClientBranch, pattern: Pattern, outcomes: list[Outcome]
+    ) -> None:
         """Everything from the first gen on goes to the transcript, and is text for later ones."""
         values, tell = iter(outcomes), list(zip(pattern.gens, outcomes, strict=True))
         begin = next(i for i, term in enumerate(pattern.terms) if isinstance(term, Slot))
@@ -335,7 +337,7 @@ class Session(Interpreter[Branch, str]):
         for op, outcome in tell:
             self._tell(branch, op, outcome)
 
-    def _fails_from(self, branch: Branch, op: ir.Op) -> int:
+    def _fails_from(self, branch: ClientBranch, op: ir.Op) -> int:
         seq = super()._fails_from(branch, op)
         if branch.pattern is None or not branch.pattern.gens:
             return seq
@@ -346,14 +348,14 @@ class Session(Interpreter[Branch, str]):
 
     # --- other branches ---------------------------------------------------------------------------
 
-    def _append_value(self, branch: Branch, value: str) -> str:
+    def _append_value(self, branch: ClientBranch, value: str) -> str:
         self._append_text(branch, value)
         return value
 
-    def _begin_child(self, branch: Branch, child: Branch) -> None:
+    def _begin_child(self, branch: ClientBranch, child: ClientBranch) -> None:
         child.fork_length = len(child.begun.pieces)
         child.draft, child.last_reply_id = branch.draft, branch.last_reply_id
 
-    def _append_children(self, branch: Branch, children: list[Branch]) -> str:
+    def _append_children(self, branch: ClientBranch, children: list[ClientBranch]) -> str:
         branch.draft = branch.pattern = None
         return "".join(branch.begun.append(c.begun.pieces[c.fork_length :]) for c in children)

@@ -1,4 +1,4 @@
-"""A linear layer's weight in 8 or 4 bits, as in checkpoints and as input of `make_linear`."""
+"""Quantized tensors: a linear layer's weight, one layer's KV."""
 
 from __future__ import annotations
 
@@ -69,3 +69,15 @@ def experts_of(weight: Tensor | QuantizedWeight) -> Iterator[Tensor | QuantizedW
         return
     for index in range(len(weight.values)):
         yield weight.map(itemgetter(index))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedKV:
+    """One layer's KV; a key or value is its quantized numbers times its scale.
+
+    A scale is the largest magnitude of its head's vector over the largest number of the format
+    (127 for int8, 448 for float8_e4m3fn), 0 for a vector of zeros.
+    """
+
+    values: Tensor  # [2, num_kv_heads, num_slots, head_dim] int8 or float8_e4m3fn
+    scales: Tensor  # [2, num_kv_heads, num_slots] float32

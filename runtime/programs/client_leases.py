@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ...radix.leases import Lease
-from ..schedule.cache.hints import KVHints, Outcome
+from ..schedule.cache.hint_actions import KVHints, Outcome
 
 DEFAULT_PRIORITY = 50  # above leases derived from programs
 MAX_STATED = 1024  # leases that one account may hold by hints; the oldest is released first

@@ -13,9 +13,9 @@ from program_harness import ProgramHarness, gen, hint, text
 from stemma.frontend.protocol import ir
 from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
+from stemma.runtime.programs.client_leases import Action
 from stemma.runtime.programs.context import ProgramContext
-from stemma.runtime.programs.hints import Action
-from stemma.runtime.schedule.cache.hints import Outcome
+from stemma.runtime.schedule.cache.hint_actions import Outcome
 
 
 @dataclass

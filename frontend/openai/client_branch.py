@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from ..protocol import branch as protocol
 from ..protocol import ir
+from ..protocol.branch import Branch
+from .client_transcript import ClientTranscript, Prompt
 from .speculation import Draft, Slot
-from .transcript import Prompt, Transcript
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class Pattern:
 
 
 @dataclass(slots=True, eq=False)
-class Branch(protocol.Branch[Transcript, asyncio.Task[None]]):
+class ClientBranch(Branch[ClientTranscript, asyncio.Task[None]]):
     """A branch whose transcript has pieces of text; `fork_length` counts these."""
 
     last_reply_id: str = ""  # of the last answer that it has
@@ -36,7 +36,7 @@ class Branch(protocol.Branch[Transcript, asyncio.Task[None]]):
         return self.pattern is not None and bool(self.pattern.gens)
 
 
-def hint_target(branch: Branch) -> dict[str, str] | None:
+def hint_target(branch: ClientBranch) -> dict[str, str] | None:
     """What the branch has, as a server knows it: its text; of a chat, up to its last answer."""
     transcript = branch.begun
     if transcript.is_chat:
@@ -45,7 +45,7 @@ def hint_target(branch: Branch) -> dict[str, str] | None:
     return {"prompt": text} if text else None
 
 
-def is_whole_message(branch: Branch, pattern: Pattern) -> bool:
+def is_whole_message(branch: ClientBranch, pattern: Pattern) -> bool:
     """Whether the message is one gen and nothing else."""
     is_only = len(pattern.gens) == len(pattern.terms) == 1
     return is_only and bool(branch.log) and isinstance(branch.log[0], ir.RoleEnd)

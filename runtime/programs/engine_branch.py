@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ...frontend.protocol import branch as protocol
 from ...frontend.protocol import ir
+from ...frontend.protocol.branch import Branch
 from ..tokenizer.transcript import TextChange, Transcript
 from .calls import Call
-from .hints import AskedHint
+from .client_leases import AskedHint
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class Value:
 
 
 @dataclass(slots=True, eq=False)
-class Branch(protocol.Branch[Transcript, Call]):
+class EngineBranch(Branch[Transcript, Call]):
     """A branch whose transcript has token ids; `fork_length` counts these."""
 
     pending_text: list[ir.Text] = field(default_factory=list)
