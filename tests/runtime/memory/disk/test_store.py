@@ -364,7 +364,7 @@ def test_a_journal_damaged_under_an_open_store_costs_no_block(tmp_path: Path, da
 def test_a_writer_killed_at_any_time_leaves_whole_blocks_within_the_bound(tmp_path: Path) -> None:
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+sys.path.insert(0, {str(Path(stemma.__file__).parent / "tests" / "support")!r})
 from kv_blocks import *
 from itertools import count
 from pathlib import Path
