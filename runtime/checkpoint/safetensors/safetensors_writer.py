@@ -40,8 +40,7 @@ class SafetensorsWriter:
             assert (name, tuple(tensor.shape), tensor.dtype) == (expected, *self._shapes[name])
             self._held[name] = tensor.contiguous()
             if len(self._held) == len(shard):
-                path = self._folder / self._file_name(self._number)
-                save_file(self._held, path, metadata={"format": "pt"})
+                self._save(self._folder / self._file_name(self._number))
                 self._number += 1
                 self._held = {}
 
@@ -58,6 +57,13 @@ class SafetensorsWriter:
         }
         index = {"metadata": {"total_size": self.total_bytes}, "weight_map": places}
         (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+    def _save(self, path: Path) -> None:
+        """The library makes files that only their owner may read; this one has the usual mode."""
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(self._held, path, metadata={"format": "pt"})
+        path.chmod(mode)
 
     def _file_name(self, number: int) -> str:
         count = len(self._shards)

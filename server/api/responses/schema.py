@@ -23,7 +23,7 @@ _HOSTED = ("conversation", "prompt", "background")
 ChatFields = dict[str, Any]  # a message as `ChatRequest.messages` takes it
 
 
-class ContentPart(BaseModel):
+class ItemPart(BaseModel):
     """A part of a message: what a user, or an earlier answer, said."""
 
     model_config = _LENIENT
@@ -37,12 +37,12 @@ class InputItem(BaseModel):
     model_config = _LENIENT
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Items[ContentPart] | None = None
-    summary: Items[ContentPart] | None = None
+    content: str | Items[ItemPart] | None = None
+    summary: Items[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | Items[ContentPart] | None = None
+    output: str | Items[ItemPart] | None = None
 
 
 class FunctionTool(BaseModel):
@@ -233,7 +233,7 @@ def _turn(messages: list[ChatFields]) -> ChatFields:
     return messages[-1]
 
 
-def _text(content: str | list[ContentPart]) -> str:
+def _text(content: str | list[ItemPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

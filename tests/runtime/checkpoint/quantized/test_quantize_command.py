@@ -165,6 +165,12 @@ def test_the_copy_says_what_it_is_and_has_all_other_files(
     assert summary["bytes_after"] <= size <= summary["bytes_after"] + 10_000
 
 
+def test_whoever_may_read_its_config_may_read_its_weights(folder: Path, tmp_path: Path) -> None:
+    copy(folder, tmp_path / "out", 8)
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert len(modes) == 1
+
+
 def test_shards_have_an_index(folder: Path, tmp_path: Path) -> None:
     copy(folder, tmp_path / "out", 8, shard_bytes=50_000)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
