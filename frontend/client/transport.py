@@ -97,7 +97,7 @@ class Transport:
         dealer.connect(self._endpoint)
         who = {"session": self._session, "tenant": self._tenant}
         known: dict[str, Any] = {name: value for name, value in who.items() if value is not None}
-        self._send(wire.encode("hello", client="stemma", ack=self.link.told(), **known))
+        self._send(wire.encode("hello", client="stemma", ack=self.link.take_ack(), **known))
 
     def _shut(self, linger_ms: int) -> None:
         if self._monitor is not None:
@@ -241,9 +241,9 @@ class Transport:
             self.link.sent()
             has_sent = True
         if self.link.owes_ack:
-            self._send(wire.encode("credit", ack=self.link.told()))
+            self._send(wire.encode("credit", ack=self.link.take_ack()))
         elif time.monotonic() - self._last_sent_s > wire.HEARTBEAT_S:
-            self._send(wire.encode("ping", ack=self.link.told()))
+            self._send(wire.encode("ping", ack=self.link.take_ack()))
         return has_sent
 
     def _send(self, parts: list[bytes]) -> bool:

@@ -43,11 +43,11 @@ class Link:
 
     def put(self, op: str, **header: Any) -> None:
         """Number a message and keep it for `unsent`. Raises ProtocolError if it is too large."""
-        self._keep(wire.encode(op, n=self.num_put + 1, ack=self.told(), **header))
+        self._keep(wire.encode(op, n=self.num_put + 1, ack=self.take_ack(), **header))
 
     def put_list(self, op: str, name: str, items: Sequence[bytes]) -> None:
         """The same for a message whose field `name` is a list of encoded items."""
-        self._keep(wire.encode_list(op, name, items, n=self.num_put + 1, ack=self.told()))
+        self._keep(wire.encode_list(op, name, items, n=self.num_put + 1, ack=self.take_ack()))
 
     def _keep(self, parts: list[bytes]) -> None:
         num_bytes = sum(len(part) for part in parts)
@@ -106,7 +106,7 @@ class Link:
         """Whether the other side is due an acknowledgement."""
         return self._taken_bytes >= wire.ACK_AFTER_BYTES
 
-    def told(self) -> int:
+    def take_ack(self) -> int:
         """The number of messages received, for a message that is sent now."""
         self._taken_bytes = 0
         return self.num_taken

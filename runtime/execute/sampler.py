@@ -111,7 +111,7 @@ class Sampling:
         rows = [plan.rows[index] for index in self._indices]
         self._rows = rows
         self._params = [_sampling_of(row) for row in rows]
-        self._told = [i for i, params in enumerate(self._params) if params.logprobs is not None]
+        self._wanted = [i for i, params in enumerate(self._params) if params.logprobs is not None]
         self._masked = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
         self._adjusted = [
             RowAdjustment(
@@ -127,8 +127,8 @@ class Sampling:
     def arrays(self) -> Arrays:
         arrays = _named("sampling", sampling_arrays(self._params, self._positions))
         arrays["sampled_rows"] = np.array(self._indices, dtype=np.int64)
-        if self._told:
-            arrays["told"] = np.array(self._told, dtype=np.int64)
+        if self._wanted:
+            arrays["wanted"] = np.array(self._wanted, dtype=np.int64)
         if self._adjusted:
             arrays |= _named("adjusted", adjusted_arrays(self._adjusted, self._vocab_size))
         if self._masked:
@@ -143,7 +143,7 @@ class Sampling:
         self, kernels: Kernels, logits: Tensor, staged: Tensors, previous: Tensor
     ) -> dict[str, Tensor]:
         # The model's own logits, before they are changed.
-        said = logits.index_select(0, staged["told"]) if self._told else None
+        said = logits.index_select(0, staged["wanted"]) if self._wanted else None
         if self._adjusted:
             adjusted = AdjustedRows(**_fields(AdjustedRows, "adjusted", staged))
             kernels.adjust_logits(logits, adjusted, previous)
@@ -155,9 +155,9 @@ class Sampling:
         previous.index_copy_(0, staged["sampled_rows"], token_ids)
         answers = {"token_ids": token_ids, "is_finite": is_finite}
         if said is not None:
-            chosen = token_ids.index_select(0, staged["told"])
+            chosen = token_ids.index_select(0, staged["wanted"])
             answers["logprobs"] = kernels.token_logprobs(said, chosen)
-            if count := max(self._num_told(place) for place in self._told):
+            if count := max(self._num_top(place) for place in self._wanted):
                 answers["top_ids"], answers["top_logprobs"] = top_logprobs(said, count)
         return answers
 
@@ -165,15 +165,15 @@ class Sampling:
         token_ids = answers["token_ids"].tolist()
         for index, token_id in zip(self._indices, token_ids, strict=True):
             results[index] = RowResult(token_id=token_id)
-        for i, place in enumerate(self._told):
-            index, num_told = self._indices[place], self._num_told(place)
-            tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_told else ()
+        for i, place in enumerate(self._wanted):
+            index, num_top = self._indices[place], self._num_top(place)
+            tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_top else ()
             logprob = float(answers["logprobs"][i])
-            results[index] = replace(results[index], logprob=logprob, top_logprobs=tops[:num_told])
+            results[index] = replace(results[index], logprob=logprob, top_logprobs=tops[:num_top])
         for place in np.flatnonzero(~answers["is_finite"]).tolist():
             results[self._indices[place]] = RowResult(error=self._why_not_finite(self._rows[place]))
 
-    def _num_told(self, place: int) -> int:
+    def _num_top(self, place: int) -> int:
         return min(self._params[place].logprobs or 0, self._vocab_size)
 
     def _why_not_finite(self, row: Row) -> str:
@@ -198,25 +198,25 @@ class Scoring:
     ) -> dict[str, Tensor]:
         tokens, targets = staged["scored_tokens"], staged["target_ids"]
         logprobs, best = [], []
-        told: dict[str, list[Tensor]] = {}
+        wanted: dict[str, list[Tensor]] = {}
         for first in range(0, len(targets), _SCORED_AT_ONCE):
             part = slice(first, first + _SCORED_AT_ONCE)
             logits = model.compute_logits(hidden.index_select(0, tokens[part]))
             logprobs.append(kernels.token_logprobs(logits, targets[part]))
             best.append(logits.argmax(dim=-1))
-            self._tell(logits, first, told)
+            self._put_wanted(logits, first, wanted)
         answers = {"target_logprobs": torch.cat(logprobs), "target_argmax": torch.cat(best)}
-        return answers | {name: torch.cat(parts) for name, parts in told.items()}
+        return answers | {name: torch.cat(parts) for name, parts in wanted.items()}
 
-    def _tell(self, logits: Tensor, first: int, told: dict[str, list[Tensor]]) -> None:
+    def _put_wanted(self, logits: Tensor, first: int, wanted: dict[str, list[Tensor]]) -> None:
         """Add the top tokens at the targets from `first` on, whose logits are given."""
         for index, start, end, count in self._wants_tops(logits.shape[-1]):
             own = range(max(start - first, 0), min(end - first, len(logits)), _TOLD_AT_ONCE)
             for at in own:
                 few = logits[at : min(at + _TOLD_AT_ONCE, own.stop)]
                 token_ids, logprobs = top_logprobs(few, count)
-                told.setdefault(f"target_top_ids.{index}", []).append(token_ids)
-                told.setdefault(f"target_top_logprobs.{index}", []).append(logprobs)
+                wanted.setdefault(f"target_top_ids.{index}", []).append(token_ids)
+                wanted.setdefault(f"target_top_logprobs.{index}", []).append(logprobs)
 
     def _wants_tops(self, vocab_size: int) -> list[tuple[int, int, int, int]]:
         """(row of the plan, first and end of its targets, number of top tokens) for rows that want

@@ -174,7 +174,7 @@ class Gateway:
         elif message.op == "intern":
             client.texts.change(header)
         elif message.op == "ping":
-            self._send(client.identity, wire.encode("pong", ack=client.link.told()))
+            self._send(client.identity, wire.encode("pong", ack=client.link.take_ack()))
         elif message.op == "call":
             self._control.answer(client, message)
         elif message.op == "cancel":
@@ -198,7 +198,7 @@ class Gateway:
         return wire.encode(
             "welcome",
             session=client.session,
-            ack=client.link.told(),
+            ack=client.link.take_ack(),
             credit_bytes=wire.CLIENT_CREDIT_BYTES,
             grace_s=self._grace_s,
             heartbeat_s=wire.HEARTBEAT_S,
@@ -319,7 +319,7 @@ class Gateway:
                 return
             link.sent()
         if link.owes_ack:
-            self._send(client.identity, wire.encode("credit", ack=link.told()))
+            self._send(client.identity, wire.encode("credit", ack=link.take_ack()))
 
     def _send(self, identity: bytes, parts: list[bytes]) -> bool:
         try:

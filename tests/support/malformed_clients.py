@@ -46,7 +46,7 @@ class Served:
         self.context.term()
 
 
-class Stranger:
+class RawClient:
     """A client that sends arbitrary frames."""
 
     def __init__(self, served: Served) -> None:
@@ -62,7 +62,7 @@ class Stranger:
 
     def say(self, op: str, **header: Any) -> None:
         if op not in wire.NUMBERED_OPS:
-            return self.send(*wire.encode(op, ack=self.link.told(), **header))
+            return self.send(*wire.encode(op, ack=self.link.take_ack(), **header))
         self.link.put(op, **header)
         self.send(*self.link.unsent() or [])
         self.link.sent()

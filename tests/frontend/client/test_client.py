@@ -317,7 +317,7 @@ def test_an_author_without_credit_waits_until_the_runtime_has_taken_what_was_sen
         assert writer.is_alive() and len(ops) <= 12, "it goes on only with credit"
         assert backend.connection._outbox.held_bytes < 12_000
         while writer.is_alive():
-            runtime.send(wire.encode("credit", ack=runtime.link.told()))
+            runtime.send(wire.encode("credit", ack=runtime.link.take_ack()))
             while runtime.router.poll(20):
                 ops += runtime.hear_ops()["ops"]
         assert not raised

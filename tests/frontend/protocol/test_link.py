@@ -39,7 +39,7 @@ def send(sender: Side, receiver: Side, num_delivered: int) -> None:
 
 
 def reconnect(left: Side, right: Side) -> None:
-    left_taken, right_taken = left.link.told(), right.link.told()
+    left_taken, right_taken = left.link.take_ack(), right.link.take_ack()
     left.link.resume(right_taken)
     right.link.resume(left_taken)
 
@@ -65,13 +65,13 @@ def test_nothing_is_lost_or_doubled_however_connections_break(
             if num_delivered < num_unsent:
                 reconnect(*sides)
         elif kind == 1:
-            receiver.hear(wire.encode("credit", ack=sender.link.told()))
+            receiver.hear(wire.encode("credit", ack=sender.link.take_ack()))
         else:
             reconnect(*sides)
     reconnect(*sides)
     for sender, receiver in (sides, sides[::-1]):
         send(sender, receiver, 1000)
-        sender.link.acknowledge(receiver.link.told())
+        sender.link.acknowledge(receiver.link.take_ack())
         assert receiver.taken == list(range(1, sender.num_put + 1))
         assert sender.link.unacked_bytes == 0 and sender.link.unsent() is None
 
@@ -97,7 +97,7 @@ def test_an_acknowledgement_is_owed_after_so_many_bytes(monkeypatch: pytest.Monk
     sender.put()
     send(sender, receiver, 1)
     assert receiver.link.owes_ack
-    receiver.link.told()
+    receiver.link.take_ack()
     assert not receiver.link.owes_ack
 
 

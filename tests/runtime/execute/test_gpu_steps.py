@@ -139,7 +139,7 @@ def test_tokens_scores_and_embeddings_are_those_of_the_cpu(
         assert request.output_ids == expected.output_ids
         assert request.finish_reason is expected.finish_reason
         assert request.scores == pytest.approx(expected.scores, abs=1e-9)
-        assert _told(request) == _told(expected)
+        assert _logprobs_of(request) == _logprobs_of(expected)
         if request.hidden is not None:
             assert expected.hidden is not None
             assert request.hidden.pooled() == pytest.approx(expected.hidden.pooled(), abs=1e-9)
@@ -152,7 +152,7 @@ def test_tokens_scores_and_embeddings_are_those_of_the_cpu(
     assert (steps.forward.num_graphs > 0) == (options.get("cuda_graph_max_tokens") != 0)
 
 
-def _told(request: Request) -> list[Any]:
+def _logprobs_of(request: Request) -> list[Any]:
     """What was told beside each token."""
     assert isinstance(request.listener, FakeListener)
     return [

@@ -1,4 +1,4 @@
-"""The engine's door: what strangers send over a real socket, and who suffers from it (nobody)."""
+"""The gateway over a real socket: malformed clients are refused, and no other client suffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from malformed_clients import Served, Stranger
+from malformed_clients import RawClient, Served
 
 import stemma
 from stemma.errors import ProtocolError
@@ -40,10 +40,10 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def stranger(served: Served) -> Iterator[Stranger]:
-    stranger = Stranger(served)
-    yield stranger
-    stranger.socket.close()
+def raw_client(served: Served) -> Iterator[RawClient]:
+    raw_client = RawClient(served)
+    yield raw_client
+    raw_client.socket.close()
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def program(s: stemma.ProgramState, max_tokens: int = 4) -> None:
     s += "hello" + stemma.gen("x", max_tokens=max_tokens, temperature=0, ignore_eos=True)
 
 
-def test_hello_is_welcomed_with_what_the_engine_is(stranger: Stranger) -> None:
-    first, second = stranger.hello(), stranger.hello()
+def test_hello_is_welcomed_with_what_the_engine_is(raw_client: RawClient) -> None:
+    first, second = raw_client.hello(), raw_client.hello()
     assert first.op == "welcome" and first.header["vocab_size"] == 260
     assert first.header["max_frame_bytes"] == wire.MAX_FRAME_BYTES
     assert first.header["session"] == second.header["session"], "hello twice is one client"
@@ -82,24 +82,24 @@ HELLO = orjson.dumps({"v": 2, "op": "hello"})
     ],
 )
 def test_a_malformed_message_gets_an_error_reply_and_disturbs_nobody(
-    stranger: Stranger, healthy: stemma.Runtime, frames: list[bytes], message: str
+    raw_client: RawClient, healthy: stemma.Runtime, frames: list[bytes], message: str
 ) -> None:
     state = program.stream(max_tokens=50, backend=healthy)
-    stranger.send(*frames)
-    reply = stranger.hear()
+    raw_client.send(*frames)
+    reply = raw_client.hear()
     assert reply.op == "error" and message in reply.header["message"]
     assert reply.header["supported"] == [wire.VERSION]
     assert "".join(state.text_iter()) == program.run(max_tokens=50, backend=healthy).text()
-    assert stranger.hello().op == "welcome", "the stranger may still behave"
+    assert raw_client.hello().op == "welcome", "the client may still behave"
 
 
 @pytest.mark.parametrize("number", [-1, "1", None, True, 2**63, 1.5, []])
-def test_a_program_number_that_is_none_is_an_error(stranger: Stranger, number: object) -> None:
-    stranger.hello()
-    stranger.say_ops(number, [], create={})
-    assert "program=" in stranger.hear().header["message"]
-    stranger.say("cancel", program=number)
-    assert "program=" in stranger.hear().header["message"]
+def test_a_program_number_that_is_none_is_an_error(raw_client: RawClient, number: object) -> None:
+    raw_client.hello()
+    raw_client.say_ops(number, [], create={})
+    assert "program=" in raw_client.hear().header["message"]
+    raw_client.say("cancel", program=number)
+    assert "program=" in raw_client.hear().header["message"]
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,17 @@ def test_a_program_number_that_is_none_is_an_error(stranger: Stranger, number: o
     ],
     ids=str,
 )  # fmt: skip
-def test_ops_that_cannot_be_read_end_their_program_alone(stranger: Stranger, ops: object) -> None:
-    stranger.hello()
+def test_ops_that_cannot_be_read_end_their_program_alone(
+    raw_client: RawClient, ops: object
+) -> None:
+    raw_client.hello()
     fine = [["text", 0, 0, None, "a"], ["gen", 0, 1, None, "x", {"max_tokens": 2}]]
-    stranger.say_ops(1, ops, create={})
-    stranger.say_ops(1, [["text", 0, 1, None, "late"]], end=True)
-    stranger.say_ops(2, fine, create={}, end=True)
-    events = stranger.events()
+    raw_client.say_ops(1, ops, create={})
+    raw_client.say_ops(1, [["text", 0, 1, None, "late"]], end=True)
+    raw_client.say_ops(2, fine, create={}, end=True)
+    events = raw_client.events()
     if len(events) == 2:
-        events += stranger.events()
+        events += raw_client.events()
     assert [(e[0], e[3]) for e in events] == [
         (1, wire.FAILED), (1, wire.DONE), (2, wire.VALUE), (2, wire.DONE)
     ]  # fmt: skip
@@ -142,24 +144,24 @@ def test_ops_that_cannot_be_read_end_their_program_alone(stranger: Stranger, ops
     ],
 )
 def test_a_call_that_fails_is_answered(
-    stranger: Stranger, method: object, args: object, message: str
+    raw_client: RawClient, method: object, args: object, message: str
 ) -> None:
-    stranger.hello()
-    stranger.say("call", id=5, method=method, args=args)
-    reply = stranger.hear()
+    raw_client.hello()
+    raw_client.say("call", id=5, method=method, args=args)
+    reply = raw_client.hear()
     assert reply.op == "reply" and reply.header["id"] == 5 and not reply.header["ok"]
     assert message in reply.header["error"]
 
 
-def test_calls_answer(stranger: Stranger) -> None:
-    stranger.hello()
+def test_calls_answer(raw_client: RawClient) -> None:
+    raw_client.hello()
     answers = []
     for method, args in [
         ("tokenize", {"text": "ab<eos>"}), ("detokenize", {"ids": [97, 98]}),
         ("info", {}), ("tree", {}), ("flush_cache", {}),
     ]:  # fmt: skip
-        stranger.say("call", id=1, method=method, args=args)
-        answers.append(stranger.hear().header["result"])
+        raw_client.say("call", id=1, method=method, args=args)
+        answers.append(raw_client.hear().header["result"])
     assert answers[:2] == [list(b"ab<eos>"), "ab"]
     assert answers[2]["total_tokens"] == 8192 and "nodes" in answers[3]
     assert isinstance(answers[4], int)
@@ -183,54 +185,54 @@ FRAMES = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(messages=st.lists(FRAMES, max_size=4))
 def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[bytes]]) -> None:
-    stranger = Stranger(served)
-    stranger.hello()
+    raw_client = RawClient(served)
+    raw_client.hello()
     for frames in messages:
-        stranger.send(*frames)
-    stranger.say("hello")  # it may have said bye
-    stranger.say("call", id="last", method="tokenize", args={"text": "a"})
-    while (reply := stranger.hear()).header.get("id") != "last":
+        raw_client.send(*frames)
+    raw_client.say("hello")  # it may have said bye
+    raw_client.say("call", id="last", method="tokenize", args={"text": "a"})
+    while (reply := raw_client.hear()).header.get("id") != "last":
         pass
     assert reply.header["result"] == [97]
-    stranger.socket.close()
+    raw_client.socket.close()
 
 
 def test_a_silent_clients_programs_are_cancelled_and_their_pages_freed(
     served: Served,
-    stranger: Stranger,
+    raw_client: RawClient,
     healthy: stemma.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stranger.hello()
+    raw_client.hello()
     ops = [
         ["text", 0, 0, None, "silence"],
         ["gen", 0, 1, None, "x", {"max_tokens": 3900, "ignore_eos": True}],
     ]
     start = time.monotonic()
     for number in (1, 2):
-        stranger.say_ops(number, ops, create={"seed": number})
+        raw_client.say_ops(number, ops, create={"seed": number})
     wait_for(healthy, lambda info: info["num_running"] == 2)
     monkeypatch.setattr(served.gateway, "_grace_s", GRACE_S)
     wait_for(healthy, lambda info: info["num_running"] == 0 and info["num_programs"] == 0)
     assert time.monotonic() - start > GRACE_S, "it was given its time"
     info = healthy.get_server_info()
     assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
-    while stranger.socket.poll(0):
-        stranger.hear()  # deltas were not asked for: at most an error
-    stranger.say("ping")
-    assert "ping before hello (or after too long a silence)" in stranger.hear().header["message"]
+    while raw_client.socket.poll(0):
+        raw_client.hear()  # deltas were not asked for: at most an error
+    raw_client.say("ping")
+    assert "ping before hello (or after too long a silence)" in raw_client.hear().header["message"]
 
 
 def test_a_cancelled_program_stops_at_once_and_says_no_more(
-    stranger: Stranger, healthy: stemma.Runtime
+    raw_client: RawClient, healthy: stemma.Runtime
 ) -> None:
-    stranger.hello()
+    raw_client.hello()
     ops = [["text", 0, 0, None, "c"], ["gen", 0, 1, None, "x", {"max_tokens": 3900}]]
-    stranger.say_ops(1, ops, create={})
-    stranger.say("cancel", program=1)
-    stranger.say("cancel", program=1)
-    stranger.say("ping")
-    assert stranger.hear().op == "pong"
+    raw_client.say_ops(1, ops, create={})
+    raw_client.say("cancel", program=1)
+    raw_client.say("cancel", program=1)
+    raw_client.say("ping")
+    assert raw_client.hear().op == "pong"
     wait_for(healthy, lambda info: info["num_running"] == 0)
 
 
@@ -242,7 +244,7 @@ def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 30.0) -> 
 
 
 def test_a_message_that_found_its_queue_full_is_sent_later(
-    stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+    raw_client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, num_refused = zmq.Socket.send_multipart, 0
 
@@ -254,40 +256,40 @@ def test_a_message_that_found_its_queue_full_is_sent_later(
         return send(socket, parts, *args, **options)
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", is_full)
-    stranger.hello()
+    raw_client.hello()
     ops = [["text", 0, 0, None, "c"], ["gen", 0, 1, None, "x", {"max_tokens": 1}]]
-    stranger.say_ops(77, ops, create={}, end=True)
-    assert [event[3] for event in stranger.events()] == [wire.VALUE, wire.DONE]
+    raw_client.say_ops(77, ops, create={}, end=True)
+    assert [event[3] for event in raw_client.events()] == [wire.VALUE, wire.DONE]
     assert num_refused == 3
 
 
 def test_results_larger_than_a_message_are_sent_in_several(
-    stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+    raw_client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stranger.hello()
+    raw_client.hello()
     monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4000)
     ops: list[list[object]] = [["text", 0, 0, None, "q"]]
     for seq in range(1, 9):
         params = {"max_tokens": 20, "logprobs": 0 if seq < 8 else 8, "ignore_eos": True}
         ops.append(["gen", 0, seq, None, f"x{seq}", params])
-    stranger.say_ops(1, ops[:5], create={})
-    stranger.say_ops(1, ops[5:], end=True)
-    events = stranger.events()
+    raw_client.say_ops(1, ops[:5], create={})
+    raw_client.say_ops(1, ops[5:], end=True)
+    events = raw_client.events()
     assert [event[3] for event in events] == [wire.VALUE] * 7 + [wire.FAILED, wire.DONE]
     assert "at most 4000" in events[-2][4]["message"], "an event too large fails its op"
 
 
 def test_a_fault_in_one_program_ends_that_program_only(
-    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+    raw_client: RawClient, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(self: object, *arguments: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr(call_factory.CallFactory, "select", explode)
-    stranger.hello()
+    raw_client.hello()
     ops = [["text", 0, 0, None, "q"], ["select", 0, 1, None, "x", ["a", "b"]]]
-    stranger.say_ops(1, ops, create={}, end=True)
-    failed, done = stranger.events()
+    raw_client.say_ops(1, ops, create={}, end=True)
+    failed, done = raw_client.events()
     assert failed[3] == wire.FAILED and done[3] == wire.DONE
     assert failed[4]["kind"] == "EngineError" and "a fault of ours" in failed[4]["message"]
     assert program.run(backend=healthy)["x"]
@@ -298,16 +300,16 @@ def test_a_fault_in_one_program_ends_that_program_only(
     [{"tools": '["\\ud800"]'}, {"tools": "{}"}, {"template_kwargs": "{"}, {"template_kwargs": 7}],
 )
 def test_tools_that_cannot_be_read_end_their_program_and_not_their_client(
-    stranger: Stranger, create: dict[str, Any]
+    raw_client: RawClient, create: dict[str, Any]
 ) -> None:
-    stranger.hello()
+    raw_client.hello()
     ops = [["text", 0, 0, None, "q"], ["gen", 0, 1, None, "x", {"max_tokens": 1}]]
-    stranger.say_ops(1, ops, create=create, end=True)
-    failed, done = stranger.events()
+    raw_client.say_ops(1, ops, create=create, end=True)
+    failed, done = raw_client.events()
     assert failed[3] == wire.FAILED and done[3] == wire.DONE
     assert failed[4]["kind"] == "InvalidProgram" and next(iter(create)) in failed[4]["message"]
-    stranger.say_ops(2, ops, create={}, end=True)
-    assert [event[3] for event in stranger.events()] == [wire.VALUE, wire.DONE]
+    raw_client.say_ops(2, ops, create={}, end=True)
+    assert [event[3] for event in raw_client.events()] == [wire.VALUE, wire.DONE]
 
 
 def test_an_address_that_cannot_be_bound_is_an_error(served: Served, tmp_path: Path) -> None:

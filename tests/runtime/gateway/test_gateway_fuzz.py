@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from malformed_clients import Served, Stranger
+from malformed_clients import RawClient, Served
 
 import stemma
 from stemma.frontend.protocol import wire
@@ -91,9 +91,9 @@ def program(s: stemma.ProgramState) -> None:
     s += "hello" + stemma.gen("x", max_tokens=40, temperature=0, ignore_eos=True)
 
 
-def assert_alive(stranger: Stranger) -> None:
+def assert_alive(raw_client: RawClient) -> None:
     """A session of its own answers a stranger who behaves from now on."""
-    again = Stranger(stranger.served)
+    again = RawClient(raw_client.served)
     again.hello()
     again.say("call", id="last", method="tokenize", args={"text": "a"})
     assert again.hear().header["result"] == [97]
@@ -113,12 +113,12 @@ def test_any_frames_leave_the_gateway_and_others_unharmed(
     served: Served, healthy: stemma.Runtime, expected: str, messages: list[list[bytes]]
 ) -> None:
     state = program.stream(backend=healthy)
-    stranger = Stranger(served)
-    stranger.say("hello")
+    raw_client = RawClient(served)
+    raw_client.say("hello")
     for frames in messages:
-        stranger.send(*frames)
-    assert_alive(stranger)
-    stranger.socket.close()
+        raw_client.send(*frames)
+    assert_alive(raw_client)
+    raw_client.socket.close()
     assert "".join(state.text_iter()) == expected
     assert served.thread.is_alive()
 
@@ -126,12 +126,12 @@ def test_any_frames_leave_the_gateway_and_others_unharmed(
 def test_what_a_running_program_yields_is_the_same_beside_garbage(
     served: Served, healthy: stemma.Runtime, expected: str
 ) -> None:
-    stranger = Stranger(served)
+    raw_client = RawClient(served)
     state = program.stream(backend=healthy)
     for index in range(300):
-        stranger.send(bytes([index % 256]) * 50, b"x" * 1000)
+        raw_client.send(bytes([index % 256]) * 50, b"x" * 1000)
     assert "".join(state.text_iter()) == expected
-    stranger.socket.close()
+    raw_client.socket.close()
 
 
 @pytest.mark.parametrize(
@@ -154,28 +154,28 @@ def test_huge_counts_and_depths_take_bounded_memory(
     served: Served, healthy: stemma.Runtime, frame: bytes
 ) -> None:
     before = healthy.get_server_info()["peak_rss_bytes"]
-    stranger = Stranger(served)
-    stranger.say("hello")
+    raw_client = RawClient(served)
+    raw_client.say("hello")
     for _ in range(3):
-        stranger.send(frame)
-    assert_alive(stranger)
-    stranger.socket.close()
+        raw_client.send(frame)
+    assert_alive(raw_client)
+    raw_client.socket.close()
     assert healthy.get_server_info()["peak_rss_bytes"] - before < MAX_GROWTH_BYTES
 
 
 def test_a_frame_beyond_the_limit_closes_only_its_connection(
     served: Served, healthy: stemma.Runtime
 ) -> None:
-    stranger = Stranger(served)
-    stranger.send(b"x" * (wire.MAX_FRAME_BYTES + 1))
+    raw_client = RawClient(served)
+    raw_client.send(b"x" * (wire.MAX_FRAME_BYTES + 1))
     assert program.run(backend=healthy)["x"]
-    stranger.socket.close()
+    raw_client.socket.close()
 
 
 def test_an_older_version_is_told_which_is_spoken(served: Served) -> None:
-    stranger = Stranger(served)
-    stranger.send(orjson.dumps({"v": 1, "op": "hello"}))
-    header = stranger.hear().header
+    raw_client = RawClient(served)
+    raw_client.send(orjson.dumps({"v": 1, "op": "hello"}))
+    header = raw_client.hear().header
     assert header["message"] == "protocol version 1; this side speaks 2"
     assert header["supported"] == [2]
-    stranger.socket.close()
+    raw_client.socket.close()

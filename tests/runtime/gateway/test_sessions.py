@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from malformed_clients import Served, Stranger
+from malformed_clients import RawClient, Served
 
 import stemma
 from stemma.bench.harness.tcp_proxy import TcpProxy
@@ -46,10 +46,10 @@ def proxy(served: Served) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def stranger(served: Served) -> Iterator[Stranger]:
-    stranger = Stranger(served)
-    yield stranger
-    stranger.socket.close()
+def raw_client(served: Served) -> Iterator[RawClient]:
+    raw_client = RawClient(served)
+    yield raw_client
+    raw_client.socket.close()
 
 
 @pytest.fixture(scope="module")
@@ -127,62 +127,65 @@ def test_a_client_that_is_away_for_longer_than_the_grace_period_loses_its_progra
 
 
 def test_a_session_that_has_ended_is_an_error_for_who_comes_back(
-    served: Served, stranger: Stranger
+    served: Served, raw_client: RawClient
 ) -> None:
-    stranger.say("hello", session="f" * 32)
-    assert "this session is not known any more" in stranger.hear().header["message"]
-    stranger.say("hello", session=["x"])
-    assert "not known any more" in stranger.hear().header["message"]
-    assert stranger.hello().op == "welcome"
+    raw_client.say("hello", session="f" * 32)
+    assert "this session is not known any more" in raw_client.hear().header["message"]
+    raw_client.say("hello", session=["x"])
+    assert "not known any more" in raw_client.hear().header["message"]
+    assert raw_client.hello().op == "welcome"
 
 
 def test_another_connection_takes_the_session_over_with_its_token(
-    served: Served, stranger: Stranger
+    served: Served, raw_client: RawClient
 ) -> None:
-    token = stranger.hello().header["session"]
-    stranger.say_ops(1, [["text", 0, 0, None, "a"], ["gen", 0, 1, None, "x", {"max_tokens": 2}]],
+    token = raw_client.hello().header["session"]
+    raw_client.say_ops(1, [["text", 0, 0, None, "a"], ["gen", 0, 1, None, "x", {"max_tokens": 2}]],
                      create={}, end=True)  # fmt: skip
-    assert stranger.hear().header["events"], "and it does not acknowledge them"
-    other = Stranger(served)
+    assert raw_client.hear().header["events"], "and it does not acknowledge them"
+    other = RawClient(served)
     other.link.put("cancel", program=9)  # as if it had sent the first one's message
     other.send(*wire.encode("hello", session=token, ack=0))
     welcome = other.hear()
     assert welcome.header["session"] == token and welcome.header["ack"] == 1
     assert [event[3] for event in other.events()][-1] == wire.DONE, "sent again"
-    stranger.say("ping")
-    assert "ping before hello" in stranger.hear().header["message"]
+    raw_client.say("ping")
+    assert "ping before hello" in raw_client.hear().header["message"]
     other.socket.close()
 
 
 def test_a_message_that_comes_twice_is_carried_out_once_and_a_gap_is_an_error(
-    stranger: Stranger,
+    raw_client: RawClient,
 ) -> None:
-    stranger.hello()
+    raw_client.hello()
     call: dict[str, Any] = {"method": "tokenize", "args": {"text": "a"}}
-    stranger.link.put("call", id=1, **call)
+    raw_client.link.put("call", id=1, **call)
     for _ in range(3):
-        stranger.send(*stranger.link.unsent() or [])
-    stranger.link.sent()
-    stranger.send(*wire.encode("call", n=3, ack=0, id=3, **call))
-    replies = [stranger.hear(), stranger.hear()]
+        raw_client.send(*raw_client.link.unsent() or [])
+    raw_client.link.sent()
+    raw_client.send(*wire.encode("call", n=3, ack=0, id=3, **call))
+    replies = [raw_client.hear(), raw_client.hear()]
     assert [reply.header.get("id") for reply in replies if reply.op == "reply"] == [1]
     assert "message 3 came after 1" in str(replies)
-    stranger.say("call", id=2, **call)
-    assert stranger.hear().header["id"] == 2
+    raw_client.say("call", id=2, **call)
+    assert raw_client.hear().header["id"] == 2
 
 
 # --- clients that are slow, dead or gone ----------------------------------------------------------
 
 
 def test_a_client_that_never_acknowledges_gets_a_window_and_merged_text_then_is_cut_off(
-    served: Served, stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    raw_client: RawClient,
+    healthy: stemma.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(wire, "RUNTIME_CREDIT_BYTES", 500)
     monkeypatch.setattr(wire, "ACK_AFTER_BYTES", 1)  # the healthy one acknowledges at once
     num_finished = healthy.get_server_info()["stats"]["num_finished"]
-    stranger.hello()
+    raw_client.hello()
     ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 400, "ignore_eos": True}]]
-    stranger.say_ops(1, ops, create={"stream": True}, end=True)
+    raw_client.say_ops(1, ops, create={"stream": True}, end=True)
     wait_for(healthy, lambda info: info["stats"]["num_finished"] > num_finished, 60)
     clients = list(served.gateway._clients.by_session.values())
     (client,) = [c for c in clients if c.events]
@@ -194,23 +197,25 @@ def test_a_client_that_never_acknowledges_gets_a_window_and_merged_text_then_is_
         assert time.monotonic() < deadline
         time.sleep(0.01)
     monkeypatch.setattr(gateway_module, "MAX_BEHIND_BYTES", 600)
-    reply = stranger.hear()
+    reply = raw_client.hear()
     while reply.op in ("events", "credit"):
-        reply = stranger.hear()
+        reply = raw_client.hear()
     assert reply.op == "error" and "has not taken its results" in reply.header["message"]
     monkeypatch.undo()
-    stranger.say("ping")
-    assert "has not taken its results" in stranger.hear().header["message"], "and it is told again"
+    raw_client.say("ping")
+    assert "has not taken its results" in raw_client.hear().header["message"], (
+        "and it is told again"
+    )
     assert program.run(backend=healthy)["x"]
 
 
 def test_a_client_that_says_goodbye_frees_its_programs_at_once(
-    stranger: Stranger, healthy: stemma.Runtime
+    raw_client: RawClient, healthy: stemma.Runtime
 ) -> None:
-    stranger.hello()
-    stranger.say_ops(1, GEN, create={})
+    raw_client.hello()
+    raw_client.say_ops(1, GEN, create={})
     wait_for(healthy, lambda info: info["num_running"] == 1)
-    stranger.say("bye")
+    raw_client.say("bye")
     wait_for(healthy, lambda info: info["num_running"] == info["num_programs"] == 0, 5.0)
 
 
@@ -264,55 +269,55 @@ def test_connections_that_never_finish_their_greeting_disturb_nobody(
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def failure(stranger: Stranger) -> str:
-    failed, done = stranger.events()[-2:]
+def failure(raw_client: RawClient) -> str:
+    failed, done = raw_client.events()[-2:]
     assert (failed[3], done[3]) == (wire.FAILED, wire.DONE)
     return str(failed[4]["message"])
 
 
 def test_limits_of_a_program_end_it_and_no_other(
-    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+    raw_client: RawClient, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stranger.hello()
+    raw_client.hello()
     text = ["text", 0, 0, None, "a"]
-    stranger.say_ops(1, [["text", clients_module.MAX_BRANCHES, 0, None, "a"]], create={})
-    assert "branch=65536" in failure(stranger)
-    stranger.say_ops(2, [["fork", 0, 0, None, [1, clients_module.MAX_BRANCHES]]], create={})
-    assert "branch=65536" in failure(stranger)
+    raw_client.say_ops(1, [["text", clients_module.MAX_BRANCHES, 0, None, "a"]], create={})
+    assert "branch=65536" in failure(raw_client)
+    raw_client.say_ops(2, [["fork", 0, 0, None, [1, clients_module.MAX_BRANCHES]]], create={})
+    assert "branch=65536" in failure(raw_client)
     monkeypatch.setattr(clients_module, "MAX_OPS", 3)
-    stranger.say_ops(3, [["text", 0, i, None, "a"] for i in range(4)], create={})
-    assert "at most 3 ops" in failure(stranger)
+    raw_client.say_ops(3, [["text", 0, i, None, "a"] for i in range(4)], create={})
+    assert "at most 3 ops" in failure(raw_client)
     monkeypatch.setattr(clients_module, "MAX_PROGRAM_BYTES", 1000)
-    stranger.say("intern", texts=[[0, "x" * 400]])
+    raw_client.say("intern", texts=[[0, "x" * 400]])
     ops = [["text", 0, 0, None, 0], ["text", 0, 1, None, 0], ["text", 0, 2, None, 0]]
-    stranger.say_ops(4, ops, create={})
-    assert "at most 1000 bytes" in failure(stranger), "texts named by slot count in full"
+    raw_client.say_ops(4, ops, create={})
+    assert "at most 1000 bytes" in failure(raw_client), "texts named by slot count in full"
     monkeypatch.setattr(clients_module, "MAX_PROGRAMS", 2)
     for number in (5, 6, 7):
-        stranger.say_ops(number, [text], create={})
-    assert "at most 2 programs" in failure(stranger)
+        raw_client.say_ops(number, [text], create={})
+    assert "at most 2 programs" in failure(raw_client)
     monkeypatch.setattr(clients_module, "MAX_CLIENT_BYTES", 500)
-    stranger.say_ops(6, [["text", 0, 1, None, "a" * 500]])
-    assert "a client's programs may have at most 500" in failure(stranger)
-    stranger.say_ops(5, [], end=True)
-    assert [event[3] for event in stranger.events()] == [wire.DONE]
+    raw_client.say_ops(6, [["text", 0, 1, None, "a" * 500]])
+    assert "a client's programs may have at most 500" in failure(raw_client)
+    raw_client.say_ops(5, [], end=True)
+    assert [event[3] for event in raw_client.events()] == [wire.DONE]
     monkeypatch.undo()
     assert program.run(backend=healthy)["x"]
 
 
 def test_a_client_too_many_is_refused(
-    stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+    raw_client: RawClient, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients_module, "MAX_CLIENTS", 1)
-    stranger.say("hello")
-    assert "serves at most 1 clients" in stranger.hear().header["message"]
+    raw_client.say("hello")
+    assert "serves at most 1 clients" in raw_client.hear().header["message"]
     assert program.run(backend=healthy)["x"]
 
 
-def test_a_call_too_large_is_refused(stranger: Stranger) -> None:
-    stranger.hello()
-    stranger.say("call", id=1, method="tokenize", args={"text": "a" * 3 * 2**20})
-    assert "at most 2097152 are answered" in stranger.hear().header["error"]
+def test_a_call_too_large_is_refused(raw_client: RawClient) -> None:
+    raw_client.hello()
+    raw_client.say("call", id=1, method="tokenize", args={"text": "a" * 3 * 2**20})
+    assert "at most 2097152 are answered" in raw_client.hear().header["error"]
 
 
 def test_a_batch_with_a_failing_program_over_a_session_still_names_it(
@@ -323,7 +328,10 @@ def test_a_batch_with_a_failing_program_over_a_session_still_names_it(
 
 
 def test_programs_run_on_the_account_that_their_client_names(
-    served: Served, stranger: Stranger, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    raw_client: RawClient,
+    healthy: stemma.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tenants: list[object] = []
     engine = served.loaded.engine
@@ -338,16 +346,16 @@ def test_programs_run_on_the_account_that_their_client_names(
     with stemma.Runtime(served.endpoint, tenant="batch") as named:
         program.run(backend=named)
     program.run(backend=healthy)
-    stranger.hello()
+    raw_client.hello()
     ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 2}]]
-    stranger.say_ops(1, ops, create={"tenant": "web"}, end=True)
-    stranger.events()
+    raw_client.say_ops(1, ops, create={"tenant": "web"}, end=True)
+    raw_client.events()
     own = tenants[-2]
     assert tenants[0] == "batch" and tenants[-1] == "web"
     assert isinstance(own, str) and len(own) == 32, "a session is a tenant of its own"
 
 
 @pytest.mark.parametrize("tenant", ["", "x" * 257, 7])
-def test_a_tenant_that_is_no_name_is_refused(stranger: Stranger, tenant: object) -> None:
-    stranger.say("hello", tenant=tenant)
-    assert "tenant=" in stranger.hear().header["message"]
+def test_a_tenant_that_is_no_name_is_refused(raw_client: RawClient, tenant: object) -> None:
+    raw_client.say("hello", tenant=tenant)
+    assert "tenant=" in raw_client.hear().header["message"]
