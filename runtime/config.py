@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..constrained.serving.compiler_service import DEFAULT_GRAMMAR_TIMEOUT_S
+from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidRequest
 from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.client.progress import ByteProgress

@@ -231,6 +231,13 @@ def test_the_host_half_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_commands_that_read_the_engines_flags_load_no_compiler_of_grammars() -> None:
+    code = (
+        "import sys, stemma.cli.generate; assert 'stemma.constrained.compiler' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_server_loads_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import stemma.server.http_server"
     subprocess.run([sys.executable, "-c", code], check=True)

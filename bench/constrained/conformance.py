@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...constrained.serving.compiler_service import DEFAULT_GRAMMAR_TIMEOUT_S
+from ...constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import console_progress, print_table, write_report
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer

@@ -33,6 +33,7 @@ from ..matcher import BoundGrammar
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .frames import (
+    DEFAULT_GRAMMAR_TIMEOUT_S,
     ENGINE_STACK_BYTES,
     Check,
     Job,
@@ -43,9 +44,6 @@ from .frames import (
     write_frame,
 )
 from .grammar_state import GrammarFailure, PendingGrammar
-
-DEFAULT_GRAMMAR_TIMEOUT_S = 2.0
-
 
 log = logging.getLogger(__name__)
 

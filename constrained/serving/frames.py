@@ -17,6 +17,8 @@ from ..spec import GrammarSpec
 WORKER_STACK_BYTES = 4 * 2**20
 ENGINE_STACK_BYTES = 4 * WORKER_STACK_BYTES
 
+DEFAULT_GRAMMAR_TIMEOUT_S = 2.0  # for one grammar
+
 _LENGTH = struct.Struct("<I")
 _stack_size_lock = threading.Lock()
 

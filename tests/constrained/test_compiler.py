@@ -10,7 +10,9 @@ from decimal import Decimal
 import pytest
 from grammars import SINGLE_BYTES, vocabulary_of
 
-from stemma.constrained import BoundGrammar, GrammarSpec, Limits, compile_grammar, prepare
+from stemma.constrained.compiler import Limits, compile_grammar, prepare
+from stemma.constrained.matcher import BoundGrammar
+from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.unique_keys import key_tokens
 from stemma.errors import InvalidGrammar, UnsupportedSchema
 

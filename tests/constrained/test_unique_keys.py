@@ -10,8 +10,10 @@ from grammars import allowed, greedy_encode, vocabulary_of, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained import BoundGrammar, GrammarSpec, Limits, compile_grammar
+from stemma.constrained.compiler import Limits, compile_grammar
+from stemma.constrained.matcher import BoundGrammar
 from stemma.constrained.seen_keys import Scan
+from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.unique_keys import UniqueKeys
 from stemma.constrained.vocabulary import Vocabulary
 
