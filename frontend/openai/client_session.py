@@ -12,7 +12,6 @@ it ends, or until the program waits, and are then read from one answer.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -185,13 +184,13 @@ class ClientSession(Interpreter[ClientBranch, str]):
         def on_delta(text: str) -> None:
             self._emit(branch.number, op.seq, wire.DELTA, text)
 
-        prompt, seed = branch.begun.prompt(), self._derive_seed(branch, op)
+        prompt, seed = branch.begun.prompt(), self._seed_of(branch, op)
         stream_to = on_delta if self._is_streaming else None
         return partial(self._caller.gen, prompt, op.params, seed, stream_to)
 
     async def _drafted_gen(self, branch: ClientBranch, op: ir.Gen, prompt: Prompt) -> Outcome:
         """Ask beyond the gen's stop, and keep what is behind it."""
-        num, seed = self._num_spec_tokens or 0, self._derive_seed(branch, op)
+        num, seed = self._num_spec_tokens or 0, self._seed_of(branch, op)
         draft, meta = await self._caller.draft(prompt, op.params, seed, num)
         found = draft.take(op.params.stop or ()) or Filled(draft.text)
         rest = draft.after(found.text)
@@ -248,12 +247,9 @@ class ClientSession(Interpreter[ClientBranch, str]):
         payload = {"value": outcome.value, "text": outcome.text, "meta": outcome.meta}
         self._emit(branch.number, op.seq, wire.VALUE, payload)
 
-    def _derive_seed(self, branch: ClientBranch, op: ir.Gen) -> int:
-        """That of the gen, else hash(program seed, instance, branch path, op) as in the runtime."""
-        if op.params.seed is not None:
-            return op.params.seed
-        key = repr((self._seed, self._instance, branch.path, branch.places.of(op))).encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
+    def _seed_of(self, branch: ClientBranch, op: ir.Gen) -> int:
+        own = op.params.seed
+        return branch.seed_of(op, self._seed, self._instance) if own is None else own
 
     # --- gens that are put off --------------------------------------------------------------------
 
@@ -290,7 +286,7 @@ class ClientSession(Interpreter[ClientBranch, str]):
         if is_whole_message(branch, pattern):
             num = first.params.max_tokens or self._num_spec_tokens
             params = replace(first.params, max_tokens=num)
-            seed = self._derive_seed(branch, first)
+            seed = self._seed_of(branch, first)
             work = partial(self._caller.gen, pattern.prompt, params, seed)
             done = self._done_alone
         else:
@@ -311,7 +307,7 @@ class ClientSession(Interpreter[ClientBranch, str]):
             if filled is not None:
                 return Filling(filled, pattern.draft, no_call())
         first, num = pattern.gens[0], self._num_spec_tokens or 0
-        seed = self._derive_seed(branch, first)
+        seed = self._seed_of(branch, first)
         return await self._caller.fill(pattern.prompt, pattern.terms, first.params, seed, num)
 
     def _done_alone(self, branch: ClientBranch, pattern: Pattern, outcome: Outcome) -> None:

@@ -44,6 +44,11 @@ class Branch(Generic[TranscriptT, CallT]):
     joined_by: Self | None = None  # whose log has the Join of this branch
     num_awaited: int = 0  # ends of branches that its Join still needs; 0: it does not wait for any
 
+    def seed_of(self, op: ir.Gen, seed: int, instance: int) -> int:
+        """The seed of a gen that names none, from its program's and from where it stands: forks
+        differ, and repeated runs do not."""
+        return ir.hashed_seed(seed, instance, self.path, self.places.of(op))
+
     @property
     def is_ended(self) -> bool:
         """Whether nothing follows on it."""

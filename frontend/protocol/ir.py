@@ -474,5 +474,9 @@ def seed_of_sample(seed: int, index: int) -> int:
     `seed` itself, so that the first of n samples is what a single one would be."""
     if index == 0:
         return seed
-    key = repr((seed, index)).encode()
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
+    return hashed_seed(seed, index)
+
+
+def hashed_seed(*parts: object) -> int:
+    """A seed in [0, 2**63) that follows from these and from nothing else."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1

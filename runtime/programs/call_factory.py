@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from array import array
 from collections.abc import Sequence
@@ -199,17 +198,12 @@ class CallFactory:
         given, vocab_size = op.params, self.context.vocab_size
         num_samples = 1 if given.n is None else given.n
         require_int("n", num_samples, 1, ir.MAX_SAMPLES)
-        first = self.context.defaults.sampling(given, self._derive_seed(branch, op))
+        first = self.context.defaults.sampling(given, branch.seed_of(op, self.seed, self.instance))
         largest = max((token_id for token_id, _ in first.logit_bias), default=0)
         if largest >= vocab_size:
             allowed = f"token ids in [0, {vocab_size - 1}]"
             raise InvalidRequest.of("logit_bias", largest, allowed)
         return [replace(first, seed=seed_of_sample(first.seed, i)) for i in range(num_samples)]
-
-    def _derive_seed(self, branch: EngineBranch, op: ir.Gen) -> int:
-        """hash(program seed, instance, branch path, op): forks differ, repeated runs do not."""
-        key = repr((self.seed, self.instance, branch.path, branch.places.of(op))).encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
 
     def _prompt(self, branch: EngineBranch) -> array[int]:
         transcript = branch.begun
