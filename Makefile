@@ -10,7 +10,7 @@ JOBS   ?= 2
 
 COVERAGE := --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --cov-report=html
 
-.PHONY: help demo test test-coverage check docs bench soak clean
+.PHONY: help demo test test-coverage test-lowest audit check docs bench soak clean
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 16
 
@@ -46,6 +46,12 @@ test: $(TEST_ENV)  ## install and run all tests
 
 test-coverage: $(TEST_ENV)  ## the same, and which lines ran: a table, and pages under build/coverage/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(COVERAGE)
+
+test-lowest: $(TEST_ENV)  ## the tests that stand on dependencies, with the lowest versions declared
+	@.ci/test-lowest
+
+audit: $(TEST_ENV)  ## known vulnerabilities of the lowest and of the installed versions
+	@.ci/audit
 
 check: $(TEST_ENV)  ## format, lint, links of the docs, types (mypy strict on the installed package)
 	$(BIN)/ruff format --check .

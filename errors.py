@@ -1,4 +1,4 @@
-"""The one error tree, importable by every floor; it imports nothing.
+"""The one error tree, importable by every floor; it imports nothing of the house.
 
 StemmaError
 |-- InvalidRequest        the caller's input: field, value and allowed values are in the message
@@ -19,7 +19,9 @@ StemmaError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "BatchError",
@@ -42,7 +44,22 @@ __all__ = [
 MAX_MODEL_NAME_CHARS = 256  # of what a request names, which may be "model:adapter"
 
 
-class StemmaError(Exception):
+class Picklable:
+    """Mixed into an exception before its base: pickled with its text and attributes, whatever its
+    constructor takes. By default pickle calls that with `args`, the text; where this does not fit,
+    `multiprocessing.Pool` waits for ever for the result that it cannot read."""
+
+    args: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _without_constructor, (type(self), self.args), self.__dict__
+
+
+def _without_constructor(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    return kind.__new__(kind, *args)
+
+
+class StemmaError(Picklable, Exception):
     """Base of everything that Stemma raises on purpose."""
 
 
@@ -74,7 +91,17 @@ class ModelNotFound(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt does not fit the model's context or the KV pool."""
+    """The prompt does not fit the model's context or the KV pool. Its message has the phrases by
+    which clients of OpenAI's and of Anthropic's API recognise this."""
+
+    @classmethod
+    def than(cls, size: str, most: int, max_model_len: int, field: str = "prompt") -> PromptTooLong:
+        """`size`: "N tokens", perhaps "at least"; `most`: as many tokens."""
+        return cls(
+            f"prompt is too long: {size} > {most} maximum. This model's maximum context length is "
+            f"{max_model_len} tokens (--max-model-len or the KV pool, whichever is less)",
+            field,
+        )
 
 
 class InvalidGrammar(InvalidRequest):
@@ -128,14 +155,37 @@ class ProgramError(StemmaError):
 
 
 class BatchError(ProgramError):
-    """Some instances of a batch failed; `errors` maps their index to what each raised."""
+    """Some instances of a batch failed.
 
-    def __init__(self, errors: Mapping[int, BaseException], total: int) -> None:
+    `errors` maps their index to what each raised. `states` has the state of each instance that
+    succeeded, in the order of the arguments, and None for each that failed. In another process it
+    is empty: a state belongs to the connection of its program.
+    """
+
+    def __init__(
+        self, errors: Mapping[int, BaseException], total: int, states: Sequence[Any] = ()
+    ) -> None:
+        """`states`: those of all instances."""
         lines = [f"  [{index}] {error}" for index, error in sorted(errors.items())[:20]]
         if len(errors) > 20:
             lines.append(f"  ... and {len(errors) - 20} more")
         super().__init__(f"{len(errors)} of {total} instances failed:\n" + "\n".join(lines))
         self.errors = dict(errors)
+        self.states = [None if i in self.errors else state for i, state in enumerate(states)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        build, args, attributes = super().__reduce__()
+        errors = {index: _portable(error) for index, error in self.errors.items()}
+        return build, args, {**attributes, "errors": errors, "states": []}
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or its text where it is the author's own and cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever its class or its attributes raise
+        return ProgramError(f"{type(error).__name__}: {error}", kind=type(error).__name__)
+    return error
 
 
 class MissingDependency(StemmaError, ImportError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -121,6 +122,24 @@ def add_flags(parser: argparse.ArgumentParser, record: type[DataclassInstance]) 
             rare[action] = action.help
     if 0 < len(rare) < len(fields(record)):
         parser.add_argument("--help-all", action=_HelpAll, hidden=rare)
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes flags by their whole names only: what abbreviates one today may name another tomorrow.
+    For one that it does not know it names the nearest; so do the parsers of its commands."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        known, rest = super().parse_known_args(args, namespace)
+        for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
+            near = get_close_matches(flag, self._option_string_actions, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        return known, rest
 
 
 def from_flags(record: type[Record], args: argparse.Namespace, **given: object) -> Record:

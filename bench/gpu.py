@@ -170,9 +170,10 @@ def _say(text: str) -> None:
 def main() -> int:
     """Entry point as a script."""
     from ..errors import StemmaError
+    from ..flags import Parser
     from .harness.report import add_report_flags
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_flags(parser)

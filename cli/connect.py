@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -101,9 +102,19 @@ def add_model_argument(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def default_endpoint(port: int = DEFAULT_PORT) -> str:
-    """Where this user's `stemma serve --port PORT` listens, in a folder only this user enters."""
+    """Where this user's `stemma serve --port PORT` listens. Raises InvalidRequest."""
+    return f"ipc://{own_folder()}/{port}.ipc"
+
+
+def own_folder() -> Path:
+    """The folder of this user's default endpoints, which nobody else may enter. Raises
+    InvalidRequest where another user might have prepared it."""
     folder = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise InvalidRequest.of("endpoint", str(folder), "a folder that this user owns")
-    return f"ipc://{folder}/{port}.ipc"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own or stat.S_IMODE(found.st_mode) & 0o077:
+        allowed = "a folder (no link) that this user owns and no other may enter; remove it, or set"
+        raise InvalidRequest.of("endpoint", str(folder), f"{allowed} --endpoint or TMPDIR")
+    return folder

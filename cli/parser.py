@@ -6,13 +6,13 @@ the command that is asked for is imported, for help all of them.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from .. import __version__
 from ..errors import StemmaError
+from ..flags import Parser
 
 MODULES = {
     "demo": "demo", "run": "run", "chat": "chat", "generate": "generate", "serve": "serve",
@@ -22,18 +22,8 @@ MODULES = {
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 failed with one line on stderr, 2 wrong usage, 130 interrupted, be it
-    while the command still loads."""
-    try:
-        return _run(argv)
-    except KeyboardInterrupt:
-        return 130
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="stemma", description="A runtime for structured LLM programs."
-    )
+    """Exit status: 0 done, 1 failed with one line on stderr, 2 wrong usage."""
+    parser = Parser(prog="stemma", description="A runtime for structured LLM programs.")
     parser.add_argument("--version", action="version", version=f"stemma {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     argv = sys.argv[1:] if argv is None else argv

@@ -12,10 +12,11 @@ from functools import partial
 from ..errors import InvalidRequest
 from ..frontend.client.engine_process import EngineProcess
 from ..runtime.config import add_engine_flags
+from ..runtime.gateway.ipc_file import remove_leftovers
 from ..runtime.gateway.listener import add_client_flags, server_keys
 from ..server.settings import ServerSettings, add_server_flags, server_settings
 from ..server.supervisor import EngineSupervisor
-from .connect import Commands, default_endpoint, engine_options
+from .connect import Commands, default_endpoint, engine_options, own_folder
 
 MAX_FILES = 1 << 20
 
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the HTTP server has its own
     with _listener(settings) as listener:
         port = listener.getsockname()[1]
+        if args.endpoint is None:
+            remove_leftovers(own_folder())
         endpoint = args.endpoint or default_endpoint(port)
         server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
         engine = EngineSupervisor(_launch(args, endpoint), timeout_s=settings.engine_timeout_s)

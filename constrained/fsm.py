@@ -12,13 +12,15 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InvalidGrammar
-from .jump_forward import MAX_FORCED_BYTES, ForcedTokens
+from .jump_forward import MAX_CACHED_BYTES, MAX_FORCED_BYTES, ForcedTokens
 from .matcher import Mask
 from .regular.dfa import DEAD, Dfa
 from .token_masks import walk_of
 from .vocabulary import Vocabulary
 
 _NO_EXIT, _MANY_EXITS = -1, -2
+_EXIT_BYTES = 130  # of a dict's entry with its key; the value is shared
+_RUN_BYTES = 250  # of one with a tuple, besides the run's text
 
 
 class FsmGrammar:
@@ -46,8 +48,16 @@ class FsmGrammar:
         self._class_sizes = np.bincount(dfa.class_of, minlength=self._num_classes).tolist()
         self._exits: dict[int, int] = {}
         self._forced_runs: dict[int, tuple[bytes, int]] = {}
+        self._run_bytes = 0
         if not self.is_accepting(dfa.start) and not self.mask(dfa.start).any():
             raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its tables, and of what its states were found to force; masks are the vocabulary's."""
+        tables = self.dfa.num_bytes + len(self._accepting) + 2 * self.dfa.num_states
+        found = len(self._exits) * _EXIT_BYTES + self._run_bytes
+        return tables + found + self.forced.num_bytes
 
     def matcher(self) -> FsmMatcher:
         """A matcher at the grammar's beginning."""
@@ -91,7 +101,8 @@ class FsmGrammar:
             return ()
         run = self._forced_runs.get(state)
         if run is None:
-            run = self._forced_runs[state] = self.forced_bytes(state)
+            run = self.forced_bytes(state)
+            self._keep_run(state, run)
         forced, after = run
         return self.forced.after(consumed, forced, state, lambda rest: self.can_extend(after, rest))
 
@@ -106,6 +117,14 @@ class FsmGrammar:
             forced += bytes([byte])
             state = self.step(state, forced[-1:])
         return forced, state
+
+    def _keep_run(self, state: int, run: tuple[bytes, int]) -> None:
+        num_bytes = _RUN_BYTES + len(run[0])
+        if self._run_bytes + num_bytes > MAX_CACHED_BYTES:
+            self._forced_runs.clear()
+            self._run_bytes = 0
+        self._forced_runs[state] = run
+        self._run_bytes += num_bytes
 
     def _exit(self, state: int) -> int:
         """The only byte that may follow, or a code for none or for many."""

@@ -16,23 +16,27 @@ enough: `":"` before an empty string is written `":` `""`; 15% of the runs were 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
 from .vocabulary import Vocabulary
 
 MAX_CONTEXT_TOKENS = 3  # a guess: pre-tokenizers look back no further than a word
 MAX_FORCED_BYTES = 1024  # forced bytes beyond this follow in another run
-MAX_CACHED_RUNS = 4096  # per grammar
+MAX_CACHED_BYTES = 2**20  # per grammar
+_ENTRY_BYTES, _TOKEN_BYTES = 500, 36  # of a cached run with its key and its place; of a token
 
 
 class ForcedTokens:
-    """The forced runs of one grammar, cached: shared by all its matchers."""
+    """The forced runs of one grammar, cached: shared by all its matchers.
+
+    Invariant: what is cached takes about `num_bytes`, at most MAX_CACHED_BYTES.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._runs: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
-        self._settled: OrderedDict[Hashable, int] = OrderedDict()
+        self._runs: dict[Hashable, tuple[int, ...]] = {}
+        self._settled: dict[Hashable, int] = {}
+        self.num_bytes = 0
 
     def after(
         self,
@@ -52,10 +56,17 @@ class ForcedTokens:
         run = self._runs.get(key)
         if run is None:
             run = self._tokenized(context, forced, self._settled_bytes(place, forced, can_extend))
+            self._note(_ENTRY_BYTES + _TOKEN_BYTES * len(run) + len(forced))
             self._runs[key] = run
-            if len(self._runs) > MAX_CACHED_RUNS:
-                self._runs.popitem(last=False)
         return run
+
+    def _note(self, num_bytes: int) -> None:
+        """Make room: whoever comes again begins anew, which costs what it did the first time."""
+        if self.num_bytes + num_bytes > MAX_CACHED_BYTES:
+            self._runs.clear()
+            self._settled.clear()
+            self.num_bytes = 0
+        self.num_bytes += num_bytes
 
     def _tokenized(self, context: tuple[int, ...], forced: bytes, settled: int) -> tuple[int, ...]:
         kept: list[int] = []
@@ -77,8 +88,6 @@ class ForcedTokens:
             first = max(0, len(forced) - self._vocabulary.max_token_bytes + 1)
             reached = (p for p in range(first, len(forced)) if can_extend(forced[p:]))
             settled = self._settled[place] = next(reached, len(forced))
-            if len(self._settled) > MAX_CACHED_RUNS:
-                self._settled.popitem(last=False)
         return settled
 
     def _encoded(self, context: tuple[int, ...], forced: bytes) -> Sequence[int]:

@@ -7,6 +7,8 @@ from collections import OrderedDict
 
 from .matcher import Mask
 
+ROW_BYTES = 280  # of a cached mask besides its bits (measured by the growth of a process)
+
 
 class MaskCache:
     """LRU cache of masks by (grammar, state): one for all grammars of a vocabulary. Thread-safe:
@@ -42,6 +44,6 @@ class MaskCache:
         with self._lock:
             replaced = self._rows.pop(key, None)
             self._rows[key] = row
-            self.num_bytes += row.nbytes - (0 if replaced is None else replaced.nbytes)
+            self.num_bytes += 0 if replaced is not None else row.nbytes + ROW_BYTES
             while self.num_bytes > self.max_bytes:
-                self.num_bytes -= self._rows.popitem(last=False)[1].nbytes
+                self.num_bytes -= self._rows.popitem(last=False)[1].nbytes + ROW_BYTES

@@ -59,5 +59,9 @@ class BoundGrammar(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]: ...
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds now: grows while outputs follow it, up to a bound."""
+
     def matcher(self) -> Matcher:
         """A matcher for one more output, at the grammar's beginning."""

@@ -16,9 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import InvalidGrammar, MissingDependency
+from ..native_panic import panic_raises
 from .jump_forward import MAX_FORCED_BYTES, ForcedTokens
 from .matcher import Mask, Matcher
-from .vocabulary import MASK_BITS, Vocabulary
+from .vocabulary import MASK_BITS, Vocabulary, single_bytes
 
 # Forcing would allow only the canonical token wherever bytes are forced, a smaller mask than the
 # grammar's.
@@ -68,11 +69,18 @@ class PushdownGrammar:
         self.reason = reason
         self.vocabulary = vocabulary
         self.forced = ForcedTokens(vocabulary)
+        self.nothing = np.zeros(vocabulary.num_words, np.uint32)
         self._usable = vocabulary.mask_of(vocabulary.written_ids)
         self._lark = lark
         self._compiled = _new_matcher(lark, vocabulary)
         self.warnings = warnings or tuple(self._compiled.get_grammar_warnings())
         self.is_empty_word = not self._has_tokens()
+
+    @property
+    def num_bytes(self) -> int:
+        """What is known: llguidance does not say what it holds. The process that it runs in is
+        bounded."""
+        return len(self._lark) + self.forced.num_bytes
 
     def matcher(self) -> Matcher:
         """A matcher at the grammar's beginning; copies the compiled one in microseconds."""
@@ -97,37 +105,44 @@ class PushdownGrammar:
             raise InvalidGrammar(str(first.error()))
         return bool(mask.any())
 
-    def read_mask(self, parser: Any, out: Mask) -> None:
+    def mask_of(self, parser: Any) -> Mask:
         """A parser's mask without tokens that write nothing, e.g. llguidance's end of sequence."""
-        padded = np.zeros(len(out) + 1, np.uint32)
+        padded = np.zeros(len(self._usable) + 1, np.uint32)
         parser.unsafe_compute_mask_ptr(
             padded.ctypes.data, 4 * (self.vocabulary.vocab_size // MASK_BITS + 1)
         )
-        np.bitwise_and(padded[: len(out)], self._usable, out=out)
+        mask: Mask = padded[:-1] & self._usable
+        return mask
 
 
 class PushdownMatcher:
-    """One output's position in a pushdown grammar."""
+    """One output's position in a pushdown grammar.
+
+    Invariant: a token is consumed, and bytes are forced, behind a mask of the same position. Only a
+    mask gives the lexer the fuel of a step; without one it runs on what the step before has left,
+    and a lexer without fuel refuses what is allowed, with no error.
+    """
 
     def __init__(self, grammar: PushdownGrammar, parser: Any) -> None:
         self._grammar = grammar
         self._parser = parser
         self._tokens: list[int] = []
-        self._failed = False
+        self._mask: Mask | None = None  # of this position; None: not computed yet
+        self._failure: str | None = None
 
     def mask(self, out: Mask) -> None:
-        if self._has_failed():
-            out[:] = 0
-            return
-        self._grammar.read_mask(self._parser, out)
+        out[:] = self._allowed()
 
     def consume(self, token_id: int) -> bool:
-        # NOTE: never consume_token, which makes a refused token an error that nothing undoes.
-        if not self._grammar.vocabulary.token_bytes[token_id] or self._has_failed():
+        if not int(self._allowed()[token_id // MASK_BITS]) >> token_id % MASK_BITS & 1:
             return False
+        # NOTE: never consume_token, which makes a refused token an error that nothing undoes.
         if self._parser.try_consume_tokens([token_id]) != 1:
+            if not self._has_failed():
+                self._fail(f"the parser refuses token {token_id}, which its mask allows")
             return False
         self._tokens.append(token_id)
+        self._mask = None
         return True
 
     def rollback(self, num_tokens: int) -> None:
@@ -135,23 +150,34 @@ class PushdownMatcher:
         if num_tokens:
             self._parser.rollback(num_tokens)
             del self._tokens[-num_tokens:]
+            self._mask = None
 
     def is_accepting(self) -> bool:
         return not self._has_failed() and bool(self._parser.is_accepting())
 
     def forced_tokens(self) -> Sequence[int]:
-        if self._has_failed() or self._parser.is_accepting():
+        if not self._allowed().any() or self._parser.is_accepting():
             return ()
         forced: bytes = self._parser.compute_ff_bytes()[:MAX_FORCED_BYTES]
         if not forced:
             return ()
         return self._grammar.forced.after(self._tokens, forced, forced, self._can_extend)
 
+    def _allowed(self) -> Mask:
+        """This position's mask; nothing is allowed after a failure."""
+        if self._mask is None and not self._has_failed():
+            self._mask = self._grammar.mask_of(self._parser)
+        return self._grammar.nothing if self._mask is None or self._has_failed() else self._mask
+
     def _has_failed(self) -> bool:
-        if not self._failed and self._parser.is_error():
-            self._failed = True
-            self._grammar.renew()  # for later outputs
-        return self._failed
+        if self._failure is None and self._parser.is_error():
+            # What follows is the parser's inner state.
+            self._fail(_in_given_lines(self._parser.get_error().partition("\n<")[0]))
+        return self._failure is not None
+
+    def _fail(self, message: str) -> None:
+        self._failure = message
+        self._grammar.renew()  # for later outputs
 
     def _can_extend(self, rest: bytes) -> bool:
         """The text after forced bytes is unknown here: any that the vocabulary can write."""
@@ -164,15 +190,18 @@ class PushdownMatcher:
         return self.is_accepting() and (self._parser.is_stopped() or self._grammar.is_empty_word)
 
     def error(self) -> str | None:
-        if not self._has_failed():
-            return None
-        message: str = self._parser.get_error()
-        return _in_given_lines(message.partition("\n<")[0])  # the rest is the parser's inner state
+        self._has_failed()
+        return self._failure
+
+
+def prepare_parsers(vocabulary: Vocabulary) -> None:
+    """Build now what would delay the first grammar."""
+    PushdownGrammar('start: "a"?', vocabulary)
 
 
 @functools.cache
 def _single_bytes() -> Vocabulary:
-    return Vocabulary([bytes([i]) for i in range(256)], lambda text: tuple(text.encode()), 256)
+    return single_bytes()
 
 
 @functools.lru_cache(maxsize=8)
@@ -200,6 +229,7 @@ class _Tokens:
         return list(self._encode(text.decode("utf-8", errors="replace")))
 
 
+@panic_raises(InvalidGrammar, "its parser failed")
 def _new_matcher(lark: str, vocabulary: Vocabulary) -> Any:
     llguidance = _llguidance()
     return llguidance.LLMatcher(

@@ -48,7 +48,7 @@ def stop_automaton(pattern: str) -> Dfa:
 
     try:
         grammar = Grammar.of(parse_regex(pattern, dialect="python", anchored=True))
-        dfa = build_dfa(grammar, max_states=MAX_PATTERN_STATES, deadline_s=COMPILE_TIMEOUT_S)
+        dfa = build_dfa(grammar, max_states=MAX_PATTERN_STATES, max_cpu_s=COMPILE_TIMEOUT_S)
     except (InvalidGrammar, NotRegular) as error:
         raise InvalidRequest.of("stop_regex", pattern, f"a regular expression: {error}") from error
     except TooManyStates as error:

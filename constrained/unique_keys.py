@@ -65,6 +65,10 @@ class UniqueKeys:
     def warnings(self) -> tuple[str, ...]:
         return self._inner.warnings
 
+    @property
+    def num_bytes(self) -> int:
+        return self._inner.num_bytes
+
     def matcher(self) -> Matcher:
         """A matcher at the grammar's beginning."""
         return UniqueKeysMatcher(self._inner.matcher(), self._vocabulary, self._looks_ahead)

@@ -18,7 +18,7 @@ from .matcher import Mask
 from .token_trie import Ints, Trie, build_trie
 
 MASK_BITS = 32
-MASK_CACHE_BYTES = 256 * 1024 * 1024  # 16,000 masks of 128k tokens
+MASK_CACHE_BYTES = 256 * 1024 * 1024  # 16,000 masks of 128k tokens, or 0.8 million of 256
 MAX_RUN = 64  # characters; longer tokens are rare, and every length costs a mask
 _PLAIN = re.compile(rb'[^\x00-\x1f"\\]+')
 
@@ -44,6 +44,11 @@ class Vocabulary:
         self.encode = encode
         self.vocab_size = vocab_size
         self.masks = MaskCache(mask_cache_bytes)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Without what is built on use. `encode` has to be picklable."""
+        fields = (self.token_bytes, self.encode, self.vocab_size, self.masks.max_bytes)
+        return type(self), fields
 
     @property
     def num_words(self) -> int:
@@ -80,6 +85,15 @@ class Vocabulary:
         bits = np.zeros(self.num_words * MASK_BITS, np.bool_)
         bits[np.asarray(token_ids, np.int64)] = True
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32, copy=False)
+
+
+def single_bytes(vocab_size: int = 256) -> Vocabulary:
+    """Each byte a token: what a grammar allows, byte by byte."""
+    return Vocabulary([bytes([i]) for i in range(256)], _encode_bytes, vocab_size)
+
+
+def _encode_bytes(text: str) -> list[int]:
+    return list(text.encode())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,29 +9,37 @@ would slow its decode steps many times over.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..errors import EngineError, InvalidRequest
 from .client.backend import Backend
 from .client.channel import OwnedChannel
 from .client.client import Connection
+from .client.engine_options import EngineOptions, require_options
 from .client.engine_process import EngineProcess, start_timeout_s
 from .protocol.keys import client_keys
+from .protocol.wire import RUNTIME_TIMEOUT_S
+
+log = logging.getLogger(__name__)
 
 
 class Runtime(Backend):
     """A runtime that already runs, at an address as `stemma serve` prints it.
 
-    Over ZeroMQ it runs whole programs. Over HTTP the same programs run in this process, call by
-    call, as far as its HTTP API supports them; the rest is refused (docs/use/sglang.md).
+    Over ZeroMQ it runs whole programs. When the connection is lost for good, what runs raises
+    EngineError; the next run connects anew, whenever the runtime is back. Over HTTP the same
+    programs run in this process, call by call, as far as its HTTP API supports them; the rest is
+    refused (docs/use/sglang.md).
 
     Args:
         endpoint: "ipc://PATH", "tcp://HOST:PORT" or "http://HOST:PORT".
-        timeout_s: raise EngineError if there is no response by then.
+        timeout_s: raise EngineError if there is no response by then, each time it connects.
         server_key, client_key: the runtime's public key and this client's secret one, as files
             (`stemma keygen` makes them) or as 40 characters each; needed for another host.
         tenant: the tenant that this client's work counts for (`--tenant-weights`); None: its own.
@@ -54,8 +62,13 @@ class Runtime(Backend):
             super().__init__(_http_channel(endpoint, timeout_s))
         else:
             keys = client_keys(endpoint, server_key, client_key)
-            channel = Connection(endpoint, timeout_s=timeout_s, keys=keys, tenant=tenant)
-            super().__init__(channel)
+            self._connect = partial(
+                Connection, endpoint, timeout_s=timeout_s, keys=keys, tenant=tenant
+            )
+            super().__init__(self._connect())
+
+    def _reopened(self) -> OwnedChannel:
+        return self._connect()
 
     def get_server_info(self) -> dict[str, Any]:
         """Model, limits, KV pool and counters of the runtime; over HTTP only model and limit."""
@@ -86,31 +99,58 @@ def _http_channel(url: str, timeout_s: float) -> OwnedChannel:
 class Engine(Backend):
     """A private runtime: a child process, over ipc, ended with this object.
 
+    When the process dies, what runs raises EngineError with its last output; the next run starts
+    another one with the same options, without the cache and the adapters loaded meanwhile.
+
     Args:
         model: folder in Hugging Face layout, .gguf file, or id of a model on the Hugging Face hub
             as in "NAME/MODEL" or "NAME/MODEL@REVISION"; None: the embedded model.
         listen: further addresses at which to serve other clients, "ipc://PATH" or
-        "tcp://HOST:PORT";
-            beyond this host only with the options `server_key` and `client_keys`.
+            "tcp://HOST:PORT"; beyond this host only with the options `server_key` and
+            `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
             `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
 
-    Raises EngineError with the child's last output if it does not start.
+    Raises InvalidRequest for a name that is no option, before anything is started, and EngineError
+    with the child's last output if it does not start.
     """
 
     def __init__(
-        self, model: str | Path | None = None, *, listen: Sequence[str] = (), **options: object
+        self,
+        model: str | Path | None = None,
+        *,
+        listen: Sequence[str] = (),
+        **options: Unpack[EngineOptions],
     ) -> None:
-        self._process = EngineProcess(model, listen=listen, options=options)
-        self.endpoint = self._process.endpoint
+        require_options(options)
+        self._start = partial(EngineProcess, model, listen=listen, options=dict(options))
+        self._start_timeout_s = start_timeout_s(model)
+        super().__init__(self._started())
+
+    def _started(self) -> Connection:
+        """The connection to a new process."""
+        self._process = self._start()
         try:
-            connection = Connection(
-                self.endpoint, timeout_s=start_timeout_s(model), is_alive=self._process.death
-            )
+            return self._connected(self._start_timeout_s)
         except BaseException:
             self._process.stop()
             raise
-        super().__init__(connection)
+
+    def _connected(self, timeout_s: float) -> Connection:
+        return Connection(self.endpoint, timeout_s=timeout_s, process=self._process.peer)
+
+    def _reopened(self) -> OwnedChannel:
+        death = self._process.peer.death()
+        if death is None:
+            return self._connected(RUNTIME_TIMEOUT_S)
+        log.warning("%s; another one is started", death)
+        self._process.stop()
+        return self._started()
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the child, another one for each."""
+        return self._process.endpoint
 
     @property
     def pid(self) -> int:
@@ -124,24 +164,38 @@ class Engine(Backend):
 
 
 _default: Backend | None = None
+_is_own = False  # whether it was started here, as nobody had set one
 _default_lock = threading.Lock()
-_default_pid = os.getpid()
 
 
 def set_default_backend(backend: Backend | None) -> None:
     """Set the backend of every `run` that names none; None: clear it."""
-    global _default, _default_pid
+    global _default, _is_own
     with _default_lock:
-        _default, _default_pid = backend, os.getpid()
+        _default, _is_own = backend, False
 
 
 def get_default_backend() -> Backend:
-    """The default backend; without one, starts an Engine on the embedded model and keeps it."""
-    global _default, _default_pid
+    """The default backend; where none was set, starts an Engine on the embedded model and keeps it.
+
+    After `os.fork()` the child still has the one that was set, whose use raises EngineError: no
+    other model answers in its place."""
+    global _default, _is_own
     with _default_lock:
-        if _default is None or _default_pid != os.getpid():
-            _default, _default_pid = Engine(), os.getpid()
+        if _default is None:
+            _default, _is_own = Engine(), True
         return _default
+
+
+def _begin_in_child() -> None:
+    """After a fork: an engine that was started here is the parent's; the lock may be held there."""
+    global _default, _is_own, _default_lock
+    _default_lock = threading.Lock()
+    if _is_own:
+        _default, _is_own = None, False
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def flush_cache(backend: Backend | None = None) -> int:

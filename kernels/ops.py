@@ -77,6 +77,20 @@ class MakeGatedLinear(Protocol):
         ...
 
 
+class HeadLinear(Protocol):
+    """A product of its own for each head."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, num_heads, in_features] -> [T, num_heads, out_features], in any layout."""
+        ...
+
+
+class MakeHeadLinear(Protocol):
+    def __call__(self, weight: Tensor) -> HeadLinear:
+        """weight [num_heads, in_features, out_features]; may keep or copy it."""
+        ...
+
+
 class ActAndMul(Protocol):
     def __call__(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """gate_up [T, 2 * size] contiguous, gates first -> activation(gates) * ups [T, size], a

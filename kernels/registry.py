@@ -7,7 +7,7 @@ model: there is no global switch. `describe()` is what `stemma doctor` prints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -27,6 +27,8 @@ from .cpu import sampling as cpu_mask
 from .cpu import sampling as cpu_sampling
 from .kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .native import dense as native_dense
+from .native import deterministic as native_deterministic
+from .native import latent_attention as native_latent
 from .native import linear as native_linear
 from .native import lora as native_lora
 from .native import paged_attention as native_attention
@@ -49,9 +51,10 @@ from .reference import sampling as reference_sampling
 from .reference.dense import query_key_norm_of
 from .triton.availability import is_interpreted, kv_cache_dtypes, why_not_triton
 
-KernelMode = Literal["auto", "cpu", "triton", "reference"]
+KernelMode = Literal["auto", "cpu", "triton", "reference", "deterministic"]
 """auto: the fastest that runs here; cpu: torch calls, nothing compiled; triton: the GPU's kernels,
-on a CPU in their interpreter; reference: the ground truth, on any device."""
+on a CPU in their interpreter; reference: the ground truth, on any device; deterministic: those by
+which no row depends on another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Kernels:
     """One implementation an op; the contracts are in `ops`."""
 
     make_linear: ops.MakeLinear
+    make_head_linear: ops.MakeHeadLinear
     make_output_linear: ops.MakeOutputLinear
     make_gated_linear: ops.MakeGatedLinear
     make_rms_norm: ops.MakeRMSNorm
@@ -117,6 +121,8 @@ def select_kernels(
     device = torch.device(device)
     if mode == "reference":
         return _reference("asked for")
+    if mode == "deterministic":
+        return _deterministic(dtype, device)
     if mode == "triton" or (mode == "auto" and device.type != "cpu"):
         refusal = why_not_triton(device, dtype)
         if refusal is None:
@@ -133,6 +139,7 @@ def select_kernels(
 def _reference(reason: str) -> Kernels:
     return Kernels(
         make_linear=reference_dense.make_linear,
+        make_head_linear=reference_dense.make_head_linear,
         make_output_linear=reference_dense.make_output_linear,
         make_gated_linear=reference_dense.make_gated_linear,
         make_rms_norm=reference_dense.make_rms_norm,
@@ -181,6 +188,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
     )
     return Kernels(
         make_linear=linear.make_linear,
+        make_head_linear=reference_dense.make_head_linear,
         make_output_linear=linear.make_output_linear,
         make_gated_linear=linear.make_gated_linear,
         make_rms_norm=cpu_dense.make_rms_norm,
@@ -225,6 +233,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
 def _native() -> Kernels:
     return Kernels(
         make_linear=native_linear.make_linear,
+        make_head_linear=reference_dense.make_head_linear,
         make_output_linear=native_linear.make_output_linear,
         make_gated_linear=native_linear.make_gated_linear,
         make_rms_norm=native_dense.make_rms_norm,
@@ -249,8 +258,8 @@ def _native() -> Kernels:
         plan_attention=native_attention.plan_attention,
         paged_attention=native_attention.paged_attention,
         store_latent=reference_latent.store_latent,
-        plan_latent_attention=cpu_latent.plan_latent_attention,
-        latent_attention=cpu_latent.latent_attention,
+        plan_latent_attention=native_latent.plan_latent_attention,
+        latent_attention=native_latent.latent_attention,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -263,8 +272,57 @@ def _native() -> Kernels:
         choices=_choices(
             "native",
             "compiled for this CPU, AVX512-BF16",
-            {**_ON_A_CPU, "lora": ("native", "compiled for few tokens of an adapter, else torch")},
+            {
+                **_ON_A_CPU,
+                "latent_attention": ("native", "one KV head, whose keys are values"),
+                "lora": ("native", "compiled for few tokens of an adapter, else torch"),
+            },
         ),
+    )
+
+
+def _deterministic(dtype: torch.dtype, device: torch.device) -> Kernels:
+    if device.type != "cpu":
+        raise native_deterministic.refusal(f"device=cpu (here {device.type})")
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise native_deterministic.refusal(f"dtype=bfloat16 or float32 (here {dtype})")
+    missing = why_not_native(torch.bfloat16)
+    if missing is not None:
+        raise native_deterministic.refusal(f"the compiled kernels of a CPU ({missing})")
+    linears = native_deterministic.FixedLinears(dtype)
+    fixed = replace(
+        _native(),
+        make_linear=linears.make_linear,
+        make_head_linear=linears.make_head_linear,
+        make_output_linear=linears.make_output_linear,
+        make_gated_linear=linears.make_gated_linear,
+        make_experts=partial(
+            cpu_experts.make_experts,
+            make_linear=linears.make_linear,
+            make_gated_linear=linears.make_gated_linear,
+        ),
+        make_lora=native_deterministic.make_lora,
+        make_gated_linear_with_lora=linears.make_gated_linear_with_lora,
+        plan_lora=native_lora.plan_fixed_lora,
+        plan_attention=native_deterministic.plan_attention,
+        plan_latent_attention=native_deterministic.plan_latent_attention,
+        segment_cost_tokens=native_deterministic.SEGMENT_COST_TOKENS,
+        choices=_choices("native", "no row depends on another", _ON_A_CPU),
+    )
+    return fixed if dtype is torch.bfloat16 else _in_float32(fixed)
+
+
+def _in_float32(fixed: Kernels) -> Kernels:
+    """Where the compiled kernels are for bfloat16 alone, torch's calls that go row by row."""
+    return replace(
+        fixed,
+        make_rms_norm=reference_dense.make_rms_norm,
+        make_query_key_norm=query_key_norm_of(reference_dense.make_rms_norm),
+        scale_in_place=reference_dense.scale_in_place,
+        add_in_place=reference_dense.add_in_place,
+        rotate_and_store=reference_store.rotate_and_store,
+        capture=None,
+        kv_cache_dtypes=("auto",),
     )
 
 
@@ -288,6 +346,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
 
     return Kernels(
         make_linear=dense.make_linear,
+        make_head_linear=reference_dense.make_head_linear,
         make_output_linear=dense.make_output_linear,
         make_gated_linear=dense.make_gated_linear,
         make_rms_norm=dense.make_rms_norm,

@@ -13,6 +13,7 @@ from pathlib import Path
 import zmq
 
 from ..errors import StemmaError
+from ..flags import Parser
 from ..frontend.client.progress import byte_progress
 from .config import add_engine_flags, engine_config, located
 from .execute.threads import configure_threads, default_num_threads
@@ -21,7 +22,7 @@ from .gateway.listener import LINGER_MS, add_client_flags, server_keys
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the model, then serve until stopped; 1 with one line on stderr if that cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m stemma.runtime", description=__doc__)
+    parser = Parser(prog="python -m stemma.runtime", description=__doc__)
     parser.add_argument(
         "--endpoint",
         action="append",

@@ -82,6 +82,10 @@ class EngineConfig:
         "auto", choices=KERNELS,
         help="the fastest there, torch calls only, a GPU's own or an error, or the plain reference",
     )
+    deterministic: bool = flag(
+        False, "compute a request to the same bits whatever runs beside it, is cached or computed "
+        "in chunks; on a CPU with the compiled kernels",
+    )
     cuda_graph_max_tokens: int = flag(
         DEFAULT_GRAPH_MAX_TOKENS, "capture steps of up to N tokens on a GPU; 0: none",
         integer(0, 1 << 20),
@@ -154,7 +158,7 @@ class EngineConfig:
     )
     grammar_timeout: float = flag(
         DEFAULT_GRAMMAR_TIMEOUT_S,
-        "seconds that compiling a grammar may take (default: %(default)s)",
+        "seconds of CPU time that compiling a grammar may take (default: %(default)s)",
         number(0.1, 600), metavar="S",
     )
 
@@ -191,6 +195,11 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
+        if self.deterministic:
+            _require("deterministic", True, self.device == "cpu", "false on a GPU")
+            _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")
+            fits = self.dtype not in ("float16", "float64")
+            _require("dtype", self.dtype, fits, "auto, bfloat16 or float32 with deterministic")
         fits = self.host_kv_tokens == 0 or self.host_kv_tokens >= self.page_size
         _require("host_kv_tokens", self.host_kv_tokens, fits, "0 or >= page_size")
         if self.kv_store is not None:

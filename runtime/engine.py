@@ -49,6 +49,10 @@ from .tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+# Of the last step's time: how long the next one waits for masks that other processes compute. Rows
+# whose masks come later run in the step after; the others are slower by no more than this.
+PARSER_SHARE = 0.1
+
 
 class Executor(Protocol):
     """The engine's interface to the device half."""
@@ -118,6 +122,7 @@ class Engine:
         self.hints = KVHints(self.scheduler.kv_cache)
         self.step_log = StepLog()
         self._ids = itertools.count(1)
+        self._patience_s = 0.0  # of the next step with parsers
         self.started_s = time.monotonic()
         self.last_step_s: float | None = None  # when a step last succeeded
 
@@ -150,12 +155,10 @@ class Engine:
         not expected in time.
         """
         room = self.max_model_len - request.num_prompt_tokens
-        if room < (1 if request.samples else 0):
-            raise PromptTooLong(
-                f"the prompt has {request.num_prompt_tokens} tokens; this engine takes at most "
-                f"{self.max_model_len - 1} (max_model_len or the KV pool, whichever is less)",
-                "prompt",
-            )
+        if room < request.samples:
+            most = self.max_model_len - request.samples
+            size = f"{request.num_prompt_tokens} tokens"
+            raise PromptTooLong.than(size, most, self.max_model_len)
         if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)
@@ -172,12 +175,14 @@ class Engine:
     def step(self) -> None:
         """Plan a step, execute it and apply its result; with overlap apply the previous step's
         result while this one is computed."""
-        if self.grammars is not None and self.grammars.is_ready:
-            self.grammars.collect()
+        if self.grammars is not None:
+            self.grammars.collect(self._patience_s)
         is_watched = self.step_log.is_on
         if is_watched:
             self.step_log.begin(self.scheduler)
         plan = self.scheduler.plan()
+        if self.grammars is not None:
+            self.grammars.parsers.send()  # an output may have begun
         if plan is not None:
             if is_watched:
                 self.step_log.note_plan(plan, self.scheduler)
@@ -215,6 +220,9 @@ class Engine:
             self.scheduler.fail(f"the step failed: {type(error).__name__}: {error}")
             return
         self.scheduler.apply(result)
+        if self.grammars is not None:
+            self.grammars.parsers.send()
+            self._patience_s = PARSER_SHARE * (result.duration_s or 0.0)
         self.last_step_s = time.monotonic()
         if self.step_log.is_on:
             self.step_log.end(result, self.scheduler)
@@ -284,7 +292,7 @@ class LoadedModel:
                 max_model_len=config.max_model_len,
                 max_step_tokens=config.chunked_prefill_size,
                 graph_max_tokens=config.cuda_graph_max_tokens,
-                kernels=config.kernels,
+                kernels="deterministic" if config.deterministic else config.kernels,
                 load_format=config.load_format,
                 kv_cache_dtype=config.kv_cache_dtype,
                 quantization=config.quantization,
@@ -350,7 +358,7 @@ class LoadedModel:
                 config.quantization,
                 config.load_format,
             ),
-            dtype_name(self.runner.dtype),
+            dtype_name(self.runner.dtype) + " deterministic" * config.deterministic,
             self.runner.kv_layout,
         )
         store = DiskStore(config.kv_store, layout, max_bytes=int(config.kv_store_gb * 1e9))
@@ -386,6 +394,7 @@ class LoadedModel:
             jump_forward=not self.config.disable_jump_forward,
             kv=self.engine.scheduler.kv_cache,
             adapters=self.adapters,
+            max_prompt_tokens=self.engine.max_model_len,
             max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
         )
 
@@ -397,6 +406,7 @@ class LoadedModel:
             "model_path": str(self.folder.resolve()),
             "architecture": model.architecture,
             "dtype": dtype_name(self.runner.dtype),
+            "deterministic": self.config.deterministic,
             "quantization": self.config.quantization,
             "device": self.config.device,
             "kv_cache_dtype": self.config.kv_cache_dtype,

@@ -21,6 +21,7 @@ from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
 from .page import page
 from .protocol.failures import add_error_handlers
+from .protocol.json_route import body_threads
 from .settings import ServerSettings
 
 ROOMS = (
@@ -56,14 +57,20 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
     document_errors(app, has_keys=settings.has_keys)
     app.state.service = service
     app.state.strict_fields = settings.strict_fields
+    app.state.body_threads = body_threads()
     keys = KeyRing(settings.api_key, None if settings.api_keys is None else Path(settings.api_keys))
     app.add_middleware(DrainMiddleware, drain=service.drain_state)
-    app.add_middleware(AccessMiddleware, settings=settings, keys=keys)
+    app.add_middleware(
+        AccessMiddleware,
+        settings=settings,
+        keys=keys,
+        max_body_bytes=lambda: service.max_body_bytes,
+    )
     if settings.cors_origins:  # outside the access middleware: its refusals can be read too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )

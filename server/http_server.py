@@ -8,21 +8,27 @@ ends the wait.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+from fastapi import FastAPI
 
 from ..errors import EngineError
+from ..frontend.protocol.awake_clock import AwakeClock
 from .app import create_app
 from .generation.service import Service
-from .protocol.connections import MAX_HEAD_BYTES, HttpProtocol, hang_up
+from .metrics.loop_lag import LoopLag
+from .protocol.connection_table import ConnectionTable, backlog_of, limit_of_files, most_connections
+from .protocol.connections import HttpProtocol
 from .settings import ServerSettings
 from .supervisor import EngineSupervisor
 
-BACKLOG = 4096  # connections that wait to be accepted; the kernel's own limit may be lower
 LAST_WORDS_S = 2.0  # to send the last events of streams
 HANG_UP_S = 0.5  # after which connections that are still busy are closed,
 ABORT_S = 1.5  # and those that still are, whatever they have to send
@@ -39,12 +45,28 @@ def serve(
     """Serve at `listener` until stopped, then stop the engine too; returns the exit status.
     `announce` is called once the engine is ready for the first time."""
     app = create_app(engine, settings)
-    config = uvicorn.Config(
+    gc.collect()
+    gc.freeze()  # what the imports made: no collection needs to look at it again
+    service: Service = app.state.service
+    server = HttpServer(uvicorn_config(app, service), engine, settings, service, announce)
+    server.run(sockets=[listener])
+    return server.exit_status
+
+
+def uvicorn_config(app: FastAPI, service: Service) -> uvicorn.Config:
+    """How uvicorn serves `app`; each call is for a server of its own."""
+    settings, metrics = service.settings, service.metrics
+    num_files = limit_of_files()
+    most = most_connections(num_files)
+    most = min(settings.max_connections or most, most)
+    table = ConnectionTable(most, lambda reason: metrics.dropped_connections.labels(reason).inc())
+    metrics.connections.set_function(lambda: table.num_connections)
+    unread_timeout_s = 2 * settings.stream_stall_s  # a stream is cut off before, and counted there
+    return uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=cast(Any, partial(HttpProtocol, table, unread_timeout_s)),
         ws="none",
-        backlog=BACKLOG,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        backlog=backlog_of(num_files),
         timeout_keep_alive=int(settings.keep_alive_s),
         timeout_graceful_shutdown=CLOSE_S,
         log_config=None,  # the process's own
@@ -52,9 +74,6 @@ def serve(
         access_log=False,
         server_header=False,
     )
-    server = HttpServer(config, engine, settings, app.state.service, announce)
-    server.run(sockets=[listener])
-    return server.exit_status
 
 
 class HttpServer(uvicorn.Server):
@@ -73,6 +92,7 @@ class HttpServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = settings.drain_s
         self._drain_state = service.drain_state
+        self._metrics = service.metrics
         self._announce = announce
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -82,6 +102,7 @@ class HttpServer(uvicorn.Server):
         """uvicorn's hook: begin to listen."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        self._lag = LoopLag(self._metrics.loop_lag.observe)
         self._tasks.append(asyncio.create_task(self._await_engine()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -90,6 +111,7 @@ class HttpServer(uvicorn.Server):
         loop.call_later(HANG_UP_S, self._hang_up)
         loop.call_later(ABORT_S, self._hang_up, True)
         await super().shutdown(sockets)
+        self._lag.stop()
         await asyncio.to_thread(self._engine.stop)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -102,7 +124,7 @@ class HttpServer(uvicorn.Server):
     async def _await_engine(self) -> None:
         try:
             await asyncio.to_thread(self._engine.wait_started)
-        except EngineError as error:
+        except (EngineError, RuntimeError) as error:  # the latter: there is no thread to wait in
             if self._drain_state.is_open:  # no signal has come
                 print(f"stemma serve: {error}", file=sys.stderr)
                 self.exit_status = 1
@@ -113,8 +135,8 @@ class HttpServer(uvicorn.Server):
     def _hang_up(self, is_urgent: bool = False) -> None:
         """Disconnect clients whose streams never end or who do not read, as if they had left."""
         for connection in list(self.server_state.connections):
-            if is_urgent:
-                hang_up(connection.transport)
+            if is_urgent and isinstance(connection, HttpProtocol):
+                connection.hang_up()
             else:
                 connection.transport.close()
 
@@ -127,11 +149,10 @@ class HttpServer(uvicorn.Server):
             self._is_hurried.set()
 
     async def _drain(self) -> None:
-        try:
-            await asyncio.wait_for(self._until_idle(), self._drain_s)
+        await self._until_idle()
+        reason = f"the server was stopped; this had {self._drain_s:g} s to end"
+        if self._is_hurried.is_set():
             reason = "the server was stopped at once"
-        except TimeoutError:
-            reason = f"the server was stopped; this had {self._drain_s:g} s to end"
         self._engine.abandon(reason)
         for _ in range(round(LAST_WORDS_S / _POLL_S)):
             if not self._drain_state.num_running:
@@ -140,9 +161,11 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     async def _until_idle(self) -> None:
-        """Wait until nothing runs any more, or the wait is cut short."""
+        """Wait until nothing runs any more, its time is over, or the wait is cut short."""
         has_said = False
-        while not self._is_hurried.is_set():
+        clock = AwakeClock(LAST_WORDS_S + 1.0)  # longer than each look below takes
+        until_s = clock.read() + self._drain_s
+        while not self._is_hurried.is_set() and clock.read() < until_s:
             num_programs = await asyncio.to_thread(self._num_programs)
             if not self._drain_state.num_running and not num_programs:
                 return

@@ -36,6 +36,10 @@ class ServerSettings:
     keep_alive_s: float = flag(
         75.0, "seconds that an idle connection is kept", number(1, 86_400), metavar="S"
     )
+    max_connections: int | None = flag(
+        None, "open at a time, of those that the limit of open files allows (default: all of them)",
+        number(1, 1 << 20),
+    )
     responses_ttl_s: float = flag(
         3600.0, "seconds that /v1/responses remembers a response", number(0, 30 * 86_400),
         metavar="S",
@@ -46,8 +50,8 @@ class ServerSettings:
         number(0, 86_400), heading="starting and stopping", metavar="S",
     )
     engine_timeout_s: float = flag(
-        60.0, "restart an engine that has not answered for so many seconds, more than any one of "
-        "its steps takes",
+        60.0, "restart an engine that runs but has not answered for so many seconds, more than any "
+        "one of its steps takes",
         number(1, 86_400), metavar="S",
     )
 
@@ -100,14 +104,17 @@ class ServerSettings:
         "localhost; with keys any)",
         name="--allowed-host", metavar="NAME",
     )
-    max_body_mb: float = flag(32.0, "of a request", number(0.001, 1024), metavar="MB")
+    max_body_mb: float | None = flag(
+        None, "of a request (default: 64 bytes a token of the context, in [4, 32])",
+        number(0.001, 1024), metavar="MB",
+    )
     max_tokens_limit: int | None = flag(
         None, "the most that a request's max_tokens may be (default: what fits the context)",
         number(1, 2**31 - 1),
     )
     max_queued_requests: int = flag(
-        4096, "samples that may wait for the engine, beside those that it runs at once; further "
-        "ones get 429",
+        8192, "samples that may wait for the engine, beside those that it runs at once; further "
+        "ones get 429, and so does a key (without keys an address) that has more than are left",
         number(0, 10**6),
     )
     strict_fields: bool = flag(

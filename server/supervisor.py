@@ -1,8 +1,9 @@
 """Runs an engine beside the HTTP server: starts it, detects its death, restarts it.
 
 One thread manages one engine after another. A second one waits for the current process, so that all
-requests in it learn of its death at once. A stalled engine is detected by its silence on the
-connection, on which its loop sends between any two steps.
+requests in it learn of its death at once: the system reports it. A lost connection is no death; it
+is opened anew. Only an engine that runs and does not answer is killed: its loop sends between any
+two steps, so its silence is that of one that hangs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from enum import Enum
 from ..errors import EngineError
 from ..frontend.client.client import Connection
 from ..frontend.client.engine_process import START_TIMEOUT_S, EngineProcess
+from ..frontend.client.transport import RuntimeSilent
 from ..frontend.protocol.wire import DRAIN_ORDER
 
 log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
+RECONNECT_AFTER_S = 0.5  # a connection that cannot be opened, e.g. for want of sockets
 STEADY_S = 60.0  # an engine that was ready for so long did not die of its start
 _STOPPED = "the server is being stopped"
 
@@ -50,7 +53,7 @@ class EngineSupervisor:
         backoff_s: tuple[float, ...] = BACKOFF_S,
     ) -> None:
         """`launch` starts an engine process, each time with the same flags and addresses;
-        `timeout_s`: silence after which an engine is killed."""
+        `timeout_s`: silence after which an engine that is not stopped is killed."""
         self._launch = launch
         self._timeout_s = timeout_s
         self._backoff_s = backoff_s
@@ -60,7 +63,8 @@ class EngineSupervisor:
         self._connection: Connection | None = None
         self._why_none = "the engine is starting"
         self._num_restarts = 0
-        self._ready_s: float | None = None  # since when the current engine has been
+        self._begun_s = 0.0  # when the current engine was started,
+        self._ready_s: float | None = None  # and since when it has been ready
         self._is_stopping = threading.Event()
         self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stemma-supervisor", daemon=True)
@@ -94,8 +98,11 @@ class EngineSupervisor:
     # --- for the command ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to start the engine."""
-        self._thread.start()
+        """Begin to start the engine. Raises EngineError where the system has no thread left."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise EngineError(f"the engine cannot be looked after: {error}") from error
 
     def wait_started(self) -> Connection:
         """The connection of the first engine, once it is ready. Raises EngineError where it never
@@ -137,7 +144,7 @@ class EngineSupervisor:
         num_deaths = 0  # in a row
         while not self._is_over():
             self._ready_s = None
-            reason = self._live(is_first=num_deaths == 0)
+            reason = self._live()
             is_steady = self._ready_s is not None and time.monotonic() - self._ready_s > STEADY_S
             num_deaths = 1 if is_steady else num_deaths + 1
             delay_s = self._backoff_s[min(num_deaths, len(self._backoff_s)) - 1]
@@ -150,9 +157,9 @@ class EngineSupervisor:
                 self._end(_STOPPED)
             return self._state is EngineState.STOPPED
 
-    def _live(self, *, is_first: bool) -> str:
+    def _live(self) -> str:
         """Run one engine from its start to its end; returns why it died."""
-        begun_s = time.monotonic()
+        self._begun_s = time.monotonic()
         try:
             process = self._launch()
         except OSError as error:  # out of memory or processes
@@ -160,47 +167,72 @@ class EngineSupervisor:
         try:
             with self._lock:
                 self._process = process  # from here on `stop` ends it
-            if self._is_stopping.is_set():
-                return _STOPPED
-            connection = Connection(
-                process.endpoint,
-                timeout_s=START_TIMEOUT_S,
-                is_alive=process.death,
-                silence_s=self._timeout_s,
-            )
-            threading.Thread(target=self._mourn, args=(process, connection), daemon=True).start()
-            self._become_ready(process, connection)
-            if not is_first:
-                log.warning("the engine is ready again after %.1f s", time.monotonic() - begun_s)
-            reason = str(connection.wait_ended())
-            return process.death() or reason
-        except EngineError as error:
-            return str(error)
-        except Exception as error:  # out of threads, sockets or files: the next one may have some
-            log.exception("the engine could not be looked after")
-            return f"{type(error).__name__}: {error}"
+            threading.Thread(target=self._mourn, args=(process,), daemon=True).start()
+            return self._keep_connected(process)
         finally:
             if self._state in (EngineState.READY, EngineState.RESTARTING):
-                process.kill()  # it is stalled, or has left child processes behind
+                process.kill()  # it hangs, or has left child processes behind
             process.stop()
 
-    def _mourn(self, process: EngineProcess, connection: Connection) -> None:
+    def _keep_connected(self, process: EngineProcess) -> str:
+        """Open a connection whenever there is none, until the engine has ended or does not answer;
+        returns why."""
+        while not self._is_stopping.is_set():
+            try:
+                error = self._be_connected(process)
+            except Exception as failure:  # also out of threads, sockets or files
+                error = failure
+            reason = process.peer.death() or str(error)
+            is_hung = isinstance(error, RuntimeSilent)
+            if (
+                process.peer.death()
+                or is_hung
+                or self._is_leaving
+                or not self._has_started.is_set()
+            ):
+                return reason
+            log.warning("the engine runs, but the connection to it was lost: %s", reason)
+            self._is_stopping.wait(RECONNECT_AFTER_S)
+        return _STOPPED
+
+    def _be_connected(self, process: EngineProcess) -> Exception:
+        """Connect to an engine until the connection ends; returns or raises why."""
+        connection = Connection(
+            process.endpoint,
+            timeout_s=START_TIMEOUT_S if self._ready_s is None else self._timeout_s,
+            process=process.peer,
+            silence_s=self._timeout_s,
+        )
+        self._become_ready(process, connection)
+        return connection.wait_ended()
+
+    def _mourn(self, process: EngineProcess) -> None:
         """Notify all who wait for an engine when its process ends."""
         process.wait()
         goes_on = "" if self._is_leaving else "; another one is being started"
-        connection.abandon(EngineError(f"{process.death()}{goes_on}"))
+        with self._lock:
+            connection = self._connection if self._process is process else None
+        if connection is not None:
+            connection.abandon(EngineError(f"{process.peer.death()}{goes_on}"))
 
     def _become_ready(self, process: EngineProcess, connection: Connection) -> None:
         with self._lock:
             if self._is_stopping.is_set():
                 connection.close()
                 return
-            self._connection, self._ready_s = connection, time.monotonic()
+            self._connection = connection
+            if self._ready_s is None:
+                self._note_ready()
             if self._state is EngineState.DRAINING:
                 process.order(DRAIN_ORDER)
             else:
                 self._state = EngineState.READY
         self._has_started.set()
+
+    def _note_ready(self) -> None:
+        self._ready_s = time.monotonic()
+        if self._num_restarts:
+            log.warning("the engine is ready again after %.1f s", self._ready_s - self._begun_s)
 
     def _bury(self, reason: str, num_deaths: int, delay_s: float) -> bool:
         """Record an engine's end; returns whether to start another one."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_byte_tokenizer, make_checkpoint
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 import stemma as st
@@ -21,6 +22,10 @@ from stemma.runtime.tokenizer.tokenizer import Tokenizer
 # A shared machine may take its time over an example; that is no failure of what is tested.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+# Nor is it a failure that an answer takes longer than httpx waits unless it is told, 5 s.
+for part in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, part, 120.0)
 
 
 @pytest.fixture(scope="session")

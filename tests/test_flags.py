@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from stemma.flags import Allowed, add_flags, flag, flags_of, from_flags, integer, misfits, number
+from stemma.flags import (
+    Allowed,
+    Parser,
+    add_flags,
+    flag,
+    flags_of,
+    from_flags,
+    integer,
+    misfits,
+    number,
+)
 from stemma.runtime.config import EngineConfig
 from stemma.server.settings import ServerSettings
 
@@ -74,3 +84,20 @@ def test_every_default_is_allowed_and_every_field_is_a_flag(
     args = parser_of(record).parse_args([])
     assert set(vars(args)) == {item.name for item in fields(record)}
     assert from_flags(record, args) == record()
+
+
+def test_no_abbreviation_is_a_flag_and_the_nearest_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = Parser(prog="house")
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_flags(commands.add_parser("tea"), Kettle)
+    assert parser.parse_args(["tea", "--litres", "1"]).litres == 1.0
+    for given, answer in (
+        (["--litre", "1"], "house tea: error: unrecognized arguments: --litre 1; did you mean"),
+        (["--num-cup=2"], "did you mean --num-cups?"),
+        (["--zzz"], "unrecognized arguments: --zzz\n"),
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["tea", *given])
+        assert answer in capsys.readouterr().err

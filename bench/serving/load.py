@@ -1,7 +1,8 @@
 """Many clients that stream at a time: errors, time to first event, the API process's CPU a token.
 
 A real `stemma serve` on the embedded model, and clients in a process of their own. `--latency` asks
-instead what HTTP and ZeroMQ add to one small request. CPU is of each process by itself; the three
+instead what HTTP and ZeroMQ add to one small request, `--hostile` what bodies that are as costly as
+they may be do to others. CPU is of each process by itself; the three
 share the machine's cores, so tokens a second say little of a server whose clients are elsewhere.
 """
 
@@ -33,7 +34,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--routes", nargs="+", choices=ROUTES, default=ROUTES, help="default: all of them")
     add("--stuck-s", type=float, default=60.0, metavar="S", help="silence that counts as stuck")
     add("--latency", action="store_true", help="what HTTP and ZeroMQ add to one request")
-    add("--repeats", type=int, default=200, metavar="N", help="with --latency: requests of each")
+    add("--hostile", action="store_true", help="how late the event loop is under large bodies")
+    add(
+        "--repeats",
+        type=int,
+        default=200,
+        metavar="N",
+        help="with --latency or --hostile: requests of each",
+    )
     add("--serve-flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to the server")
 
 
@@ -47,6 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
         with MeasuredServer(args.serve_flags) as server:
             write_report("load-latency", measure(server, args.repeats), args)
+        return 0
+    if args.hostile:
+        from .http_load.hostile_bodies import measure as measure_hostile
+
+        with MeasuredServer(args.serve_flags) as server:
+            write_report("load-hostile", measure_hostile(server, args.repeats), args)
         return 0
     rows = [_measured(route, args) for route in args.routes]
     write_report("load", rows, args, shown=_shown(rows))

@@ -13,15 +13,16 @@ __all__ = ["NotRegular", "TooManyStates", "build_dfa"]
 
 
 def build_dfa(
-    grammar: Grammar, *, max_states: int = MAX_STATES, deadline_s: float | None = None
+    grammar: Grammar, *, max_states: int = MAX_STATES, max_cpu_s: float | None = None
 ) -> Dfa:
     """The grammar's automaton; compiled code and Python give the same one.
 
-    `max_states` bounds every intermediate automaton, also before it is minimal. Raises NotRegular;
-    TooManyStates where a limit or the deadline is hit; InvalidGrammar for an unknown rule.
+    `max_states` bounds every intermediate automaton, also before it is minimal; `max_cpu_s` is time
+    of this thread. Raises NotRegular; TooManyStates where a limit is hit; InvalidGrammar for an
+    unknown rule.
     """
     native = library()  # may compile for seconds, once: not charged to the grammar
-    budget = Budget.of(max_states, deadline_s)
+    budget = Budget.of(max_states, max_cpu_s)
     if native is None:
         return reference_dfa(grammar, budget)
     return compiled_dfa(grammar, budget, native)

@@ -7,8 +7,6 @@ surrogates, so no automaton ever accepts invalid UTF-8.
 from __future__ import annotations
 
 import bisect
-import functools
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -61,18 +59,16 @@ def difference(a: Ranges, b: Ranges) -> Ranges:
     return intersection(a, complement(b))
 
 
+def code_points(ranges: Ranges) -> Iterator[int]:
+    """The members, ascending."""
+    for low, high in ranges:
+        yield from range(low, high + 1)
+
+
 def contains(ranges: Ranges, code_point: int) -> bool:
     """Whether the code point is in the set."""
     index = bisect.bisect_right(ranges, (code_point, MAX_CODE_POINT))
     return index > 0 and code_point <= ranges[index - 1][1]
-
-
-@functools.lru_cache(maxsize=1024)
-def ignoring_case(ranges: Ranges) -> Ranges:
-    """The set with every code point whose simple case folding equals that of a member."""
-    variants = _case_variants().items()
-    found = (others for code, others in variants if contains(ranges, code))
-    return union(ranges, normalized((other, other) for others in found for other in others))
 
 
 def utf8_sequences(ranges: Ranges) -> Iterator[ByteRanges]:
@@ -115,27 +111,3 @@ def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int
         for first, last in ALL:
             if max(low, first) <= min(high, last):
                 yield max(low, first), min(high, last)
-
-
-@functools.cache
-def _case_variants() -> dict[int, tuple[int, ...]]:
-    """For each code point that has any: all others with equal simple case folding."""
-    folded: dict[str, list[int]] = {}
-    for low, high in ALL:
-        for code in range(low, high + 1):
-            character = chr(code)
-            if unicodedata.category(character)[0] in "LMNS":
-                folded.setdefault(_simple_folding(character), []).append(code)
-    return {
-        code: tuple(other for other in codes if other != code)
-        for codes in folded.values()
-        if len(codes) > 1
-        for code in codes
-    }
-
-
-def _simple_folding(character: str) -> str:
-    for folding in (character.casefold(), character.lower()):
-        if len(folding) == 1:
-            return folding
-    return character

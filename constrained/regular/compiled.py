@@ -28,7 +28,7 @@ def compiled_dfa(grammar: Grammar, budget: Budget, library: ctypes.CDLL) -> Dfa:
         len(flat.words),
         budget.max_nfa_states,
         budget.max_states,
-        budget.ends_at - time.monotonic(),
+        budget.ends_at - time.thread_time(),
         outcome,
     )
     if handle is None:

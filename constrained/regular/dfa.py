@@ -26,6 +26,11 @@ class Dfa:
         return len(self.accepting)
 
     @property
+    def num_bytes(self) -> int:
+        """Of its tables."""
+        return self.class_of.nbytes + self.transitions.nbytes + self.accepting.nbytes
+
+    @property
     def is_empty(self) -> bool:
         """Whether the language is empty."""
         return self.start == DEAD

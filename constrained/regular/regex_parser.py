@@ -31,6 +31,7 @@ from .assertions import (
     sequence,
 )
 from .charsets import Ranges
+from .letter_case import ignoring_case
 from .resolution import Unresolvable, resolve
 
 Dialect: TypeAlias = OneOf["ecma", "python"]
@@ -157,7 +158,7 @@ class _Parser:
         return Literal(chr(code))
 
     def _set(self, ranges: Ranges) -> Expression:
-        return Chars(charsets.ignoring_case(ranges) if self.flags.ignores_case else ranges)
+        return Chars(ignoring_case(ranges) if self.flags.ignores_case else ranges)
 
     def _dot(self) -> Ranges:
         if self.flags.dot_is_all:
@@ -402,7 +403,7 @@ class _Parser:
             found += self._class_part(position)
         ranges = charsets.normalized(found)
         if self.flags.ignores_case and is_negated:
-            ranges = charsets.ignoring_case(ranges)
+            ranges = ignoring_case(ranges)
         return charsets.complement(ranges) if is_negated else ranges
 
     def _class_part(self, opened: int) -> Ranges:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ...errors import Picklable
 from ..grammar import (
     EMPTY_WORD,
     NOTHING,
@@ -37,7 +38,7 @@ MAX_ASSERTIONS = 50  # counted once per turn of a repetition; nesting grows with
 MAX_TREE_SIZE = 200_000  # nodes, counting shared ones at each use
 
 
-class Unresolvable(Exception):
+class Unresolvable(Picklable, Exception):
     """An unsupported use of assertions: what, and its position in the pattern."""
 
     def __init__(self, reason: str, position: int) -> None:

@@ -1,19 +1,27 @@
 """Named sets of code points: the meaning of \\d, \\w, \\s and \\p{..}.
 
-General categories and derived properties come from `unicodedata`, computed on first use. It lacks
-scripts: `scripts.py` has the common ones.
+General categories come from `unicodedata`, and so does what follows from them: Unicode's version is
+that of the running Python. It lacks scripts: `scripts.py` has the common ones. Sets are computed on
+first use, all of them in 0.1 s of CPU time; `prepare` does so ahead.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import re
 import unicodedata
 from collections.abc import Callable, Mapping
 
-from ..grammar import MAX_CODE_POINT
-from .charsets import ALL, Ranges, complement, normalized, of_text, union
+from .charsets import (
+    ALL,
+    Ranges,
+    code_points,
+    complement,
+    difference,
+    normalized,
+    of_text,
+    union,
+)
 from .scripts import SCRIPTS
 
 ASCII_DIGITS: Ranges = ((0x30, 0x39),)
@@ -42,6 +50,17 @@ _CATEGORY_NAMES = {
     "Private_Use": "Co", "Unassigned": "Cn",
 }  # fmt: skip
 _CASED = ("Lu", "Ll", "Lt")
+# All that is assigned: planes 0 to 3 and the tags (up to Unicode 17; a test looks at all of them).
+_ALLOCATED = (range(0x40000), range(0xE0000, 0xE1000))
+_PRIVATE_PLANES: Ranges = ((0xF0000, 0xFFFFD), (0x100000, 0x10FFFD))
+
+
+def prepare() -> None:
+    """Compute now what would delay the first grammar that uses it."""
+    for name in ("Lower", "Upper"):
+        property_set(name)
+    python_word()
+    python_space()
 
 
 def python_digits() -> Ranges:
@@ -51,14 +70,14 @@ def python_digits() -> Ranges:
 
 @functools.cache
 def python_word() -> Ranges:
-    """The meaning of \\w in Python's `re`."""
-    return _matching(r"\w+")
+    """The meaning of \\w in Python's `re`: `str.isalnum`, and the underscore."""
+    return union(_of_category("L"), _of_category("N"), of_text("_"))
 
 
 @functools.cache
 def python_space() -> Ranges:
-    """The meaning of \\s in Python's `re`."""
-    return _matching(r"\s+")
+    """The meaning of \\s in Python's `re`: `str.isspace`."""
+    return union(_of_category("Z"), ((0x09, 0x0D), (0x1C, 0x1F)), of_text("\x85"))
 
 
 @functools.cache
@@ -90,25 +109,29 @@ def _of_category(prefix: str) -> Ranges:
 
 @functools.cache
 def _categories() -> Mapping[str, Ranges]:
-    """Every two-letter general category; one pass over all code points (about 0.1 s)."""
-    names = map(unicodedata.category, map(chr, range(MAX_CODE_POINT + 1)))
-    found: dict[str, list[tuple[int, int]]] = {}
-    first = 0
-    for name, run in itertools.groupby(names):
-        end = first + sum(1 for _ in run)
-        found.setdefault(name, []).append((first, end - 1))
-        first = end
-    return {name: normalized(ranges) for name, ranges in found.items()}
+    """Every two-letter general category."""
+    found: dict[str, list[tuple[int, int]]] = {"Co": list(_PRIVATE_PLANES)}
+    for codes in _ALLOCATED:
+        first = codes.start
+        for name, run in itertools.groupby(map(unicodedata.category, map(chr, codes))):
+            end = first + sum(1 for _ in run)
+            found.setdefault(name, []).append((first, end - 1))
+            first = end
+    del found["Cn"]
+    sets = {name: normalized(ranges) for name, ranges in found.items()}
+    return {**sets, "Cn": complement(union(*sets.values()))}
 
 
-def _matching(pattern: str) -> Ranges:
-    everything = "".join(map(chr, range(MAX_CODE_POINT + 1)))
-    spans = (found.span() for found in re.finditer(pattern, everything))
-    return normalized((first, last - 1) for first, last in spans)
+@functools.cache
+def may_have_case() -> Ranges:
+    """Letters, marks, numbers and symbols; of the letters that have no case forms (Lo, most of
+    all) only the two that are lower case all the same."""
+    candidates = union(*map(_of_category, "LMNS"))
+    return union(difference(candidates, _of_category("Lo")), of_text("\xaa\xba"))
 
 
 def _where(predicate: Callable[[str], bool]) -> Ranges:
-    codes = range(MAX_CODE_POINT + 1)
+    codes = code_points(may_have_case())
     return normalized((code, code) for code in codes if predicate(chr(code)))
 
 

@@ -3,10 +3,12 @@
     ask -> cache -> quick lane (0.5 s) -- too slow --> patient lane (2 s) -> collect, between steps
 
 A fast compilation never waits behind a slow one: a grammar that exceeds the quick lane's limit is
-restarted in the patient lane, unless it has waited too long for that. A worker that exceeds a
-limit, or dies of a grammar, is replaced; the grammar is refused, and refusals are cached too. A
-lane is a thread that waits for its process; everything else here is called by the engine's own
-thread.
+restarted in the patient lane, unless it has waited too long for that. Limits are of CPU time, so
+that a busy machine changes no verdict. A worker that exceeds a limit, or dies of a grammar, is
+replaced; the grammar is refused, and such refusals are cached. Failures that are not the grammar's
+(a worker that was killed, or got no time to run) are not: the next request tries again. Tenants
+take turns in each lane, and share how many grammars may wait. A lane is a thread that waits for
+its process; everything else here is called by the engine's own thread.
 """
 
 from __future__ import annotations
@@ -15,11 +17,7 @@ import contextlib
 import logging
 import os
 import pickle
-import queue
-import select
-import signal
-import subprocess
-import sys
+import selectors
 import threading
 import time
 from collections import OrderedDict, deque
@@ -28,6 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import EngineError, InvalidGrammar
+from ...shared_limit import SharedLimit
+from ...turn_queue import TurnQueue
 from ..compiler import CompiledGrammar, prepare
 from ..matcher import BoundGrammar
 from ..spec import GrammarSpec
@@ -39,22 +39,22 @@ from .frames import (
     Job,
     Refusal,
     named,
-    read_frame,
     start_thread,
-    write_frame,
 )
 from .grammar_state import GrammarFailure, PendingGrammar
+from .parsers import ParsedGrammar, Parsers
+from .worker_process import WorkerLost, WorkerProcess
 
 log = logging.getLogger(__name__)
 
-QUICK_LIMIT_S = 0.5  # 30 times what 95% of schemas take
-GRACE_S = 2.0  # for a reply, past the time when the worker's own alarm should have ended it
-START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, which must compile C++ first
-MAX_WAITING = 256  # pending grammars
+QUICK_LIMIT_S = 0.5  # of CPU time: 30 times what 95% of schemas take
+JOIN_S = 2.0  # for a lane's thread, once its process has been killed
+MAX_WAITING = 512  # pending grammars; one tenant alone may have half
 # In both lanes' queues: what the patient lane would begin later than that has to be retried.
 MAX_WAIT_S = 5.0
 MAX_CACHED_BYTES = 256 * 2**20
-ENTRY_BYTES = 2048  # of a cached grammar besides its tables (guess)
+MAX_CACHED = 10_000  # grammars and refusals
+ENTRY_BYTES = 4800  # of a cached grammar besides its tables (measured by a process's growth)
 
 _Key = tuple[Hashable, GrammarSpec]  # the namespace, and its grammar
 
@@ -74,15 +74,28 @@ class _Entry:
     """A grammar that is cached or pending."""
 
     key: _Key
+    tenant: Hashable  # who requested it first
     pending: PendingGrammar = field(default_factory=PendingGrammar)
     asked_s: float = field(default_factory=time.perf_counter)
     queued_s: float = 0.0  # since when it waits
     waited_s: float = 0.0  # in total
-    num_bytes: int = 0
+    num_bytes: int = 0  # when it was last counted
 
     @property
     def spec(self) -> GrammarSpec:
         return self.key[1]
+
+    def count_bytes(self) -> int:
+        """Count again what it holds; by how much that is more than before."""
+        pending, before = self.pending, self.num_bytes
+        texts = (
+            self.spec.source,
+            pending.schema or "",
+            pending.failure and pending.failure.message,
+        )
+        bound = 0 if pending.bound is None else pending.bound.num_bytes
+        self.num_bytes = ENTRY_BYTES + bound + sum(len(text or "") for text in texts)
+        return self.num_bytes - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +103,7 @@ class _Outcome:
     """A lane's result for a grammar."""
 
     entry: _Entry
-    result: BoundGrammar | GrammarFailure
-    num_bytes: int = 0
+    result: BoundGrammar | ParsedGrammar | GrammarFailure
     is_final: bool = True  # a retry would give the same
     schema: str | None = None  # see PendingGrammar
 
@@ -102,6 +114,7 @@ class _Validation:
 
     schema: str
     text: str
+    tenant: Hashable
     on_done: Callable[[tuple[str, ...]], None]
     errors: tuple[str, ...] = ()
 
@@ -110,7 +123,9 @@ class GrammarCompiler:
     """Owns the compiled grammars of an engine and the processes that compile them.
 
     Invariant: equal specs are compiled once; the cache holds at most `max_cached_bytes` of finished
-    grammars. Lifetime: until `close`; the first grammar, or `start`, starts the processes.
+    grammars, and at most `max_cached` of them. A grammar grows as outputs follow it: it is counted
+    when it comes and whenever it is requested again. Lifetime: until `close`; the first grammar, or
+    `start`, starts the processes.
     """
 
     def __init__(
@@ -119,18 +134,24 @@ class GrammarCompiler:
         *,
         timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S,
         max_cached_bytes: int = MAX_CACHED_BYTES,
+        max_cached: int = MAX_CACHED,
     ) -> None:
         """`make_vocabulary` is called once, off the engine's loop, before the first grammar."""
         self.stats = CompilerStats()
         self._max_cached_bytes = max_cached_bytes
+        self._max_cached = max_cached
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._num_bytes = 0
-        self._num_waiting = 0
+        self._waiting = SharedLimit()  # grammars that are pending
         self._outcomes: deque[_Outcome | _Validation] = deque()  # appended to by the lanes
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
-        bind = _Binder(make_vocabulary)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        vocabulary = self._vocabulary = _SharedVocabulary(make_vocabulary)
+        self.parsers = Parsers(self._selector, vocabulary.prepared)
+        bind = _Binder(vocabulary, self.parsers)
         patient = _Lane(timeout_s, bind, self._deliver, None, niceness=10)
         quick_s = min(QUICK_LIMIT_S, timeout_s)
         self._lanes = (_Lane(quick_s, bind, self._deliver, patient, niceness=0), patient)
@@ -138,35 +159,39 @@ class GrammarCompiler:
     @property
     def is_ready(self) -> bool:
         """Whether `collect` has work."""
-        return bool(self._outcomes)
+        return bool(self._outcomes) or self.parsers.is_ready
 
     def fileno(self) -> int:
         """Readable when there is something to collect: for the poller of the engine's loop."""
-        return self._wake_r
+        return self._selector.fileno()
 
     def start(self) -> None:
         """Start the quick lane's process ahead of the first grammar."""
         self._lanes[0].start()
 
-    def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
+    def ask(
+        self, spec: GrammarSpec, namespace: Hashable = "", tenant: Hashable = ""
+    ) -> PendingGrammar:
         """The grammar of this spec, perhaps still pending. Each namespace has its own: the latency
-        of a shared one would reveal who has requested it before."""
+        of a shared one would reveal who has requested it before. `tenant`: whose turn it takes."""
         key = (namespace, spec)
         entry = self._entries.get(key)
         if entry is not None:
             self.stats.num_hits += 1
             self._entries.move_to_end(key)
+            if entry.pending.is_done:
+                self._recount(entry)
             return entry.pending
-        if self._num_waiting >= MAX_WAITING:
-            message = f"{self._num_waiting} grammars wait to be compiled; try again later"
-            return PendingGrammar(failure=GrammarFailure(message, EngineError.__name__))
-        entry = self._entries[key] = _Entry(key)
-        self._num_waiting += 1
+        if self._waiting.num_missing(tenant, 1, MAX_WAITING):
+            return PendingGrammar(failure=self._refusal(tenant))
+        entry = self._entries[key] = _Entry(key, tenant)
+        self._waiting.take(tenant, 1)
         self._lanes[0].put(entry)
         return entry.pending
 
-    def collect(self) -> None:
-        """Deliver what the lanes have finished."""
+    def collect(self, patience_s: float = 0.0) -> None:
+        """Deliver what the lanes have finished, and the parsers, for which it may wait so long."""
+        self.parsers.collect(patience_s)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
         while self._outcomes:
@@ -176,25 +201,47 @@ class GrammarCompiler:
             else:
                 self._take(outcome)
 
-    def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
+    def validate(
+        self,
+        schema: str,
+        text: str,
+        on_done: Callable[[tuple[str, ...]], None],
+        tenant: Hashable = "",
+    ) -> None:
         """Call `on_done` with what makes `text` invalid under `schema`, from `collect`."""
-        self._lanes[1].put(_Validation(schema, text, on_done))
+        self._lanes[1].put(_Validation(schema, text, tenant, on_done))
 
     def describe(self) -> dict[str, Any]:
         """Counters as plain data."""
         counts = {name: getattr(self.stats, name) for name in self.stats.__slots__}
-        return {**counts, "num_cached": len(self._entries), "cached_bytes": self._num_bytes}
+        return {
+            **counts,
+            "num_cached": len(self._entries),
+            "cached_bytes": self._num_bytes,
+            "mask_bytes": self._vocabulary.num_mask_bytes,
+            "num_parsers": len(self.parsers),
+        }
 
     def close(self) -> None:
         """End the processes; pending grammars never complete."""
         for lane in self._lanes:
             lane.stop()
+        self.parsers.close()
         for lane in self._lanes:
             lane.join()
+        self._selector.close()
+
+    def _refusal(self, tenant: Hashable) -> GrammarFailure:
+        own = self._waiting.used_by(tenant)
+        return GrammarFailure(
+            f"{self._waiting.num_used} grammars wait to be compiled, {own} of them yours, and "
+            f"{MAX_WAITING} may; each may have as many as are left free; try again later",
+            EngineError.__name__,
+        )
 
     def _take(self, outcome: _Outcome) -> None:
         entry = outcome.entry
-        self._num_waiting -= 1
+        self._waiting.give_back(entry.tenant, 1)
         self.stats.compile_s += time.perf_counter() - entry.asked_s
         if isinstance(outcome.result, GrammarFailure):
             self.stats.num_refused += 1
@@ -205,18 +252,17 @@ class GrammarCompiler:
         if not outcome.is_final:
             del self._entries[entry.key]
             return
-        entry.num_bytes = outcome.num_bytes + len(entry.spec.source) + ENTRY_BYTES
-        self._num_bytes += entry.num_bytes
-        self._evict()
+        self._recount(entry)
 
-    def _evict(self) -> None:
-        """Drop the least recently used; their holders keep them."""
-        for key, entry in list(self._entries.items()):
-            if self._num_bytes <= self._max_cached_bytes:
+    def _recount(self, entry: _Entry) -> None:
+        """Note what an entry holds now. Drops the least recently used; their holders keep them."""
+        self._num_bytes += entry.count_bytes()
+        while self._num_bytes > self._max_cached_bytes or len(self._entries) > self._max_cached:
+            oldest = next((e for e in self._entries.values() if e.pending.is_done), None)
+            if oldest is None:
                 return
-            if entry.pending.is_done:
-                self._num_bytes -= entry.num_bytes
-                del self._entries[key]
+            self._num_bytes -= oldest.num_bytes
+            del self._entries[oldest.key]
 
     def _deliver(self, outcome: _Outcome | _Validation) -> None:
         """Called by the lanes."""
@@ -225,8 +271,8 @@ class GrammarCompiler:
             os.write(self._wake_w, b"\0")
 
 
-class _Binder:
-    """Binds grammars to the vocabulary, which it builds on first use."""
+class _SharedVocabulary:
+    """The vocabulary, built on first use."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._make = make_vocabulary
@@ -235,6 +281,11 @@ class _Binder:
 
     def __call__(self, compiled: CompiledGrammar) -> BoundGrammar:
         return compiled.bind(self.prepared())
+
+    @property
+    def num_mask_bytes(self) -> int:
+        """Of the cached masks of all grammars, kept or not."""
+        return 0 if self._vocabulary is None else self._vocabulary.masks.num_bytes
 
     def prepared(self) -> Vocabulary:
         """The vocabulary, with all that would delay the first grammar."""
@@ -246,16 +297,22 @@ class _Binder:
         return self._vocabulary
 
 
-class _WorkerLost(Exception):
-    """The process has ended, and not at its limit; the message gives the cause.
+class _Binder:
+    """Binds grammars to the vocabulary: here, or in a process where a parser follows them."""
 
-    `is_of_grammar`: the grammar caused it, by running out of stack or memory where that cannot be
-    caught.
-    """
+    def __init__(self, vocabulary: _SharedVocabulary, parsers: Parsers) -> None:
+        self._vocabulary = vocabulary
+        self._parsers = parsers
 
-    def __init__(self, message: str, *, is_of_grammar: bool = False) -> None:
-        super().__init__(message)
-        self.is_of_grammar = is_of_grammar
+    def __call__(self, compiled: CompiledGrammar) -> BoundGrammar | ParsedGrammar:
+        if compiled.path == "pushdown":
+            return self._parsers.open(compiled)
+        return compiled.bind(self._vocabulary.prepared())
+
+    def prepare(self) -> None:
+        """Before the first grammar."""
+        self._vocabulary.prepared()
+        self._parsers.start()
 
 
 class _Lane:
@@ -276,9 +333,9 @@ class _Lane:
         self._deliver = deliver
         self._patient = patient
         self._niceness = niceness
-        self._queue: queue.SimpleQueue[_Entry | _Validation | None] = queue.SimpleQueue()
+        self._queue: TurnQueue[_Entry | _Validation] = TurnQueue()
         self._thread: threading.Thread | None = None
-        self._worker: _Worker | None = None
+        self._worker: WorkerProcess | None = None
         self._up_since_s: float | None = None  # when its first process was ready
         self._is_closed = False
 
@@ -290,27 +347,27 @@ class _Lane:
         self.start()
         if isinstance(item, _Entry):
             item.queued_s = time.perf_counter()
-        self._queue.put(item)
+        self._queue.put(item, item.tenant)
 
     def stop(self) -> None:
         """Stop the lane; queued grammars stay queued."""
         self._is_closed = True
-        self._queue.put(None)
+        self._queue.close()
         if self._worker is not None:
             self._worker.kill()
 
     def join(self) -> None:
         if self._thread is not None:
-            self._thread.join(GRACE_S)
+            self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         if self._patient is not None:
             self._prepare()
         while not self._is_closed:
-            with contextlib.suppress(_WorkerLost):  # retried, and reported, when a grammar comes
+            with contextlib.suppress(WorkerLost):  # retried, and reported, when a grammar comes
                 self._ready_worker()
-            item = self._queue.get()
-            if item is None or self._is_closed:
+            item = self._queue.take()
+            if item is None:
                 break
             try:
                 outcome = self._compile(item) if isinstance(item, _Entry) else self._check(item)
@@ -325,32 +382,29 @@ class _Lane:
     def _prepare(self) -> None:
         """Before the first grammar comes; a failure here is repeated, and reported, with it."""
         try:
-            self._bind.prepared()
+            self._bind.prepare()
         except Exception as error:
             log.warning("no grammars with this tokenizer: %s", error)
 
     def _compile(self, entry: _Entry) -> _Outcome | None:
         """None where another lane has taken over."""
         if self._has_waited_too_long(entry):
-            message = f"{entry.spec.kind}: the compiler is busy with other grammars; try again"
-            failure = GrammarFailure(message, EngineError.__name__)
-            return _Outcome(entry, failure, is_final=False)
+            return _to_be_retried(entry, "the compiler is busy with other grammars; try again")
         try:
             reply = self._ask(Job(entry.spec, self._limit_s))
-        except _WorkerLost as lost:
-            kind = InvalidGrammar if lost.is_of_grammar else EngineError
-            failure = GrammarFailure(f"{entry.spec.kind}: {lost}", kind.__name__)
-            return _Outcome(entry, failure, is_final=lost.is_of_grammar)
+        except (WorkerLost, TimeoutError) as lost:
+            if isinstance(lost, WorkerLost) and lost.is_of_grammar:
+                return _refused(entry, str(lost))
+            return _to_be_retried(entry, str(lost))
         if reply is None and self._patient is not None:
             self._patient.put(entry)
             return None
         if reply is None:
-            message = f"{entry.spec.kind}: compiling it took more than {self._limit_s:g} s"
-            return _Outcome(entry, GrammarFailure(message, InvalidGrammar.__name__))
+            return _refused(entry, f"compiling it took more than {self._limit_s:g} s of CPU time")
         compiled: CompiledGrammar | Refusal = pickle.loads(reply)
         if isinstance(compiled, Refusal):
             return _Outcome(entry, GrammarFailure(compiled.message, compiled.kind))
-        return self._bound(entry, compiled, len(reply))
+        return self._bound(entry, compiled)
 
     def _has_waited_too_long(self, entry: _Entry) -> bool:
         """Counts only waiting for others, not the start of a lane's first process."""
@@ -362,31 +416,34 @@ class _Lane:
     def _check(self, item: _Validation) -> _Validation:
         try:
             reply = self._ask(Check(item.schema, item.text, self._limit_s))
-        except _WorkerLost as lost:
+        except (WorkerLost, TimeoutError) as lost:
             item.errors = (f"/: cannot be validated: {lost}",)
             return item
-        late = (f"/: cannot be validated: it takes more than {self._limit_s:g} s",)
+        late = (f"/: cannot be validated: it takes more than {self._limit_s:g} s of CPU time",)
         item.errors = late if reply is None else pickle.loads(reply)
         return item
 
     def _ask(self, job: Job | Check) -> bytes | None:
-        """See `_Worker.ask`; a worker killed from outside is replaced once."""
+        """See `WorkerProcess.ask`; a worker killed or stopped from outside is replaced once."""
         try:
             return self._ready_worker().ask(job)
-        except _WorkerLost as lost:
+        except WorkerLost as lost:
             if lost.is_of_grammar or self._is_closed:
                 raise
         return self._ready_worker().ask(job)
 
-    def _bound(self, entry: _Entry, compiled: CompiledGrammar, num_bytes: int) -> _Outcome:
+    def _bound(self, entry: _Entry, compiled: CompiledGrammar) -> _Outcome:
         try:
-            return _Outcome(entry, self._bind(compiled), num_bytes, schema=compiled.schema)
+            return _Outcome(entry, self._bind(compiled), schema=compiled.schema)
         except InvalidGrammar as error:
             return _Outcome(entry, GrammarFailure(named(entry.spec.kind, error)))
+        except EngineError as error:
+            failure = GrammarFailure(named(entry.spec.kind, error), EngineError.__name__)
+            return _Outcome(entry, failure, is_final=False)
 
-    def _ready_worker(self) -> _Worker:
+    def _ready_worker(self) -> WorkerProcess:
         if self._worker is None or self._worker.has_ended:
-            self._worker = _Worker(self._niceness)
+            self._worker = WorkerProcess(self._niceness)
             self._up_since_s = self._up_since_s or time.perf_counter()
         return self._worker
 
@@ -395,83 +452,16 @@ def _failed(item: _Entry | _Validation, message: str) -> _Outcome | _Validation:
     if isinstance(item, _Validation):
         item.errors = (f"/: cannot be validated: {message}",)
         return item
-    failure = GrammarFailure(f"{item.spec.kind}: {message}", EngineError.__name__)
-    return _Outcome(item, failure, is_final=False)
+    return _to_be_retried(item, message)
 
 
-class _Worker:
-    """A worker process. Raises _WorkerLost when it does not start."""
+def _refused(entry: _Entry, message: str) -> _Outcome:
+    """By a property of the grammar, whoever asks and when."""
+    failure = GrammarFailure(f"{entry.spec.kind}: {message}", InvalidGrammar.__name__)
+    return _Outcome(entry, failure)
 
-    def __init__(self, niceness: int) -> None:
-        command = [sys.executable, "-P", "-m", "stemma.constrained.serving.worker"]
-        # Reserved address space counts as memory: an arena per thread is 64 MB of it.
-        single = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, **single},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # its parent handles Ctrl-C
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
-        if niceness:
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
-        try:
-            is_ready = self._answer(START_TIMEOUT_S) == b"ready"
-        except TimeoutError:
-            is_ready = False
-        if not is_ready:
-            self.end()
-            raise _WorkerLost("the compiler's process does not start")
 
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def ask(self, job: Job | Check) -> bytes | None:
-        """The reply, or None where the limit was exceeded. Raises _WorkerLost."""
-        try:
-            write_frame(self._input, pickle.dumps(job))
-            reply = self._answer(job.limit_s + GRACE_S)
-        except TimeoutError:
-            self.end()
-            return None
-        except OSError:  # it has ended
-            reply = None
-        if reply is not None:
-            return reply
-        status = self.end()
-        if status == -signal.SIGALRM:
-            return None
-        if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
-            message = "nested too deeply, or beyond what the compiler can take"
-            raise _WorkerLost(message, is_of_grammar=True)
-        raise _WorkerLost(f"the compiler's process ended (exit code {status})")
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self) -> int:
-        """The exit code; a process that still runs is killed, since it has nothing to lose."""
-        if not self._is_ending():
-            self._process.kill()
-        status = self._process.wait()
-        for stream in (self._input, self._output):
-            with contextlib.suppress(OSError):
-                stream.close()
-        return status
-
-    def _is_ending(self) -> bool:
-        """Whether its output has ended, so that it is about to exit."""
-        try:
-            self._process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def _answer(self, timeout_s: float) -> bytes | None:
-        """A frame, or None at its output's end. Raises TimeoutError."""
-        if not select.select([self._output], [], [], timeout_s)[0]:
-            raise TimeoutError
-        return read_frame(self._output)
+def _to_be_retried(entry: _Entry, message: str) -> _Outcome:
+    """A failure that says nothing of the grammar."""
+    failure = GrammarFailure(f"{entry.spec.kind}: {message}", EngineError.__name__)
+    return _Outcome(entry, failure, is_final=False)

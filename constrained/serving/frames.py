@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from ..spec import GrammarSpec
 
@@ -17,7 +17,7 @@ from ..spec import GrammarSpec
 WORKER_STACK_BYTES = 4 * 2**20
 ENGINE_STACK_BYTES = 4 * WORKER_STACK_BYTES
 
-DEFAULT_GRAMMAR_TIMEOUT_S = 2.0  # for one grammar
+DEFAULT_GRAMMAR_TIMEOUT_S = 2.0  # of CPU time, for one grammar
 
 _LENGTH = struct.Struct("<I")
 _stack_size_lock = threading.Lock()
@@ -25,7 +25,7 @@ _stack_size_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A grammar to compile within `limit_s` seconds of wall time."""
+    """A grammar to compile within `limit_s` seconds of CPU time."""
 
     spec: GrammarSpec
     limit_s: float
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A text to validate against a JSON Schema, both as text, within `limit_s` seconds."""
+    """A text to validate against a JSON Schema, both as text, within `limit_s` of CPU time."""
 
     schema: str
     text: str
@@ -54,13 +54,25 @@ def named(kind: str, error: Exception) -> str:
     return message if message.startswith(kind) else f"{kind}: {message}"
 
 
-def write_frame(stream: IO[bytes], payload: bytes) -> None:
+def framed(payload: bytes) -> bytes:
     """A length, then that many bytes."""
-    stream.write(_LENGTH.pack(len(payload)) + payload)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def write_frame(stream: IO[bytes], payload: bytes) -> None:
+    """Write a frame at once."""
+    stream.write(framed(payload))
     stream.flush()
 
 
-def read_frame(stream: IO[bytes]) -> bytes | None:
+class Readable(Protocol):
+    """What frames are read from."""
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """So many bytes; fewer at its end."""
+
+
+def read_frame(stream: Readable) -> bytes | None:
     """None at the stream's end."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

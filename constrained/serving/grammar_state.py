@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
 from ..matcher import BoundGrammar, Mask, Matcher
+from .follower import Follower, allow
+from .parsers import ParsedGrammar
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class GrammarFailure:
 class PendingGrammar:
     """A requested grammar: neither field is set while it is compiled, then one of them."""
 
-    bound: BoundGrammar | None = None
+    bound: BoundGrammar | ParsedGrammar | None = None
     failure: GrammarFailure | None = None
     schema: str | None = None  # of a lenient one: outputs must be validated against it
 
@@ -44,17 +44,18 @@ class PendingGrammar:
         """Whether compilation has succeeded or failed."""
         return self.bound is not None or self.failure is not None
 
-    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> GrammarState:
+    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
         """The state of one output, at its start."""
         assert self.bound is not None, "the grammar is not there"
+        if isinstance(self.bound, ParsedGrammar):
+            return self.bound.follower(jump_forward, stop_ids)
         return GrammarState(self.bound.matcher(), jump_forward, stop_ids)
 
 
 class GrammarState:
-    """One output's progress through its grammar. A forced run, once begun, is followed to its end.
+    """One output's progress through a grammar that is followed here, by a matcher."""
 
-    Nothing here raises: a failure of the matcher is an error of this output alone.
-    """
+    is_ready = True
 
     def __init__(self, matcher: Matcher, jump_forward: bool, stop_ids: frozenset[int]) -> None:
         """`stop_ids` may come where the grammar lets the output end."""
@@ -66,16 +67,13 @@ class GrammarState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing may follow."""
         return self._guarded(self._matcher.is_finished, False)
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot be followed any further, or None."""
         return self._fault or self._guarded(self._matcher.error, None) or self._fault
 
     def consume(self, token_id: int) -> bool:
-        """Take the output's next token; False where the grammar does not allow it."""
         if not self._guarded(partial(self._matcher.consume, token_id), False):
             return False
         if self._forced:
@@ -84,15 +82,15 @@ class GrammarState:
         return True
 
     def forced_run(self) -> Sequence[int]:
-        """Tokens to append before the next one is sampled; none without jump-forward."""
         return self._guarded(self._matcher.forced_tokens, ()) if self._jump_forward else ()
 
     def mask(self, out: Mask) -> None:
-        """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next; none
-        where there is an error."""
         self._guarded(partial(self._mask, out), None)
         if self._fault:
             out.fill(0)
+
+    def close(self) -> None:
+        pass
 
     def _mask(self, out: Mask) -> None:
         if not self._jump_forward:
@@ -100,10 +98,10 @@ class GrammarState:
                 self._forced.extend(self._matcher.forced_tokens())
             if self._forced:
                 out.fill(0)
-                return _allow(out, (self._forced[0],))
+                return allow(out, (self._forced[0],))
         self._matcher.mask(out)
         if self._matcher.is_accepting():
-            _allow(out, self._stop_ids)
+            allow(out, self._stop_ids)
 
     def _guarded(self, verb: Callable[[], T], otherwise: T) -> T:
         try:
@@ -112,10 +110,3 @@ class GrammarState:
             log.exception("a matcher failed")
             self._fault = f"the matcher failed: {type(error).__name__}: {error}"
             return otherwise
-
-
-def _allow(mask: Mask, token_ids: Iterable[int]) -> None:
-    """Ids beyond the vocabulary are ignored: they cannot be sampled."""
-    for token_id in token_ids:
-        if token_id < 32 * len(mask):
-            mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -1,7 +1,7 @@
 """`python -m stemma.constrained.serving.worker`: compiles grammars, validates texts, within limits.
 
-Started and read by `compiler_service.py`; exchanges frames over standard input and output. A
-grammar may trigger its compiler's worst case, so the kernel bounds time, memory and stack: an
+Started and read by `worker_process.py`; exchanges frames over standard input and output. A
+grammar may trigger its compiler's worst case, so the kernel bounds CPU time, memory and stack: an
 unhandled alarm ends the process, as does a full stack; a full address space ends the compilation.
 When its parent ends, its input ends, and so does it.
 """
@@ -18,6 +18,7 @@ import sys
 from ...errors import InvalidGrammar, UnsupportedSchema
 from ..compiler import CompiledGrammar, Limits, compile_grammar
 from ..native.bindings import why_not_native
+from ..regular import letter_case, unicode_classes
 
 # Imported before the limits are set: the compiler itself imports it only for a schema.
 from ..schema import schema_grammar  # noqa: F401
@@ -53,7 +54,7 @@ def _serve() -> None:
 def _reply_to_jobs() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # library output must not come between frames
-    why_not_native()  # on a fresh machine it compiles C++, not charged to a grammar
+    _prepare()
     num_bytes = _mapped_bytes()
     if num_bytes is not None:
         limit = num_bytes + MAX_EXTRA_BYTES
@@ -61,21 +62,28 @@ def _reply_to_jobs() -> None:
     write_frame(replies, b"ready")
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         job: Job | Check = pickle.loads(frame)
-        signal.setitimer(signal.ITIMER_REAL, job.limit_s)
+        signal.setitimer(signal.ITIMER_PROF, job.limit_s)
         try:
             reply = pickle.dumps(_compile(job) if isinstance(job, Job) else _errors(job))
         except MemoryError:
             reply = pickle.dumps(_too_much_memory(job))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(replies, reply)
         if num_bytes is not None and (_mapped_bytes() or 0) > num_bytes + MAX_GROWTH_BYTES:
             break
 
 
+def _prepare() -> None:
+    """What would otherwise be charged to the first grammar that needs it."""
+    why_not_native()  # on a fresh machine it compiles C++
+    unicode_classes.prepare()
+    letter_case.case_variants()
+
+
 def _compile(job: Job) -> CompiledGrammar | Refusal:
     kind = job.spec.kind
     try:
-        return compile_grammar(job.spec, Limits(max_seconds=job.limit_s * AUTOMATON_SHARE))
+        return compile_grammar(job.spec, Limits(max_cpu_s=job.limit_s * AUTOMATON_SHARE))
     except UnsupportedSchema as error:
         return Refusal(named(kind, error), UnsupportedSchema.__name__)
     except InvalidGrammar as error:  # including its subclasses

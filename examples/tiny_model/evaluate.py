@@ -110,7 +110,7 @@ def show_mistakes(outcomes: list[Outcome], as_program: bool, limit: int) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--samples", type=int, default=300, help="cases of each skill")
     parser.add_argument("--skill", choices=SKILLS, action="append", help="default: all")
     parser.add_argument("--seed", type=int, default=SEED)

@@ -104,7 +104,7 @@ def _json_files(config: Config, ids: dict[str, int]) -> dict[str, dict[str, obje
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     default = [Path("run/checkpoint.pt")]
     parser.add_argument(
         "--checkpoint", type=Path, nargs="+", default=default, help="one, or several to average"

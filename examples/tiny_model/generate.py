@@ -72,7 +72,7 @@ def samples(mix: dict[str, float], seed: int, held_out: bool = False) -> Iterato
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--skill", choices=SKILLS, help="one skill (default: the training mix)")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)

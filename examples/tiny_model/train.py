@@ -263,7 +263,7 @@ def update_average(average: Llama, model: Llama, decay: float) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("run"))
     parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--tokens", type=int, default=4096, help="padded tokens in a batch")

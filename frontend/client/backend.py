@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, Self
 
-from ...errors import InvalidRequest
+from ...errors import EngineError, InvalidRequest
 from .channel import OwnedChannel
 from .client import Connection
 
@@ -14,17 +15,37 @@ class Backend:
     """Runs programs; owns the channel that carries them out."""
 
     def __init__(self, channel: OwnedChannel) -> None:
-        self.channel = channel
+        self._channel = channel
+        self._channel_lock = threading.Lock()
+
+    @property
+    def channel(self) -> OwnedChannel:
+        """What carries programs out. A connection that was lost is opened anew, however long ago
+        that was. Raises EngineError where it cannot be."""
+        if _loss_of(self._channel) is None:
+            return self._channel
+        with self._channel_lock:
+            if (loss := _loss_of(self._channel)) is not None:  # not opened by another thread since
+                try:
+                    self._channel = self._reopened()
+                except EngineError as error:
+                    raise EngineError(f"{error}; the last connection: {loss}") from error
+            return self._channel
+
+    def _reopened(self) -> OwnedChannel:
+        """A channel in place of a lost one. Raises EngineError."""
+        return self._channel
 
     @property
     def connection(self) -> Connection:
         """The channel, where it is a connection to a runtime over ZeroMQ. Raises InvalidRequest."""
-        if not isinstance(self.channel, Connection):
+        channel = self.channel
+        if not isinstance(channel, Connection):
             raise InvalidRequest(
-                f"{self.channel.info['model']!r} is reached over HTTP; its radix tree, cache and "
+                f"{channel.info['model']!r} is reached over HTTP; its radix tree, cache and "
                 "counters only through a runtime over ZeroMQ, see st.Engine and st.Runtime"
             )
-        return self.channel
+        return channel
 
     def get_server_info(self) -> dict[str, Any]:
         """Model, limits, KV pool and counters of the runtime."""
@@ -51,10 +72,16 @@ class Backend:
 
     def shutdown(self) -> None:
         """Close the channel; programs still running on it are cancelled."""
-        self.channel.close()
+        with self._channel_lock:
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def _loss_of(channel: OwnedChannel) -> EngineError | None:
+    """Why a connection ended though nobody closed it; None where it did not."""
+    return channel.loss if isinstance(channel, Connection) else None

@@ -33,6 +33,7 @@ from ..protocol.ir import Gen, Op, Text
 from ..protocol.keys import ClientKeys
 from .channel import EventSink
 from .outbox import Outbox
+from .peer_process import PeerProcess
 from .transport import Transport
 
 FLUSH_AFTER_S = 0.002
@@ -62,18 +63,18 @@ class Connection:
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
-        is_alive: Callable[[], str | None] | None = None,
+        process: PeerProcess | None = None,
         keys: ClientKeys | None = None,
         tenant: str | None = None,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
-        """`is_alive` returns why the runtime's process is dead, or None (called while waiting);
-        `tenant`: the tenant that this client's work counts for, None: its own; `silence_s`: after
-        which a connected runtime is given up."""
+        """`process`: the runtime's, where it is known beforehand; `tenant`: the tenant that this
+        client's work counts for, None: its own; `silence_s`: after which a connected runtime is
+        given up, unless its process is stopped."""
         self.endpoint = endpoint
         self._tenant = tenant
         self._silence_s = silence_s
-        self._is_alive = is_alive or (lambda: None)
+        self._process = process
         self._keys = keys
         self._lock = threading.RLock()  # a finalizer that sends may run while it is held
         self._has_credit = threading.Condition(self._lock)
@@ -98,8 +99,9 @@ class Connection:
         self._welcomed = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="stemma-client", daemon=True)
+        self._connect_s = timeout_s
         self._thread.start()
-        self._await_welcome(timeout_s)
+        self._await_welcome()
 
     # --- for programs -------------------------------------------------------------------------
 
@@ -112,6 +114,14 @@ class Connection:
     @property
     def error(self) -> EngineError | None:
         """Why the connection is dead, or None."""
+        return self._error
+
+    @property
+    def loss(self) -> EngineError | None:
+        """Why it ended though nobody closed it; None where it did not, and in a fork, which has no
+        part in it."""
+        if self._error is None or self._closing or self._pid != os.getpid():
+            return None
         return self._error
 
     def open_program(self, sink: EventSink, create: dict[str, object]) -> int:
@@ -162,6 +172,17 @@ class Connection:
             self._outbox.forget(program)
             if known and not self._error:
                 self._queue("cancel", program=program)
+
+    def cancel_program(self, program: int) -> None:
+        """Have the runtime cancel the rest of a program. Unlike `close_program`, its sink receives
+        DONE, with what the program has used, if any of it was sent."""
+        with self._lock:
+            if program not in self._programs or self._error:
+                return
+            if self._outbox.forget(program):
+                self._queue("cancel", program=program)
+            else:
+                del self._programs[program]
 
     def end_gens(self, program: int) -> None:
         """End a program's gens now with their output so far, finish reason "abort", and later ones
@@ -304,8 +325,9 @@ class Connection:
             self.endpoint,
             self._keys,
             self._wake_r.fileno(),
-            self._is_alive,
+            self._process,
             self._tenant,
+            self._connect_s,
             self._silence_s,
         )
         try:
@@ -399,7 +421,7 @@ class Connection:
             self._has_credit.notify_all()
         self._welcomed.set()
         for sink in programs:
-            sink.handle_disconnect(self._error)
+            sink.handle_disconnect(EngineError(str(self._error)))  # to them its cause is all one
         for call in calls:
             call.set_exception(EngineError(str(self._error)))
 
@@ -411,12 +433,10 @@ class Connection:
         if self._error is not None:
             raise EngineError(str(self._error))
 
-    def _await_welcome(self, timeout_s: float) -> None:
-        if not self._welcomed.wait(timeout_s):
-            self.close()
-            raise EngineError(f"no runtime answered at {self.endpoint} within {timeout_s:g} s")
+    def _await_welcome(self) -> None:
+        self._welcomed.wait()
         if self._error is not None:
-            raise EngineError(str(self._error))
+            raise self._error
 
     def _wake(self) -> None:
         self._sleep = _AWAKE  # one wake-up is enough

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...errors import InvalidRequest
+from .peer_process import is_stopped
+from .temporary_folder import TemporaryFolder
 
 START_TIMEOUT_S = 1800.0  # a large checkpoint takes a while to load, and longer to quantize
 FETCH_TIMEOUT_S = 86_400.0  # for a model that has to be downloaded first
@@ -28,6 +27,23 @@ LOG_TAIL_LINES = 15
 _STDERR = 2
 _REFUSED = 1  # the exit code of an engine that refuses its configuration, with a line that says why
 _REFUSAL = "error: "
+
+
+class ChildProcess:
+    """A `PeerProcess` that this process has started. Does not refer to its `EngineProcess`, whose
+    end is the process's."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path | None) -> None:
+        self._process = process
+        self._log = log
+
+    def death(self) -> str | None:
+        """Why it has ended, with its last output; None while it runs."""
+        return _death(self._process, self._log)
+
+    def is_stopped(self) -> bool:
+        """Whether it was stopped and may be continued."""
+        return is_stopped(self._process.pid)
 
 
 class EngineProcess:
@@ -45,22 +61,20 @@ class EngineProcess:
         """As `Engine`; `has_log`: its output is captured to be quoted when it dies, else it goes to
         this process's standard error."""
         flags = _flags({"model": model, **options})  # may raise
-        self._folder = Path(tempfile.mkdtemp(prefix="stemma-"))
-        self.endpoint = f"ipc://{self._folder}/engine.ipc"
+        folder = TemporaryFolder()
+        self.endpoint = f"ipc://{folder.path}/engine.ipc"
         command = [sys.executable, "-P", "-m", "stemma.runtime"]
         for endpoint in (self.endpoint, *listen):
             command += ["--endpoint", endpoint]
         command += ["--watch-stdin", *flags]
-        log = self._folder / "engine.log" if has_log else None
+        log = folder.path / "engine.log" if has_log else None
         with contextlib.ExitStack() as stack:
             output = _STDERR if log is None else stack.enter_context(log.open("wb"))
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
             )
-        # Why the process ended, with its last output; None while it runs. Must not refer to this
-        # object, whose end is the process's.
-        self.death: Callable[[], str | None] = partial(_death, self._process, log)
-        self._finalizer = weakref.finalize(self, _stop, self._process, self._folder, os.getpid())
+        self.peer = ChildProcess(self._process, log)
+        self._finalizer = weakref.finalize(self, _stop, self._process, folder, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -141,7 +155,7 @@ def _last_words(log: Path | None) -> list[str]:
     return text.strip().splitlines()[-LOG_TAIL_LINES:]
 
 
-def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
+def _stop(process: subprocess.Popen[bytes], folder: TemporaryFolder, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return  # a fork of the owner ends: the engine is not its child
     if process.stdin is not None:
@@ -153,4 +167,4 @@ def _stop(process: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> Non
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.remove()

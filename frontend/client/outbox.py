@@ -104,12 +104,13 @@ class Outbox:
         for program in list(self.dirty):
             self.flush(program)
 
-    def forget(self, program: int) -> None:
-        """Drop a program and its ops."""
+    def forget(self, program: int) -> bool:
+        """Drop a program and its ops; returns whether some were handed over before."""
         outbox = self._programs.pop(program, None)
         self.dirty.pop(program, None)
         if outbox is not None:
             self.held_bytes -= outbox.num_bytes
+        return outbox is None or outbox.create is None
 
     def queue(self, op: str, header: dict[str, Any], num_bytes: int = 0) -> None:
         """Queue a message of another kind after what is queued."""

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -74,6 +75,16 @@ class Relay(Protocol):
         """For the duration of a wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class LostOps:
+    """The ops that a branch lost when one failed and it went on: they count as never appended."""
+
+    first: int  # that one, or where the message around it begins
+    end: int
+    failed: int
+    error: ProgramError
+
+
 class Program:
     """One running program: its branches and their results."""
 
@@ -105,7 +116,9 @@ class Program:
         self.waiters = Waiters()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
+        self._lost: dict[int, list[LostOps]] = {}  # by branch, of failures that it went on from
         self._seen_errors: set[int] = set()
+        self._caught: set[int] = set()  # branches whose failure the program's function has seen
         self._dropped: deque[tuple[int, int]] = deque()
         self._num_waits = 0  # of the program's function
         self._disconnect: Exception | None = None
@@ -310,6 +323,8 @@ class Program:
 
     def _failure_of(self, pending: Pending) -> Exception | None:
         op = pending.op
+        if op.branch in self._lost and (lost := self._lost_with(op.branch, op.seq)) is not None:
+            return lost.error
         failed = self._errors.get(op.branch)
         if failed is not None and op.seq >= failed[0]:
             return failed[1]
@@ -329,6 +344,8 @@ class Program:
         """A failed join also marks its branches' errors as seen."""
         self._seen_errors.add(branch)
         seq, _ = self._errors.get(branch, (-1, None))
+        if seq >= 0 and not self.is_run_elsewhere():
+            self._caught.add(branch)
         failed = self._pending.get((branch, seq))
         if failed is not None and isinstance(failed.op, ir.Join):
             self._seen_errors.update(failed.op.children)
@@ -343,6 +360,47 @@ class Program:
             self._note_seen(branch)
             return self._errors[branch][1]
         return self._disconnect
+
+    def has_caught(self, branch: int) -> bool:
+        """Whether the branch failed, and the program's function knows."""
+        return branch in self._caught
+
+    def first_lost(self, branch: int) -> int:
+        """From where on a failed branch loses what was appended if it goes on: from the op that
+        failed; where that is in a message that was closed since, from the message's begin. Raises
+        InvalidProgram where the program has ended."""
+        self._require_open()
+        failed, begin = self._errors[branch][0], None
+        for _, op in self.log:
+            if op.branch != branch or not isinstance(op, ir.RoleBegin | ir.RoleEnd):
+                continue
+            if op.seq >= failed:
+                return begin if begin is not None and isinstance(op, ir.RoleEnd) else failed
+            is_begin = isinstance(op, ir.RoleBegin) and self._lost_with(branch, op.seq) is None
+            begin = op.seq if is_begin else None
+        return failed
+
+    def resume(self, branch: int, seq: int, first_lost: int) -> None:
+        """A failed branch goes on, with op `seq`. Raises what `send` raises."""
+        failed, error = self._errors.pop(branch)
+        self._caught.discard(branch)
+        self._seen_errors.discard(branch)
+        self.send_silent(ir.Resume(branch, seq, None, drops_message=first_lost < failed))
+        self._lost.setdefault(branch, []).append(LostOps(first_lost, seq, failed, error))
+
+    def lost_with(self, pending: Pending) -> LostOps | None:
+        """The ops that its branch went on without, if it is one of them."""
+        return self._lost_with(pending.branch, pending.seq)
+
+    def failed_ops(self) -> dict[tuple[int, int], ProgramError]:
+        """The errors so far by (branch, seq) of the op, also those that were gone on from."""
+        failed = {(branch, seq): error for branch, (seq, error) in self._errors.items()}
+        for branch, lost in self._lost.items():
+            failed.update({(branch, ops.failed): ops.error for ops in lost})
+        return failed
+
+    def _lost_with(self, branch: int, seq: int) -> LostOps | None:
+        return next((ops for ops in self._lost.get(branch, ()) if ops.first <= seq < ops.end), None)
 
     def raise_disconnect(self) -> None:
         """Raise what ended the program as a whole, if anything did."""

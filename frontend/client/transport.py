@@ -4,12 +4,15 @@ Each connection is its own DEALER socket, so that nothing of an old one arrives 
 reports its loss (ZeroMQ's heartbeats notice within seconds, also when a peer just vanished). Then a
 new socket says hello with the session's token, and both sides resend what the other has not taken.
 One thread owns a transport; this file knows no programs.
+
+A connection to a process of this host breaks when that process ends, and only then: the kernel says
+so, and there are no heartbeats. Silence is judged on an `AwakeClock`, and not at all while the
+system says that the runtime's process is stopped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -17,10 +20,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ...errors import EngineError, ProtocolError
 from ..protocol import wire
-from ..protocol.keys import ClientKeys
+from ..protocol.awake_clock import AwakeClock
+from ..protocol.keys import ClientKeys, is_tcp
 from ..protocol.link import Link
 from ..protocol.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
 from .greeting import mechanism_of
+from .peer_process import PeerProcess, local_peer
 
 LINGER_MS = 500
 RECONNECT_AFTER_S = 0.1
@@ -32,6 +37,10 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+class RuntimeSilent(EngineError):
+    """The runtime's process may exist, but does not answer."""
 
 
 class Transport:
@@ -46,28 +55,32 @@ class Transport:
         endpoint: str,
         keys: ClientKeys | None,
         wake_fd: int,
-        is_alive: Callable[[], str | None],
+        process: PeerProcess | None,
         tenant: str | None,
+        connect_s: float,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
-        """`wake_fd`: becomes readable to end a `poll`; `is_alive`: why the runtime's process is
-        dead, or None; `tenant`: the tenant that this client's work counts for; `silence_s`: after
-        which a connected runtime is given up."""
+        """`wake_fd`: becomes readable to end a `poll`; `process`: the runtime's, where it is known
+        beforehand; `tenant`: the tenant that this client's work counts for; `connect_s`,
+        `silence_s`: after which a runtime that never answered, or no longer does, is given up."""
         self.link = Link()
         self.welcome: dict[str, Any] | None = None  # the first one
         self.silence_s = silence_s
+        self._connect_s = connect_s
         self._refusal: ProtocolError | None = None  # the runtime's last message
         self._context = context
         self._endpoint = endpoint
         self._keys = keys
         self._wake_fd = wake_fd
-        self._is_alive = is_alive
+        self._process = process
         self._tenant = tenant
         self._session: str | None = None
         self._is_up = False  # welcomed on this socket
         self._num_hang_ups = 0
         self._reopen_at: float | None = None
-        self._last_sent_s = self._last_heard_s = self._lost_s = time.monotonic()
+        self._last_sent_s = time.monotonic()
+        self._clock = AwakeClock()
+        self._silent_since_s = self._clock.read()  # or, without a connection, since when that is so
         self._dealer: zmq.Socket[bytes]
         self._monitor: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
@@ -81,8 +94,9 @@ class Transport:
         dealer.setsockopt(zmq.LINGER, LINGER_MS)
         dealer.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight
         dealer.setsockopt(zmq.RCVHWM, 0)
-        dealer.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
+        if is_tcp(self._endpoint):
+            dealer.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
+            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
         if self._keys is not None:
             dealer.curve_serverkey = self._keys.server_public
             dealer.curve_publickey = self._keys.public
@@ -95,6 +109,9 @@ class Transport:
             self._poller.register(self._monitor, zmq.POLLIN)
         self._reopen_at = None
         dealer.connect(self._endpoint)
+        self._say_hello()
+
+    def _say_hello(self) -> None:
         who = {"session": self._session, "tenant": self._tenant}
         known: dict[str, Any] = {name: value for name, value in who.items() if value is not None}
         self._send(wire.encode("hello", client="stemma", ack=self.link.take_ack(), **known))
@@ -117,7 +134,7 @@ class Transport:
         self._poller = zmq.Poller()
         self._poller.register(self._wake_fd, zmq.POLLIN)
         if self._is_up:
-            self._lost_s = now
+            self._silent_since_s = now
         self._is_up = False
         self._reopen_at = now + RECONNECT_AFTER_S
 
@@ -134,13 +151,13 @@ class Transport:
         if self._reopen_at is not None:
             timeout_s = min(timeout_s, RECONNECT_AFTER_S)
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
-        now = time.monotonic()
+        now = self._clock.read()
         messages: list[wire.Message] = []
         if self._monitor in ready and self._has_broken():
             messages = self._receive()  # received before the loss: may include a farewell
             self._lose(now)
         elif self._dealer in ready and self._reopen_at is None:
-            self._last_heard_s = now
+            self._silent_since_s = now
             messages = self._receive()
         if self._reopen_at is not None and now >= self._reopen_at:
             self._open()
@@ -151,16 +168,18 @@ class Transport:
         messages: list[wire.Message] = []
         while True:
             try:
-                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
+                frames = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return messages
-            message = wire.decode(parts, wire.RUNTIME_OPS)
+            message = wire.decode([frame.bytes for frame in frames], wire.RUNTIME_OPS)
             if message.op == "error":
                 self._refusal = ProtocolError(str(message.header.get("message")))
                 if not messages:  # else the next poll raises it: these came before it
                     raise self._refusal
                 return messages
             if message.op == "welcome":
+                if self._process is None and self._endpoint.startswith("ipc://"):
+                    self._process = local_peer(frames[0])
                 self._be_welcomed(message.header)
             elif self.link.take(message) and message.op not in ("pong", "credit"):
                 messages.append(message)
@@ -215,17 +234,30 @@ class Transport:
         )
 
     def _check_peer(self, now: float) -> None:
-        reason = self._is_alive()
-        if reason is None and self.welcome is not None:
-            grace_s = float(self.welcome.get("grace_s", wire.GRACE_S))
-            if not self._is_up and now - self._lost_s > grace_s:
-                reason = (
-                    f"the connection to {self._endpoint} broke and was not back in {grace_s:g} s"
-                )
-            elif self._is_up and now - self._last_heard_s > self.silence_s:
-                reason = f"the runtime has been silent for {now - self._last_heard_s:.0f} s"
-        if reason is not None:
-            raise EngineError(reason)
+        process = self._process
+        if process is not None and (death := process.death()) is not None:
+            raise EngineError(death)
+        patience_s = self._patience_s
+        silent_s = now - self._silent_since_s
+        if silent_s > patience_s / 2 and process is not None and process.is_stopped():
+            self._silent_since_s = now  # once it is continued, half of its time is left at least
+        elif silent_s > patience_s:
+            raise self._silence(patience_s)
+
+    def _silence(self, patience_s: float) -> RuntimeSilent:
+        if self.welcome is None:
+            return RuntimeSilent(f"no runtime answered at {self._endpoint} within {patience_s:g} s")
+        if not self._is_up:
+            lost = f"the connection to {self._endpoint} broke"
+            return RuntimeSilent(f"{lost} and was not back in {patience_s:g} s")
+        return RuntimeSilent(f"the runtime has been silent for {patience_s:g} s")
+
+    @property
+    def _patience_s(self) -> float:
+        """How long the runtime may be silent in the current state."""
+        if self.welcome is None:
+            return self._connect_s
+        return self.silence_s if self._is_up else float(self.welcome.get("grace_s", wire.GRACE_S))
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -233,6 +265,9 @@ class Transport:
         """Send the link's messages, acknowledge, and ping the runtime; returns whether any of the
         link's messages were sent."""
         if not self._is_up:
+            is_overdue = time.monotonic() - self._last_sent_s > wire.HEARTBEAT_S
+            if is_overdue and self._reopen_at is None:  # the hello, or its answer, may be lost
+                self._say_hello()
             return False
         has_sent = False
         while (parts := self.link.unsent()) is not None:
@@ -242,16 +277,18 @@ class Transport:
             has_sent = True
         if self.link.owes_ack:
             self._send(wire.encode("credit", ack=self.link.take_ack()))
-        elif time.monotonic() - self._last_sent_s > wire.HEARTBEAT_S:
+        elif time.monotonic() - self._last_sent_s > min(wire.HEARTBEAT_S, self.silence_s / 4):
             self._send(wire.encode("ping", ack=self.link.take_ack()))
         return has_sent
 
     def _send(self, parts: list[bytes]) -> bool:
-        """False where the socket has no connection to send on: its monitor will report that it was
-        refused."""
+        """False where the socket cannot send now: there is no connection, as its monitor will
+        report, or the system lacks something. The link's messages are sent again later."""
         try:
             self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                raise
             return False
         self._last_sent_s = time.monotonic()
         return True

@@ -16,7 +16,7 @@ from traceback import extract_tb, format_exception_only
 from types import FrameType
 from typing import Any
 
-from ...errors import InvalidProgram
+from ...errors import InvalidProgram, Picklable
 from ..client.channel import EventSink
 from ..client.program import Pending, Program
 from ..protocol import ir
@@ -27,7 +27,7 @@ from .state import ProgramState
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-class Waits(BaseException):
+class Waits(Picklable, BaseException):
     """The program waits for a value. Not an Exception: the author's handlers must not catch it."""
 
     def __init__(self, wait: Wait) -> None:
@@ -155,6 +155,8 @@ def _reading(name: str) -> tuple[str, str | None]:
             method = frame.f_code.co_name
         frame = frame.f_back
     source = None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    if method in ("__str__", "__format__"):
+        method = "text"
     named = repr(name) if name and method not in _READS_ALL else ""
     if method in ("__getitem__", "get_var"):
         return f"s[{named}]", source

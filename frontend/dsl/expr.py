@@ -12,14 +12,27 @@ from typing import Any, NoReturn, TypeAlias
 
 from ...errors import InvalidProgram
 from ..protocol.ir import GenParams
+from ..protocol.numbers import token_ids_of
 
 ROLES = ("system", "user", "assistant")
 
 
 class Expr:
-    """Base of all expressions; they add up with each other and with strings."""
+    """Base of all expressions; they add up with each other and with strings. None has a text: what
+    an f-string would write into a prompt is its repr, so it refuses."""
 
     __slots__ = ()
+
+    def __str__(self) -> str:
+        raise InvalidProgram(
+            "an expression such as gen(...) or s.var(...) cannot be put into a string (an "
+            'f-string, str(), "%s", print): its text may not be there yet. Append it, as in '
+            's += "You said: " + s.var("a"), or use the value, as in "You said: " + s["a"]; '
+            "repr() shows what it is"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
     def __add__(self, other: Expr | str | None) -> Sum:
         return Sum((*_parts(self), *_parts(other)))
@@ -96,8 +109,8 @@ class ImageExpr(Expr):
 
 def tokens(token_ids: Sequence[int]) -> Expr:
     """Append token ids as they are, without BOS; for programs that tokenize by themselves."""
-    ids = tuple(token_ids)
-    if not ids or not all(isinstance(i, int) and i >= 0 for i in ids):
+    ids = token_ids_of("token_ids", token_ids)
+    if not ids:
         raise InvalidProgram.of("token_ids", token_ids, "at least one integer >= 0")
     return TokensExpr(ids)
 

@@ -10,9 +10,12 @@ from typing import Generic, TypeAlias, TypeVar, overload
 from ...errors import InvalidProgram
 from ..client.values import Gathered
 from ..protocol import ir
+from ..protocol.numbers import Range
 from .expr import Appendable, Expr
 from .source_lines import source_line
 from .writing import BranchWriter
+
+FORK_SIZES = Range(1, 65_536, is_whole=True)
 
 S = TypeVar("S", bound=BranchWriter)
 ForEach: TypeAlias = Appendable | Sequence[Appendable] | Callable[[int], Appendable]
@@ -29,10 +32,7 @@ class First:
 def first(num_needed: int, mode: ir.JoinMode = "gather_variable") -> First:
     """`forks.join(st.first(2))`: the first two branches that succeed are enough; the others are
     stopped at once. The join fails when fewer can still succeed."""
-    is_int = isinstance(num_needed, int) and not isinstance(num_needed, bool)
-    if not is_int or num_needed < 1:
-        raise InvalidProgram.of("num_needed", num_needed, "an integer >= 1")
-    return First(num_needed, mode)
+    return First(FORK_SIZES.checked("num_needed", num_needed), mode)
 
 
 class Forks(Generic[S]):
@@ -44,6 +44,15 @@ class Forks(Generic[S]):
 
     def __len__(self) -> int:
         return len(self._children)
+
+    def __str__(self) -> str:
+        raise InvalidProgram(
+            f"{len(self)} forks have no one text to put into a string: use that of each, as in "
+            'forks[0].text(), or join them and use the values, as in s["x"]'
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
     @overload
     def __getitem__(self, index: int) -> S: ...

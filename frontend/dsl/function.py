@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -30,6 +31,9 @@ MAX_THREADS = 64
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Arguments = Mapping[str, Any] | Sequence[Any]  # of one program of a batch
+
+# The name of the program whose function runs here.
+_running: contextvars.ContextVar[str | None] = contextvars.ContextVar("running", default=None)
 
 
 class Function:
@@ -60,6 +64,12 @@ class Function:
         parameters = list(inspect.signature(fn).parameters.values())
         if not parameters:
             raise InvalidProgram(f"{self.__name__}() needs the state as its first parameter")
+        if _is_generator(fn) or _is_generator(getattr(fn, "__call__", None)):  # noqa: B004
+            raise InvalidProgram(
+                f"{self.__name__}() contains `yield`: called, such a function runs nothing of its "
+                "body. A program appends to its state and returns; who runs it reads the text as "
+                f"it comes from {self.__name__}.stream(...).text_iter()"
+            )
         self._state_name = parameters[0].name
         self._argument_names = [p.name for p in parameters[1:]]
         self._keywords = {p.name for p in parameters[1:] if p.kind in _BY_KEYWORD}
@@ -71,6 +81,14 @@ class Function:
         state = args[0] if args else kwargs.get(self._state_name)
         if isinstance(state, ProgramState):
             return self._fn(*args, **{**self._bound, **kwargs})
+        if (outer := _running.get()) is not None:
+            warnings.warn(
+                f"{self.__name__}() is called within {outer}() without its state, so it runs as a "
+                "program of its own, of which nothing is appended here. Write "
+                f"{self.__name__}({self._state_name}, ...) to run it inside {outer}(), or "
+                f"{self.__name__}.run(...) if its own is what you want",
+                stacklevel=2,
+            )
         return self.run(*args, **kwargs)
 
     @property
@@ -152,8 +170,9 @@ class Function:
         Returns the states in the same order; with `generator_style=True` an iterator that yields
         each as soon as it and all before it are done. At most `num_threads` ("auto": 64) functions
         wait at a time; functions that never wait, and async ones, need no thread. All instances
-        finish before one BatchError names those that failed; with `raise_errors=False` nothing is
-        raised and `state.error()` reports it. `progress_bar=True` shows how many are done.
+        finish before one BatchError names those that failed and has the states of the others; with
+        `raise_errors=False` nothing is raised and `state.error()` reports it. `progress_bar=True`
+        shows how many are done.
         """
         num_threads = self._take(kwargs, "num_threads", "auto")
         threads = MAX_THREADS if num_threads == "auto" else int(num_threads)
@@ -224,7 +243,8 @@ class Function:
                 advance()
                 yield state
         if batch.errors and raise_errors:
-            raise BatchError(batch.errors, len(batch.states)) from batch.errors[min(batch.errors)]
+            error = BatchError(batch.errors, len(batch.states), batch.states)
+            raise error from batch.errors[min(batch.errors)]
 
     # --- before running --------------------------------------------------------------------------
 
@@ -251,6 +271,7 @@ class Function:
         if self.is_async:  # in a thread of a batch or a stream, which runs no other loop
             asyncio.run(self._execute_async(state, args, kwargs))
             return
+        outer = _running.set(self.__name__)
         try:
             given = {**self._bound, **kwargs} if self._bound else kwargs
             state.ret_value = self._fn(state, *args, **given)
@@ -260,6 +281,8 @@ class Function:
         except BaseException:  # Ctrl-C
             state._program.cancel()
             raise
+        finally:
+            _running.reset(outer)
         state._program.end()
 
     async def _execute_async(
@@ -270,6 +293,7 @@ class Function:
             return
         program = state._program
         program.loop_thread = threading.get_ident()
+        outer = _running.set(self.__name__)
         try:
             state.ret_value = await self._fn(state, *args, **{**self._bound, **kwargs})
         except Exception as error:
@@ -280,6 +304,7 @@ class Function:
             raise
         finally:
             program.loop_thread = None
+            _running.reset(outer)
         program.end()
 
     def _execute_quietly(
@@ -308,6 +333,10 @@ class Function:
     def _options(self, given: Mapping[str, Any]) -> RunOptions:
         spec = self._num_api_spec_tokens
         return RunOptions(given, name=self.__name__, num_api_spec_tokens=spec)
+
+
+def _is_generator(fn: object) -> bool:
+    return inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
 
 
 def _reader_of(state: ProgramState) -> ProgramState:

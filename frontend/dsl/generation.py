@@ -18,19 +18,22 @@ from ..protocol.ir import (
     logit_bias_of,
     texts_of,
 )
+from ..protocol.numbers import Range, plain, token_ids_of
 from .expr import Expr, GenExpr, SelectExpr
 
 token_length_normalized: ChoicesMethod = "token_length_normalized"
 greedy_token_selection: ChoicesMethod = "greedy_token_selection"
 unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
 
-MAX_GREEDY_TEMPERATURE = 1e-5  # of a select; SGLang's bound
+_GREEDY = Range(0, 1e-5)  # temperatures of a select; SGLang's bound
 MAX_REGEX_CHARS = 4096
 MAX_REMEMBERED = 256
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=Expr)
 
+# What may change while it stays the same key, such as a tensor, is not remembered either.
+_REMEMBERED_TYPES = frozenset((int, float, bool, str, tuple, type, type(None)))
 # Unhashable, too large to keep, or numbers within a tuple: 1, 1.0 and True are one key there.
 _NOT_REMEMBERED = frozenset(
     ("regex", "json_schema", "ebnf", "structural_tag", "choices", "logit_bias", "stop_token_ids")
@@ -44,11 +47,13 @@ def _remembered(make: Callable[P, E]) -> Callable[P, E]:
 
     @functools.wraps(make)
     def made(name: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > 1 or not _NOT_REMEMBERED.isdisjoint(kwargs):
+        given = (*args, *kwargs.values())
+        is_known = _REMEMBERED_TYPES.issuperset(map(type, given))
+        if len(args) > 1 or not is_known or not _NOT_REMEMBERED.isdisjoint(kwargs):
             return make(name, *args, **kwargs)  # type: ignore[arg-type]
         try:
             unnamed: Any = remembered(None, *args, **kwargs)
-        except TypeError:  # a list, such as `stop`; or an argument that there is not
+        except TypeError:  # an argument that there is not
             return make(name, *args, **kwargs)  # type: ignore[arg-type]
         return unnamed if name is None else GenExpr(_checked_name(name), unnamed.params)
 
@@ -178,7 +183,9 @@ def gen(
         n=n,
         seed=seed,
         stop=texts_of(stop),
-        stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),
+        stop_token_ids=None
+        if stop_token_ids is None
+        else token_ids_of("stop_token_ids", stop_token_ids),
         stop_regex=_regexes(stop_regex),
         ignore_eos=ignore_eos,
         logprobs=wanted[0],
@@ -233,7 +240,7 @@ def select(
     texts = tuple(choices)
     if not texts or len(texts) > MAX_CHOICES or not all(isinstance(c, str) and c for c in texts):
         raise InvalidProgram.of("choices", choices, f"1 to {MAX_CHOICES} non-empty strings")
-    if temperature is not None and not 0 <= temperature <= MAX_GREEDY_TEMPERATURE:
+    if temperature is not None and not _GREEDY.holds(plain(temperature)):
         raise InvalidProgram.of("temperature", temperature, "0: the likeliest choice is taken")
     method = CHOICES_METHODS[0] if choices_method is None else choices_method
     if method not in CHOICES_METHODS:
@@ -264,7 +271,7 @@ def checked_lora_path(name: object) -> str | None:
 
 
 def _regexes(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    patterns = texts_of(given)
+    patterns = texts_of(given, "stop_regex")
     for pattern in patterns or ():
         if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_REGEX_CHARS:
             allowed = f"patterns of 1 to {MAX_REGEX_CHARS} characters"

@@ -7,8 +7,10 @@ from typing import Any
 from ...errors import InvalidProgram
 from ..client.program import Pending, Program
 from ..protocol import ir
+from ..protocol.numbers import Range
 
-MAX_TTL_S = (2**31 - 1) / 1000
+_TTLS_S = Range(0.001, (2**31 - 1) // 1000)
+_PRIORITIES = Range(0, 100, is_whole=True)
 
 
 class HintHandle:
@@ -41,12 +43,10 @@ def hint(
     tier: ir.Tier | None = None,
 ) -> ir.Hint:
     """The op. Raises InvalidProgram for an invalid argument."""
-    is_time = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
-    if ttl_s is not None and not (is_time and 0.001 <= ttl_s <= MAX_TTL_S):
-        raise InvalidProgram.of("ttl_s", ttl_s, f"seconds in [0.001, {MAX_TTL_S:.0f}], or None")
-    is_int = isinstance(priority, int) and not isinstance(priority, bool)
-    if priority is not None and not (is_int and 0 <= priority <= 100):
-        raise InvalidProgram.of("priority", priority, "an integer in [0, 100], or None")
+    if ttl_s is not None:
+        ttl_s = _TTLS_S.checked("ttl_s", ttl_s)
+    if priority is not None:
+        priority = _PRIORITIES.checked("priority", priority)
     allowed = {"demote": ir.TIERS[1:], "prefetch": ir.TIERS[:2]}.get(action)
     if allowed is not None and tier not in allowed:
         raise InvalidProgram.of("tier", tier, f"one of {allowed}")

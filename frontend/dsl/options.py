@@ -11,12 +11,11 @@ from ..backend import get_default_backend
 from ..client.backend import Backend
 from ..client.program import Defaults, Program
 from ..protocol.ir import NOTHING_GIVEN, GenParams
+from ..protocol.numbers import RANGES
 from ..trace import observer
 from .expr import GenExpr
 from .generation import checked_lora_path, gen
 from .state import ProgramState
-
-MAX_SEED = 2**63 - 1
 
 _OF_GENS = (
     "frequency_penalty", "ignore_eos", "logprob_start_len", "min_p", "min_tokens", "n",
@@ -69,14 +68,13 @@ class RunOptions:
 
 def checked_seed(seed: object) -> int:
     """Raises InvalidProgram."""
-    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise InvalidProgram.of("seed", seed, f"an integer in [0, {MAX_SEED}]")
-    return seed
+    number: int = RANGES["seed"].checked("seed", seed)
+    return number
 
 
 def _gen_defaults(given: Mapping[str, Any]) -> GenParams:
     """Those of a gen with these options; a list of none is nothing."""
-    asked = {name: given[name] for name in _OF_GENS if given.get(name) not in (None, (), [])}
+    asked = {name: given[name] for name in _OF_GENS if not _is_nothing(given.get(name))}
     if "return_logprob" not in asked:
         num_top, start = asked.pop("top_logprobs_num", 0), asked.pop("logprob_start_len", -1)
         if num_top or start != -1:
@@ -84,3 +82,7 @@ def _gen_defaults(given: Mapping[str, Any]) -> GenParams:
     made = gen(None, given.get("max_tokens", given.get("max_new_tokens")), **asked)
     assert isinstance(made, GenExpr)
     return made.params
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, list | tuple) and not value)

@@ -6,12 +6,25 @@ Each method that waits has a twin for async functions: `aget` for `s["x"]`, `ate
 
 from __future__ import annotations
 
+import contextlib
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from ...errors import InvalidProgram
+from ...errors import InvalidProgram, ProgramError
 from ..client.program import Pending, Program
-from ..client.values import Known, Piece, Span, Value, meta_of, pendings_of, text_of, value_of
+from ..client.values import (
+    Gathered,
+    Known,
+    Piece,
+    Span,
+    Value,
+    meta_of,
+    pendings_of,
+    text_of,
+    value_of,
+)
+from ..protocol import ir
 
 
 class Message:
@@ -33,6 +46,8 @@ class BranchReader:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._pieces: list[Piece] = []
+        self._num_inherited = 0  # of these, from the branch that it was forked from
+        self._seqs: list[int] = []  # which of its ops made each of the others
         self._vars: dict[str, Value] = {}
         self._messages: list[Message] = []
 
@@ -103,12 +118,24 @@ class BranchReader:
             raise KeyError(f"no value called {name!r}; there are {sorted(self._vars)}") from None
 
     def _settle(self, found: Value) -> None:
-        for pending in pendings_of(found):
-            self._program.wait(pending)
+        try:
+            for pending in pendings_of(found):
+                self._program.wait(pending)
+        except ProgramError:
+            if isinstance(found, Gathered):  # its join fails, too, and with that this branch
+                with contextlib.suppress(ProgramError):
+                    self._program.wait(found.join)
+            raise
 
     async def _settle_async(self, found: Value) -> None:
-        for pending in pendings_of(found):
-            await self._program.wait_async(pending)
+        try:
+            for pending in pendings_of(found):
+                await self._program.wait_async(pending)
+        except ProgramError:
+            if isinstance(found, Gathered):
+                with contextlib.suppress(ProgramError):
+                    await self._program.wait_async(found.join)
+            raise
 
     # --- text ------------------------------------------------------------------------------------
 
@@ -167,9 +194,16 @@ class BranchReader:
                 yield from self._chunks_of(piece)
             return
         num_done = 0
-        while self._wait_for_piece(num_done):
-            yield from self._chunks_of(self._pieces[num_done])
-            num_done += 1
+        while (current := self._wait_for_piece(num_done)) is not None:
+            try:
+                yield from self._chunks_of(current)
+                num_done += 1
+            except ProgramError:
+                if self._is_run_elsewhere():
+                    self._wait_until(lambda: self._resumed_at(current) is not None)
+                if (num_left := self._resumed_at(current)) is None:
+                    raise
+                num_done = num_left
         self._program.wait_done()
 
     async def text_async_iter(
@@ -188,10 +222,17 @@ class BranchReader:
                 yield "", await self.aget_meta_info(var_name)
             return
         num_done = 0
-        while await self._wait_for_piece_async(num_done):
-            async for chunk in self._chunks_of_async(self._pieces[num_done]):
-                yield chunk
-            num_done += 1
+        while (current := await self._wait_for_piece_async(num_done)) is not None:
+            try:
+                async for chunk in self._chunks_of_async(current):
+                    yield chunk
+                num_done += 1
+            except ProgramError:
+                if self._is_run_elsewhere():
+                    await self._wait_until_async(lambda: self._resumed_at(current) is not None)
+                if (num_left := self._resumed_at(current)) is None:
+                    raise
+                num_done = num_left
         await self._program.wait_done_async()
 
     def _chunks_of(self, piece: Piece) -> Iterator[str]:
@@ -222,14 +263,20 @@ class BranchReader:
     def _is_run_elsewhere(self) -> bool:
         return self._program.is_run_elsewhere()
 
-    def _wait_for_piece(self, index: int) -> bool:
-        """Whether the branch has a piece `index`; waits until that is known."""
+    def _wait_for_piece(self, index: int) -> Piece | None:
+        """The branch's piece `index`, once it has one; None: it ended with fewer."""
         self._wait_until(lambda: len(self._pieces) > index)
-        return len(self._pieces) > index
+        return next(iter(self._pieces[index : index + 1]), None)
 
-    async def _wait_for_piece_async(self, index: int) -> bool:
+    async def _wait_for_piece_async(self, index: int) -> Piece | None:
         await self._wait_until_async(lambda: len(self._pieces) > index)
-        return len(self._pieces) > index
+        return next(iter(self._pieces[index : index + 1]), None)
+
+    def _resumed_at(self, piece: Piece) -> int | None:
+        """How many pieces are left before one whose op failed, once the branch went on without it;
+        what was read of the others is not taken back."""
+        lost = self._program.lost_with(piece) if isinstance(piece, Pending) else None
+        return None if lost is None else self._num_inherited + bisect_left(self._seqs, lost.first)
 
     def _wait_for_the_runner(self) -> None:
         """A reader of a run on another thread waits until the function has appended everything."""
@@ -258,6 +305,21 @@ def _pieces_of(name: str, found: Value) -> tuple[Piece, ...]:
     if isinstance(found, Span):
         return found.pieces[found.start :]
     raise InvalidProgram(f"{name!r} was gathered by a join; iterate over the branches' own")
+
+
+def messages_of(pieces: list[Piece]) -> tuple[list[Message], str | None]:
+    """The messages that these pieces of a branch make, and the role of the one that is open."""
+    messages: list[Message] = []
+    open_role: str | None = None
+    for piece in pieces:
+        op = piece.op if isinstance(piece, Pending) else None
+        if isinstance(op, ir.RoleBegin):
+            messages.append(Message(open_role := op.role))
+        elif isinstance(op, ir.RoleEnd):
+            open_role = None
+        elif open_role is not None:
+            messages[-1].pieces.append(piece)
+    return messages, open_role
 
 
 def _content(message: Message) -> str:

@@ -8,8 +8,11 @@ from typing import Generic, TypeVar
 
 from ...errors import InvalidProgram
 from ..protocol.ir import MAX_OP_NAME_CHARS, MAX_PAUSE_S
+from ..protocol.numbers import Range
 from .expr import RoleBeginExpr, RoleEndExpr
 from .writing import BranchWriter
+
+_SECONDS = Range(0, MAX_PAUSE_S)
 
 S = TypeVar("S", bound=BranchWriter)
 
@@ -53,10 +56,8 @@ class PauseScope(Generic[S]):
     """The author's code works outside the model for the duration of the block."""
 
     def __init__(self, state: S, expected_s: float | None, label: str, source: str | None) -> None:
-        is_number = isinstance(expected_s, int | float) and not isinstance(expected_s, bool)
-        if expected_s is not None and not (is_number and 0 <= expected_s <= MAX_PAUSE_S):
-            allowed = f"a number of seconds in [0, {MAX_PAUSE_S:g}], or None"
-            raise InvalidProgram.of("expected_s", expected_s, allowed)
+        if expected_s is not None:
+            expected_s = _SECONDS.checked("expected_s", expected_s)
         self._state = state
         self._expected_s = None if expected_s is None else float(expected_s)
         self._label, self._source = label[:MAX_OP_NAME_CHARS], source

@@ -17,7 +17,7 @@ from ..client.program import Pending, Program
 from ..client.values import Known, Piece, Span
 from ..protocol import ir
 from .expr import Appendable, Expr, Sum, TokensExpr, VarExpr, role
-from .forks import Forks, require_no_offsets
+from .forks import FORK_SIZES, Forks, require_no_offsets
 from .hint_handle import HintHandle, hint
 from .scopes import PauseScope, RoleScope, VarScope
 from .source_lines import source_line
@@ -45,6 +45,13 @@ class ProgramState(BranchWriter):
         """This fork can no longer be read."""
         if self._parent is not None and not self._is_joined:
             self._program.note_dropped(self._branch, self._seq)
+
+    def __str__(self) -> str:
+        """The same as `text()`, which waits: what `f"{state}"` writes."""
+        return self.text()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text(), spec)
 
     # --- appending -------------------------------------------------------------------------------
 
@@ -199,8 +206,7 @@ class ProgramState(BranchWriter):
 
         `position_ids_offset` is SGLang's, where it has no effect; only zeros are accepted here.
         """
-        if not isinstance(size, int) or not 1 <= size <= 65_536:
-            raise InvalidProgram.of("size", size, "an integer in [1, 65536]")
+        size = FORK_SIZES.checked("size", size)
         require_no_offsets(position_ids_offset)
         return self._fork(size, source_line(sys._getframe(1)))
 

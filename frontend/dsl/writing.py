@@ -5,6 +5,7 @@ Knows ops and expressions; the authoring syntax is one level above (`state`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from .expr import (
     TokensExpr,
     VarExpr,
 )
-from .reading import BranchReader, Message
+from .reading import BranchReader, Message, messages_of
 
 
 class BranchWriter(BranchReader):
@@ -39,6 +40,7 @@ class BranchWriter(BranchReader):
         self._own_vars: dict[str, Value] = {}
         if parent is not None:
             self._pieces = list(parent._pieces)
+            self._num_inherited = len(self._pieces)
             self._vars = dict(parent._vars)
             self._messages = [message.copy() for message in parent._messages]
             self._open_role = parent._open_role
@@ -87,7 +89,18 @@ class BranchWriter(BranchReader):
         """The number of this branch's next op."""
         if self._is_joined:
             raise InvalidProgram("this branch was joined; nothing can be appended to it")
+        if self._program.has_caught(self._branch):
+            self._resume()
         return self._seq
+
+    def _resume(self) -> None:
+        """An op failed and the author knows: go on from before it."""
+        first_lost = self._program.first_lost(self._branch)
+        num_kept = bisect_left(self._seqs, first_lost)
+        del self._pieces[self._num_inherited + num_kept :], self._seqs[num_kept:]
+        self._messages, self._open_role = messages_of(self._pieces)
+        self._program.resume(self._branch, self._seq, first_lost)
+        self._seq += 1
 
     def _send(self, op: ir.Op) -> Pending:
         """Send the next op; if that raises, nothing was appended."""
@@ -102,13 +115,13 @@ class BranchWriter(BranchReader):
     def _note(self, piece: Piece) -> None:
         if self._open_role is not None:
             self._messages[-1].pieces.append(piece)
-        self._pieces.append(piece)
-        self._program.waiters.wake()  # wakes iterators over the text
+        self._note_mark(piece)
 
     def _note_mark(self, piece: Piece) -> None:
         """Record a piece that is not part of a message's content."""
         self._pieces.append(piece)
-        self._program.waiters.wake()
+        self._seqs.append(self._seq - 1)
+        self._program.waiters.wake()  # wakes iterators over the text
 
     def _bind(self, name: str, op: ir.Op) -> None:
         pending = self._send(op)
@@ -117,17 +130,18 @@ class BranchWriter(BranchReader):
         self._note(pending)
 
     def _begin_role(self, begin: RoleBeginExpr, source: str | None) -> None:
-        name = begin.role
+        name, seq = begin.role, self._next()
         if self._open_role is not None:
             raise InvalidProgram(f"{name} message begun inside a {self._open_role} message")
-        self._note_mark(self._send(ir.RoleBegin(self._branch, self._next(), source, name)))
+        self._note_mark(self._send(ir.RoleBegin(self._branch, seq, source, name)))
         self._open_role = name
         self._messages.append(Message(name))
 
     def _end_role(self, end: RoleEndExpr, source: str | None) -> None:
+        seq = self._next()
         if self._open_role != end.role:
             raise InvalidProgram(f"{end.role}_end() but the open message is {self._open_role}")
-        self._note_mark(self._send(ir.RoleEnd(self._branch, self._next(), source)))
+        self._note_mark(self._send(ir.RoleEnd(self._branch, seq, source)))
         self._open_role = None
 
     def _bind_span(self, name: str, start: int) -> None:
@@ -140,7 +154,7 @@ class BranchWriter(BranchReader):
 
     def _end(self, source: str | None) -> None:
         if not self._is_joined:
-            self._send_silent(ir.End(self._branch, self._next(), source))
+            self._send_silent(ir.End(self._branch, self._seq, source))
             self._is_joined = True
 
 

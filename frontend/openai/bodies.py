@@ -12,7 +12,8 @@ from typing import Any
 
 from ...errors import InvalidProgram
 from ..protocol.constraint import Constraint
-from ..protocol.ir import MAX_SAMPLES, GenParams
+from ..protocol.ir import GenParams
+from ..protocol.numbers import RANGES
 from .client_transcript import Prompt
 from .flavors import Flavor
 
@@ -52,7 +53,7 @@ def gen_body(
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     if params.n is not None:
-        body["n"] = _checked_n(params.n)
+        body["n"] = RANGES["n"].checked("n", params.n)
     if params.logprobs is not None:
         body |= _logprob_fields(prompt, params.logprobs)
     if params.constraint is not None:
@@ -119,12 +120,6 @@ def _unknown(flavor: Flavor, name: str) -> InvalidProgram:
 def _max_tokens_field(model: str, prompt: Prompt) -> str:
     is_reasoning = prompt.is_chat and _REASONING.search(model)
     return "max_completion_tokens" if is_reasoning else "max_tokens"
-
-
-def _checked_n(n: int) -> int:
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_SAMPLES:
-        raise InvalidProgram.of("n", n, f"an integer in [1, {MAX_SAMPLES}]")
-    return n
 
 
 def _logprob_fields(prompt: Prompt, num: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import EngineError, InvalidProgram, StemmaError
+from ...errors import DeadlineExceeded, EngineError, InvalidProgram, StemmaError
 from ..protocol.choices import ChoiceScore, decide
 from ..protocol.constraint import Constraint, schema_text
 from ..protocol.ir import GenParams, Hint, Select
@@ -22,10 +22,6 @@ from .speculation import MAX_TRIES, Draft, Filled, Slot, matched
 from .stops import Stop, Stops
 
 OnDelta = Callable[[str], None]
-
-
-class DeadlineExceeded(StemmaError):
-    """A gen took longer than its `deadline_s`."""
 
 
 class PatternMismatch(StemmaError):

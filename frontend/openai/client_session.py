@@ -104,6 +104,9 @@ class ClientSession(Interpreter[ClientBranch, str]):
         if is_at_end and branch.has_open_gens and branch.is_flushed:
             self._resolve(branch)
 
+    def _note_resumed(self, branch: ClientBranch) -> None:
+        branch.draft = branch.pattern = None
+
     def _carry_out(self, branch: ClientBranch, op: ir.Op) -> bool:
         if branch.has_open_gens and not isinstance(op, ir.Text | ir.Gen | ir.Pause):
             self._resolve(branch)
@@ -137,6 +140,9 @@ class ClientSession(Interpreter[ClientBranch, str]):
                 return False
             case ir.Pause():
                 pass
+            case ir.Resume():
+                if op.drops_message:
+                    branch.begun.drop_message()
             case _:
                 return self._carry_out_flow(branch, op)
         return True

@@ -92,6 +92,14 @@ class ClientTranscript:
         self.open_role = None
         return self._append(Piece("end"))
 
+    def drop_message(self) -> None:
+        """Undo the open message. Raises InvalidProgram if none is."""
+        if self.open_role is None:
+            raise InvalidProgram("no message is open")
+        while self.pieces.pop().kind != "begin":
+            pass
+        self.open_role = None
+
     def append(self, pieces: Sequence[Piece]) -> str:
         """Append another branch's pieces; returns their visible text. Raises InvalidProgram."""
         for piece in pieces:

@@ -38,6 +38,8 @@ class Branch(Generic[TranscriptT, CallT]):
     is_waiting: bool = False
     end_number: int | None = None  # it is ended: as the how manieth of its program
     error: str | None = None
+    failed_seq: int | None = None  # of the op that failed, where the branch can go on from there
+    lost: list[tuple[int, int, str]] = field(default_factory=list)  # (first, end, why) of its ops
 
     num_wanted: int = 0  # Vars and Joins, not done yet, that need it
     unforked: list[Self] = field(default_factory=list)  # children of Forks in the log
@@ -58,6 +60,12 @@ class Branch(Generic[TranscriptT, CallT]):
     def is_idle(self) -> bool:
         """Whether nothing is left to do with what has arrived."""
         return self.error is not None or not self.log
+
+    def why_lost(self, seq: int) -> str | None:
+        """Why this op made no value and never will; None: it may."""
+        if self.error is not None:
+            return self.error
+        return next((why for first, end, why in self.lost if first <= seq < end), None)
 
     @property
     def begun(self) -> TranscriptT:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from ...errors import InvalidProgram
+from .schema_words import require_schema
 
 ConstraintKind = Literal["regex", "choices", "json_schema", "json_object", "ebnf", "structural_tag"]
 Whitespace = Literal["compact", "flexible"]
@@ -132,7 +133,8 @@ def schema_text(schema: object) -> str:
     """A JSON Schema as compact text: from a dict or bool, JSON text, or a pydantic model.
 
     A model's objects are closed (`additionalProperties: false`) unless it sets `extra="allow"`:
-    pydantic itself would ignore unknown fields. Raises InvalidProgram.
+    pydantic itself would ignore unknown fields. Raises InvalidProgram, also for what seems to be
+    an example.
     """
     describe = getattr(schema, "model_json_schema", None)
     if callable(describe):
@@ -145,7 +147,10 @@ def schema_text(schema: object) -> str:
     if not isinstance(schema, Mapping | bool):
         allowed = "a schema as dict or JSON text, or a pydantic model"
         raise InvalidProgram.of("json_schema", schema, allowed)
-    return _json("json_schema", schema)
+    text = _json("json_schema", schema)
+    if isinstance(schema, Mapping):
+        require_schema(schema, "json_schema")
+    return text
 
 
 def _closed(schema: Any) -> Any:

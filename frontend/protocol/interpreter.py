@@ -8,8 +8,9 @@
     Join        when enough children have ended
     End, Drop   never
 
-A branch that fails stops, and the branches that it was still to fork fail with it. A branch that
-nobody needs any more is stopped: what a join has enough of, what its client drops.
+A branch that fails stops, and the branches that it was still to fork fail with it; its client may
+have it go on from before the op that failed (`Resume`). A branch that nobody needs any more is
+stopped for good: what a join has enough of, what its client drops.
 
 Nothing here blocks: `advance` is called again when ops arrive or calls end. One thread owns a
 program. How a text is appended and how a call is made is a subclass's matter: the engine and the
@@ -86,6 +87,9 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
     def _note_rest(self, branch: BranchT) -> None:
         """A branch has gone as far as it can."""
 
+    def _note_resumed(self, branch: BranchT) -> None:
+        """A branch that had failed goes on from its transcript: forget the rest."""
+
     # --- input ------------------------------------------------------------------------------------
 
     def receive(self, ops: Iterable[ir.Op], *, end: bool = False) -> None:
@@ -105,18 +109,25 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
                 self._fail_forks_of([op], branch.error)
             if isinstance(op, ir.Drop):
                 self._drop(branch)
+            elif isinstance(op, ir.Resume):
+                self._resume(branch, op)
             self._ready.append(branch)
         if end:
             self._has_ended = True
             for branch in [b for b in self._branches.values() if b.error is not None]:
                 self._halt_joined(branch)
 
+    @property
+    def used(self) -> dict[str, int] | None:
+        """What the program has had of the engine; None where nobody counts it."""
+        return None
+
     def reject(self, error: Exception) -> None:
         """End the whole program: it cannot go on."""
         self.cancel()
         payload = {"message": str(error), "kind": type(error).__name__, "op": "program"}
         self._emit(0, 0, wire.FAILED, payload)
-        self._emit(0, 0, wire.DONE, None)
+        self._emit(0, 0, wire.DONE, self.used)
 
     def cancel(self) -> None:
         """Stop all calls; no more events. Nothing happens to a program that has ended."""
@@ -166,7 +177,7 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
             if self._fail_stuck():
                 continue
             self._finish()
-            self._emit(0, 0, wire.DONE, None)
+            self._emit(0, 0, wire.DONE, self.used)
 
     def _advance_branch(self, branch: BranchT) -> None:
         if branch.transcript is None or branch.call is not None or branch.is_waiting:
@@ -225,8 +236,9 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         value = self._values.get(key)
         if value is None:
             source = self._branches.get(op.of_branch)
-            if source is not None and source.error is not None:
-                raise InvalidProgram(f"the value it appends was never made: {source.error}")
+            why = None if source is None else source.why_lost(op.of_seq)
+            if why is not None:
+                raise InvalidProgram(f"the value it appends was never made: {why}")
             return self._wait_for(branch, key)
         text = self._append_value(branch, value)
         self._branch(op.of_branch).num_wanted -= 1
@@ -399,13 +411,33 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         payload = {"message": message, "kind": kind, "op": name, "source": op.source}
         if field is not None:
             payload["field"] = field
-        self._emit(branch.number, self._fails_from(branch, op), wire.FAILED, payload)
+        seq = self._fails_from(branch, op)
+        if kind != wire.STOPPED and branch.transcript is not None:
+            branch.failed_seq = seq
+        self._emit(branch.number, seq, wire.FAILED, payload)
         self._forget_needs(branch)
         self._wake_all_of(branch)
 
     def _fails_from(self, branch: BranchT, op: ir.Op) -> int:
         """From which op on a branch that stops at `op` has no values."""
         return op.seq if op.branch == branch.number else 0  # it stops for another's op: all of it
+
+    def _resume(self, branch: BranchT, op: ir.Resume) -> None:
+        """The branch goes on from before the op that failed; where it never began, or was stopped
+        for good, it fails again."""
+        if branch.error is None:
+            return
+        if branch.failed_seq is None:
+            payload = {"message": branch.error, "kind": "ProgramError", "op": ""}
+            self._emit(branch.number, op.seq, wire.FAILED, payload)
+            return
+        branch.lost.append((branch.failed_seq, op.seq, branch.error))
+        branch.error = branch.failed_seq = None
+        branch.is_waiting, branch.num_awaited = False, 0
+        branch.unforked.clear()
+        branch.log.clear()
+        branch.log.append(op)
+        self._note_resumed(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
         """Fail the branches that will never be forked, and those forked from them, however deep."""

@@ -9,7 +9,8 @@ wire an op is a list: `[kind, branch, seq, source, *fields]`.
     branch 2:                         Text  Gen  End ------^
 
 Three ops say what a program knows of its KV and change no text: `Pause` (it works elsewhere now),
-`Hint` (an action on the KV of what the branch has so far) and `Drop` (nobody reads this branch).
+`Hint` (an action on the KV of what the branch has so far) and `Drop` (nobody reads this branch). A
+branch stops at an op that fails, until `Resume`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import InvalidProgram
 from .constraint import Constraint
-
-MAX_REQUEST_PRIORITY = 1000
+from .numbers import RANGES, finite
 
 ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
@@ -39,7 +39,6 @@ HINT_ACTIONS: tuple[str, ...] = get_args(HintAction)
 TIERS: tuple[str, ...] = get_args(Tier)
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 MAX_CHOICES = 1024
-MAX_SAMPLES = 64
 MAX_OP_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
 MAX_FIELDS_CHARS = 1024 * 1024
@@ -77,7 +76,7 @@ class GenParams(Sampling):
     """All that a `gen` asks for: how it is sampled, and the rest. With `n` > 1 the value is a list,
     and the branch goes on with its first item."""
 
-    n: int | None = None  # samples, 1 to MAX_SAMPLES
+    n: int | None = None  # samples
     priority: int | None = None
     constraint: Constraint | None = None  # what the output must be
     jump_forward: bool | None = None  # False: sample what is forced anyhow, token by token
@@ -85,6 +84,14 @@ class GenParams(Sampling):
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
     lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Scalars of numpy and torch become numbers. Raises InvalidProgram for nan, infinities."""
+        for name, given in zip(_NUMBERS, _NUMBER_VALUES(self)):
+            if given is not None and type(given) is not int:
+                number = finite(name, given)
+                if number is not given:
+                    object.__setattr__(self, name, number)
 
     def with_defaults(self, defaults: GenParams) -> GenParams:
         """This, with what it leaves open taken from `defaults`."""
@@ -125,24 +132,28 @@ def _given(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     return {name: value for name, value in zip(names, values) if value is not None}
 
 
-def texts_of(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """One text or several, as GenParams has them."""
+def texts_of(given: str | Sequence[str] | None, field: str = "stop") -> tuple[str, ...] | None:
+    """One text or several, as GenParams has them. Raises InvalidProgram."""
     if given is None:
         return None
-    return (given,) if isinstance(given, str) else tuple(given)
+    try:
+        return (given,) if isinstance(given, str) else tuple(given)
+    except TypeError:
+        raise InvalidProgram.of(field, given, "a text or a list of texts") from None
 
 
 def logit_bias_of(bias: Mapping[Any, float] | None) -> tuple[tuple[int, float], ...] | None:
     """A bias by token id as GenParams has it; ids may be strings of digits, as in OpenAI's JSON.
 
-    Raises InvalidProgram for a key that is no token id.
+    Raises InvalidProgram for a key that is no token id, and for a bias that is nan or infinite.
     """
     if bias is None:
         return None
     try:
-        return tuple((int(token_id), value) for token_id, value in bias.items())
+        pairs = [(int(token_id), value) for token_id, value in bias.items()]
     except (AttributeError, TypeError, ValueError):
         raise InvalidProgram.of("logit_bias", bias, "a bias for each token id") from None
+    return tuple((token_id, finite("logit_bias", value)) for token_id, value in pairs)
 
 
 def _frozen(value: Any) -> Any:
@@ -152,11 +163,14 @@ def _frozen(value: Any) -> Any:
     return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
-NOTHING_GIVEN = GenParams()
 SAMPLING_FIELDS = tuple(f.name for f in fields(Sampling))
 _SAMPLING_VALUES = attrgetter(*SAMPLING_FIELDS)
 _GEN_FIELDS = tuple(f.name for f in fields(GenParams) if f.init)
 _GEN_VALUES = attrgetter(*_GEN_FIELDS)
+_NUMBERS = ("ignore_eos", "jump_forward", *(name for name in _GEN_FIELDS if name in RANGES))
+_NUMBERS = tuple(name for name in _NUMBERS if name != "logit_bias")  # pairs
+_NUMBER_VALUES = attrgetter(*_NUMBERS)
+NOTHING_GIVEN = GenParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +341,16 @@ class Drop(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Resume(Op):
+    """The client knows of this branch's failure and goes on from just before the op that failed;
+    that op and those between it and this one count as never appended. With `drops_message` the
+    message that is open there is undone, too."""
+
+    kind: ClassVar[str] = "resume"
+    drops_message: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class End(Op):
     """No op follows on this branch."""
 
@@ -334,7 +358,7 @@ class End(Op):
 
 
 # What changes no output. Draws depend on an op's place among the others only (`Places`).
-SILENT_OPS = (Pause, Hint, Drop)
+SILENT_OPS = (Pause, Hint, Drop, Resume)
 
 
 class Places:
@@ -360,7 +384,8 @@ class Places:
 
 
 _KINDS: tuple[type[Op], ...] = (
-    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Fork, Join, Var, Pause, Hint, Drop, End,
+    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Fork, Join, Var, Pause, Hint, Drop,
+    Resume, End,
 )  # fmt: skip
 _OPS = {op.kind: op for op in _KINDS}
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
@@ -457,7 +482,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         ("tier", "fields", "lora_path"),
         lambda name, value: None if value is None else _checked_str(name, value),
     ),
-    **dict.fromkeys(("is_replay", "normalize"), lambda _, value: bool(value)),
+    **dict.fromkeys(("is_replay", "normalize", "drops_message"), lambda _, value: bool(value)),
     "source": lambda _, value: value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None,
     "params": lambda _, value: GenParams.from_wire(value),
     "children": lambda name, value: _checked_ids(name, value, 65_536),

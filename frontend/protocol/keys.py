@@ -35,6 +35,11 @@ def is_local(endpoint: str) -> bool:
     return endpoint.startswith(LOCAL_ADDRESSES)
 
 
+def is_tcp(endpoint: str) -> bool:
+    """Whether the peer may vanish without this host's kernel being told."""
+    return endpoint.startswith("tcp://")
+
+
 def client_keys(
     endpoint: str, server_key: str | Path | None, client_key: str | Path | None
 ) -> ClientKeys | None:
@@ -53,7 +58,7 @@ def client_keys(
     if server_key is None or client_key is None:
         missing = "server_key" if server_key is None else "client_key"
         raise InvalidRequest(f"{missing} is missing: a client needs both keys", missing)
-    if not endpoint.startswith("tcp://"):
+    if not is_tcp(endpoint):
         raise InvalidRequest.of("server_key", str(server_key), "none: only tcp:// takes keys")
     secret = read_secret("client_key", client_key)
     return ClientKeys(read_public("server_key", server_key), zmq.curve_public(secret), secret)

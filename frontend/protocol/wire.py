@@ -56,7 +56,9 @@ VALUE = "value"  # payload: {"value", "text", "meta"}: the op is done
 MARK = "mark"  # payload: {"text", "replace"}: what a role or token ids appended to the text
 FAILED = "failed"  # payload: {"message", "kind", "op", "source", "field"?}: the branch stops here
 STOPPED = "Stopped"  # kind of a failure without an error: no one waits for the branch
-DONE = "done"  # the program has ended (branch and seq are 0)
+# The program has ended, also by being cancelled (branch and seq are 0); payload: {"num_requests",
+# "prompt_tokens", "completion_tokens"}, what its requests have had, however they ended.
+DONE = "done"
 
 
 def text_of_delta(delta: str | dict[str, Any]) -> str:

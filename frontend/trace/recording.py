@@ -39,6 +39,7 @@ class _Maker:
         self._sent = {(op.branch, op.seq): at - program.started_s for at, op in log}
         self._pending = dict(program._pending)
         self._errors = dict(program._errors)
+        self._failed = program.failed_ops()
         calls = [op for op in self._graph.ops if isinstance(op, ir.Gen | ir.Select)]
         self._calls = {(op.branch, op.seq): op for op in calls}
         self._metas = {key: _samples(self._pending.get(key)) for key in self._calls}
@@ -100,9 +101,7 @@ class _Maker:
 
     def _call_record(self, key: OpKey, op: ir.Op, follows: int | None) -> CallRecord:
         metas, span = self._metas[key], self._spans.get(key)
-        failed_at, failure = self._errors.get(op.branch, (-1, None))
-        if failed_at != op.seq:
-            failure = None
+        failure = self._failed.get(key)
         if failure is not None:  # when it failed is unknown, only since when it could run
             reached = self._moments.spans[key].begin_s
             span = Span(reached, reached)

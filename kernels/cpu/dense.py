@@ -53,7 +53,10 @@ def rotate_and_store(
     rotary_dim = cos.shape[-1]
     rotated = heads[:, :-num_kv_heads, :rotary_dim]
     swapped = rotated.roll(rotary_dim // 2, -1)
-    rotated.mul_(cos).addcmul_(swapped, sin)
+    if heads.dtype in (torch.float32, torch.float64):
+        rotated.mul_(cos).addcmul_(swapped, sin)
+    else:  # the sum is rounded, its parts are not
+        rotated.copy_((rotated * cos.float()).addcmul_(swapped, sin.float()))
     if not isinstance(kv_layer, Tensor):
         keys, values = torch.split(heads[:, -2 * num_kv_heads :], num_kv_heads, dim=1)
         return reference.store_kv(keys, values, kv_layer, slots)

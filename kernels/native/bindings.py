@@ -24,6 +24,7 @@ _SIGNATURES = {
     "stemma_add": (_POINTER, _POINTER, _INT, _INT),
     "stemma_rotate_and_store": (*(_POINTER,) * 6, *(_INT,) * 7),
     "stemma_attention": (_POINTER, _POINTER, _INT, *(_POINTER,) * 3),
+    "stemma_float_attention": (_POINTER, _POINTER, _INT, *(_POINTER,) * 3),
     "stemma_act_and_mul": (*(_POINTER,) * 2, *(_INT,) * 3),
     "stemma_lora": (*(_POINTER,) * 4, _INT),
     "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),

@@ -13,10 +13,12 @@ SOURCES = Path(__file__).parent / "src"
 NEEDED_CPU_FLAGS = frozenset(
     {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
 )
-# No -ffast-math: infinities and NaN mean something here. GCC warns of its own intrinsics' headers.
+# No -ffast-math: infinities and NaN mean something here. No contraction: what one instance of a
+# template fuses and another does not would round differently. GCC warns of its own intrinsics'
+# headers.
 COMPILE_FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread",
-    "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
+    "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-shared",
+    "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..ops import KVLayer
 
-_FORMATS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+_FORMATS = {torch.bfloat16: 0, torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
 def kv_format(kv_layer: KVLayer) -> tuple[int, Tensor, Tensor | None]:

@@ -1,6 +1,6 @@
-"""Linear layers over weights packed for vdpbf16ps; the C++ is in src/linear.cpp.
+"""Linear layers over packed weights in bfloat16 or float32; the C++ is in src/linear.cpp.
 
-If in_features is odd, as in no real model, plain torch runs instead.
+If in_features is odd, as in no real model, plain torch runs instead of the pairs of bfloat16.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ class _Record(ctypes.Structure):
         ("num_outputs", ctypes.c_int64),
         ("num_panels", ctypes.c_int64),
         ("kind", ctypes.c_int32),
+        ("is_float", ctypes.c_int32),
     )
 
 
 def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_linear(weight, bias)
-    if weight.shape[1] % 2:
+    if not can_pack(weight):
         return reference.make_linear(weight, bias)
-    return _Packed(weight, bias, PLAIN, weight.shape[0], torch.bfloat16)
+    return _Packed(weight, bias, PLAIN, weight.shape[0], weight.dtype)
 
 
 def make_output_linear(weight: Weight) -> Linear:
     """The float32 sums, not rounded."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_output_linear(weight)
-    if weight.shape[1] % 2:
+    if not can_pack(weight):
         return reference.make_output_linear(weight)
     return _Packed(weight, None, FLOAT_OUTPUT, weight.shape[0], torch.float32)
 
@@ -56,7 +57,7 @@ def make_gated_linear(
     """A panel is 16 gates and their 16 ups, so that they are multiplied in registers."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_gated_linear(weight, bias, activation)
-    if weight.shape[1] % 2:
+    if not can_pack(weight):
         return reference.make_gated_linear(weight, bias, activation)
     size = weight.shape[0] // 2
     return _Packed(
@@ -64,7 +65,7 @@ def make_gated_linear(
         None if bias is None else _interleaved(bias),
         GATED[activation],
         size,
-        torch.bfloat16,
+        weight.dtype,
     )
 
 
@@ -78,19 +79,25 @@ def make_gated_linear_with_lora(
     return by_torch(weight, bias, activation, lora)
 
 
+def can_pack(weight: Tensor) -> bool:
+    """Whether the compiled kernel takes it."""
+    return weight.dtype is torch.float32 or weight.shape[1] % 2 == 0
+
+
 class _Packed(PackedLinear):
     def __init__(
         self, weight: Tensor, bias: Tensor | None, kind: int, num_outputs: int, dtype: torch.dtype
     ) -> None:
         num_rows, num_inputs = weight.shape
         num_panels = -(-num_rows // PANEL)
-        self._panels = packed_weights.take(num_panels * PANEL * num_inputs * 2)
+        row_bytes = num_inputs * weight.itemsize
+        self._panels = packed_weights.take(num_panels * PANEL * row_bytes)
         self._bias: Tensor | None = None
         if bias is not None:
             self._bias = torch.zeros(num_panels * PANEL, dtype=torch.float32)
             self._bias[:num_rows] = bias
         rows = weight.contiguous()  # a copy must live as long as the call
-        library().stemma_pack(rows.data_ptr(), num_rows, num_inputs, self._panels.data_ptr())
+        library().stemma_pack(rows.data_ptr(), num_rows, row_bytes // 4, self._panels.data_ptr())
         record = _Record(
             self._panels.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
@@ -98,6 +105,7 @@ class _Packed(PackedLinear):
             num_outputs,
             num_panels,
             kind,
+            weight.dtype is torch.float32,
         )
         super().__init__(record, num_outputs, dtype)
         self._run = kernel("stemma_linear")

@@ -59,13 +59,24 @@ def plan_lora(
     return NativeLoraPlan(short, cpu.LoraRuns(long))
 
 
+def plan_fixed_lora(
+    slots: npt.NDArray[np.int32], num_slots: int, padded_tokens: int | None = None
+) -> NativeLoraPlan:
+    """Runs of any length by the compiled kernel, whose result for a token is the same in all."""
+    return NativeLoraPlan(cpu.plan_lora(slots, num_slots).runs, cpu.LoraRuns(()))
+
+
 def make_lora(a: Tensor, b: Tensor, out_features: Sequence[int]) -> Lora:
     """`y` may also be float32."""
-    rank, num_modules = b.shape[2], len(out_features)
-    if rank % 2 or num_modules > _MAX_MODULES:
+    if not can_run(b, out_features):
         by_torch = cpu.make_lora(a, b, out_features)
         return lambda x, y, plan: by_torch(x, y, _all_runs(plan))
     return _Native(a, b, out_features)
+
+
+def can_run(b: Tensor, out_features: Sequence[int]) -> bool:
+    """Whether the compiled kernel takes these tables."""
+    return b.dtype is torch.bfloat16 and b.shape[2] % 2 == 0 and len(out_features) <= _MAX_MODULES
 
 
 class _Native:

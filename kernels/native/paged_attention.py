@@ -24,6 +24,7 @@ from ..cpu import paged_attention as cpu
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
 from ..visible_keys import VisibleKeys, visible_keys
+from .bindings import library
 from .calls import kernel
 from .kv_format import kv_format
 
@@ -37,6 +38,7 @@ _MAX_ITEM_TOKENS = 64
 # (guesses).
 _FEW_UNITS = 8
 _MIN_PART_KEYS = 512
+_BLOCK_KEYS = 64  # kKeys in src/kv_format.h
 
 
 class _Plan(ctypes.Structure):
@@ -50,6 +52,7 @@ class _Plan(ctypes.Structure):
         ("merged_partials", ctypes.c_void_p),
         ("num_merged", ctypes.c_int64),
         ("num_slots", ctypes.c_int64),
+        ("values_at", ctypes.c_int64),
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
@@ -144,13 +147,15 @@ class NativeAttentionPlan:
     def set_shape(self, num_heads: int, kv_layer: KVLayer, options: AttentionOptions) -> None:
         """Set what does not depend on the rows."""
         format_number, values, _ = kv_format(kv_layer)
-        _, num_kv_heads, num_slots, head_dim = values.shape
+        num_parts, num_kv_heads, num_slots, head_dim = values.shape
         num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
         self._partials = torch.empty(num_floats, dtype=torch.float32)
         record = self._record
         record.partials = self._partials.data_ptr()
         record.num_heads, record.num_kv_heads = num_heads, num_kv_heads
         record.num_slots, record.head_dim = num_slots, head_dim
+        # Latents, one part, are keys and values at once.
+        record.values_at = (num_parts - 1) * num_kv_heads * num_slots * head_dim
         record.format = format_number
         record.scale = head_dim**-0.5 if options.scale is None else options.scale
         record.soft_cap = options.soft_cap or 0.0
@@ -180,23 +185,54 @@ def plan_attention(
     return plan
 
 
+def plan_fixed_attention(
+    rows: AttentionRows,
+    kv_layer: KVLayer,
+    num_heads: int,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    padded_tokens: int | None = None,
+) -> NativeAttentionPlan:
+    """As `plan_attention`; head_dim must be a multiple of 16."""
+    items = _Items(rows)
+    lens, num_queries, window = rows.seq_lens, rows.num_queries, options.window
+    num_sinks = np.zeros_like(lens)
+    if window is not None:
+        num_sinks = np.minimum(options.num_sink_tokens, lens)
+    for row in np.flatnonzero(num_queries > 1).tolist():
+        sinks = int(num_sinks[row])
+        _add_run(items, row, 0, sinks, None)
+        _add_run(items, row, sinks, int(lens[row]), window, _BLOCK_KEYS)
+    decode = np.flatnonzero(num_queries == 1).astype(np.int32)
+    if len(decode):
+        begin, last = num_sinks[decode], lens[decode]
+        first = begin if window is None else np.maximum(last - window, begin)
+        _add_decode_run(items, decode, np.zeros_like(begin), begin)
+        _add_decode_run(items, decode, first, last, (first - begin) % _BLOCK_KEYS)
+    plan = _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
+    plan.set_shape(num_heads, kv_layer, options)
+    return plan
+
+
 def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     if isinstance(plan, cpu.CpuAttentionPlan):
         return cpu.paged_attention(q, kv_layer, plan)
     assert isinstance(plan, NativeAttentionPlan), "the plan comes from this backend"
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.bfloat16)
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
     _, values, scales = kv_format(kv_layer)
     scales_at = None if scales is None else scales.data_ptr()
-    _attention()(
+    _attention(q.dtype)(
         plan.address, q.data_ptr(), q.stride(0), values.data_ptr(), scales_at, out.data_ptr()
     )
     return out
 
 
 @functools.cache
-def _attention() -> Callable[..., None]:
+def _attention(dtype: torch.dtype) -> Callable[..., None]:
+    if dtype is torch.float32:
+        run: Callable[..., None] = library().stemma_float_attention  # of steps not recorded
+        return run
     return kernel("stemma_attention")
 
 
@@ -217,8 +253,11 @@ def _add_prefill(items: _Items, row: int, keys: VisibleKeys, window: int | None)
     _add_run(items, row, int(keys.own_start[row]), seq_len, window)
 
 
-def _add_run(items: _Items, row: int, first: int, last: int, window: int | None) -> None:
-    """Keys [first, last) for all tokens of a row that see any of them."""
+def _add_run(
+    items: _Items, row: int, first: int, last: int, window: int | None, block: int = 1
+) -> None:
+    """Keys [first, last) for all tokens of a row that see any of them; items begin at multiples of
+    `block` keys from the first."""
     if first >= last:
         return
     rows = items.rows
@@ -229,6 +268,7 @@ def _add_run(items: _Items, row: int, first: int, last: int, window: int | None)
     if window is not None:
         hidden_end = position + (1 - window)
     begin = np.maximum(first, hidden_end)
+    begin -= (begin - first) % block
     table[:, 2] = begin
     table[:, 3] = np.minimum(last, position + table[:, 1]) - begin
     table[:, 4] = position + 1 - begin
@@ -246,18 +286,26 @@ def _add_decode(items: _Items, decode: IntArray, keys: VisibleKeys, num_kv_heads
         items.parts[-1] = _split_keys(items.parts[-1], -(-_FEW_UNITS // num_kv_heads))
 
 
-def _add_decode_run(items: _Items, decode: IntArray, first: IntArray, last: IntArray) -> None:
+def _add_decode_run(
+    items: _Items,
+    decode: IntArray,
+    first: IntArray,
+    last: IntArray,
+    num_hidden: IntArray | None = None,
+) -> None:
+    """Keys [first, last) of each row; its item begins `num_hidden` keys before them."""
+    hidden = np.zeros_like(first) if num_hidden is None else num_hidden
     is_there = last > first
     if not is_there.all():
-        decode, first, last = decode[is_there], first[is_there], last[is_there]
+        decode, first, last, hidden = (column[is_there] for column in (decode, first, last, hidden))
     if not len(decode):
         return
     table = np.empty((len(decode), 7), dtype=np.int32)
     table[:, 0] = items.rows.query_start[decode]
     table[:, 1] = 1
-    table[:, 3] = table[:, 4] = last - first
-    table[:, 5] = -1
-    items.add_decode(table, decode, first)
+    table[:, 3] = table[:, 4] = last - first + hidden
+    table[:, 5] = hidden
+    items.add_decode(table, decode, first - hidden)
 
 
 def _split_keys(table: IntArray, num_parts: int) -> IntArray:
@@ -296,12 +344,14 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     first_of = np.cumsum(counts, dtype=np.int32) - counts
     token_of = table[item_of, 0] + np.arange(len(item_of), dtype=np.int32) - first_of[item_of]
     num_serving = np.bincount(token_of, minlength=num_tokens)
-    is_merged = num_serving[table[:, 0]] > 1  # by item: all its tokens are merged, or none is
+    # By item: all its tokens are merged, if only one with itself, which changes no bit, or none is.
+    is_merged = np.maximum.reduceat(num_serving[token_of], first_of) > 1
     table[:, 6] = np.where(is_merged, np.cumsum(counts * is_merged) - counts, -1)
-    merged_tokens = np.flatnonzero(num_serving > 1).astype(np.int32)
-    merged_first = np.zeros(len(merged_tokens) + 1, dtype=np.int32)
-    np.cumsum(num_serving[merged_tokens], out=merged_first[1:])
     served = token_of[is_merged[item_of]]
+    num_partials = np.bincount(served, minlength=num_tokens)
+    merged_tokens = np.flatnonzero(num_partials).astype(np.int32)
+    merged_first = np.zeros(len(merged_tokens) + 1, dtype=np.int32)
+    np.cumsum(num_partials[merged_tokens], out=merged_first[1:])
     order = np.argsort(served, kind="stable").astype(np.int32)
     return NativeAttentionPlan(table, slots, merged_tokens, merged_first, order)
 

@@ -49,14 +49,14 @@ class _Record(ctypes.Structure):
 
 
 def make_linear(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-    if not _fits(weight):
+    if not can_pack(weight):
         return _torch_calls.make_linear(weight, bias)
     return PackedQuantized(weight, bias, PLAIN)
 
 
 def make_output_linear(weight: QuantizedWeight) -> Linear:
     """The float32 sums, not rounded."""
-    if not _fits(weight):
+    if not can_pack(weight):
         return _torch_calls.make_output_linear(weight)
     return PackedQuantized(weight, None, FLOAT_OUTPUT)
 
@@ -65,12 +65,13 @@ def make_gated_linear(
     weight: QuantizedWeight, bias: Tensor | None, activation: Activation
 ) -> Linear:
     """A panel is 16 gates and their 16 ups, as in `linear`."""
-    if not _fits(weight):
+    if not can_pack(weight):
         return _torch_calls.make_gated_linear(weight, bias, activation)
     return PackedQuantized(weight, bias, GATED[activation])
 
 
-def _fits(weight: QuantizedWeight) -> bool:
+def can_pack(weight: QuantizedWeight) -> bool:
+    """Whether the compiled kernel takes it."""
     return (
         weight.in_features % 16 == 0
         and weight.group_size % 16 == 0

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Activation, Linear, MakeQueryKeyNorm, MakeRMSNorm, QueryKeyNorm, RMSNorm, Weight
+from ..ops import (
+    Activation,
+    HeadLinear,
+    Linear,
+    MakeQueryKeyNorm,
+    MakeRMSNorm,
+    QueryKeyNorm,
+    RMSNorm,
+    Weight,
+)
 from .quantized import quantized_product
 
 
@@ -37,6 +46,13 @@ def make_gated_linear(
         return act_and_mul(product(x, weight, bias), activation)
 
     return gated_linear
+
+
+def make_head_linear(weight: Tensor) -> HeadLinear:
+    def head_linear(x: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
+
+    return head_linear
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -70,6 +86,12 @@ def scale_in_place(x: Tensor, factor: float) -> None:
 
 def add_in_place(total: Tensor, x: Tensor) -> None:
     total.add_(x)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Of equal bits wherever a number stands: torch's own computes the last numbers of a tensor,
+    which fill no register, by another formula."""
+    return x.neg().exp_().add_(1).reciprocal_()
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..model_options import RoutingOptions
 from ..ops import Activation, Experts, Weight
 from ..quantized_tensors import experts_of
-from .dense import make_gated_linear, make_linear, widen
+from .dense import make_gated_linear, make_linear, sigmoid, widen
 
 
 def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Experts:
@@ -38,7 +38,7 @@ _TINY = 1e-20
 def route_experts(
     logits: Tensor, selection_bias: Tensor | None, options: RoutingOptions
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.softmax(-1) if options.scoring == "softmax" else logits.sigmoid()
+    scores = logits.softmax(-1) if options.scoring == "softmax" else sigmoid(logits)
     ranks = scores if selection_bias is None else scores + selection_bias
     if options.num_chosen_groups < options.num_groups:
         ranks = _within_chosen_groups(ranks, options)

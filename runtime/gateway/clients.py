@@ -18,13 +18,14 @@ from ...frontend.protocol import wire
 from ...frontend.protocol.interning import TakenTexts
 from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.link import Link
+from ...shared_limit import SharedLimit
 from ..programs.client_leases import StatedLeases
 from ..programs.session import ProgramSession
 from ..schedule.cache.hint_actions import KVHints
 from .event_outbox import EventOutbox
 
 # Guesses: each far above what a sane program needs, and small against a server's memory.
-MAX_CLIENTS = 1024
+MAX_CLIENTS = 2048  # one key, or tenant, alone may have half
 MAX_PROGRAMS = 65_536  # of a client, at the same time
 MAX_BRANCHES = 65_536  # of a program
 MAX_OPS = 1_000_000  # of a program
@@ -48,11 +49,20 @@ class Client:
     """One session: its programs, the link to the client, and the events that wait for it."""
 
     def __init__(
-        self, identity: bytes, now: float, hints: KVHints, *, number: int, tenant: str | None
+        self,
+        identity: bytes,
+        now: float,
+        hints: KVHints,
+        *,
+        number: int,
+        tenant: str | None,
+        owner: str | None,
     ) -> None:
         """`identity`: of its current connection, as the ROUTER names it; `number`: its name in
-        reports to others; `tenant`: the account it is charged to, None: its own."""
+        reports to others; `tenant`: the account it is charged to, None: its own; `owner`: whose
+        session it is."""
         self.number = number
+        self.owner = owner
         self.stated = StatedLeases(hints)  # the leases that its hints made
         self.identity = identity
         self.last_heard_s = now
@@ -127,6 +137,7 @@ class Clients:
         self._num_clients = 0  # since the start
         self.by_session: dict[str, Client] = {}
         self._by_identity: dict[bytes, Client] = {}
+        self._sessions = SharedLimit()
         self._farewells: OrderedDict[str | bytes, str] = OrderedDict()
 
     def __len__(self) -> int:
@@ -137,8 +148,12 @@ class Clients:
         """Running programs of all clients."""
         return sum(len(client.programs) for client in self.by_session.values())
 
-    def greet(self, identity: bytes, header: dict[str, Any], now: float) -> Client:
+    def greet(
+        self, identity: bytes, header: dict[str, Any], now: float, key: str | None = None
+    ) -> Client:
         """The client of a hello: a new one, or one that reconnects and reports what it received.
+        Sessions are shared by `key`, the client's, or, where there are no keys, by the tenant that
+        it states.
 
         Raises ProtocolError for a session that has ended, or if there are too many.
         """
@@ -149,19 +164,31 @@ class Clients:
             if client is None:
                 raise ProtocolError(self._reason(token) or _UNKNOWN)
         if client is None:
-            if len(self.by_session) >= MAX_CLIENTS:
-                raise ProtocolError(f"this runtime serves at most {MAX_CLIENTS} clients")
-            self._num_clients += 1
-            client = Client(
-                identity, now, self._hints, number=self._num_clients, tenant=tenant_from(header)
-            )
-            self.by_session[client.session] = client
+            client = self._new_client(identity, now, tenant_from(header), key)
         else:
             client.link.resume(header.get("ack", 0))
             self._by_identity.pop(client.identity, None)
         client.identity = identity
         client.last_heard_s = now
         self._by_identity[identity] = client
+        return client
+
+    def _new_client(
+        self, identity: bytes, now: float, tenant: str | None, key: str | None
+    ) -> Client:
+        owner = tenant if key is None else key
+        if self._sessions.num_missing(owner, 1, MAX_CLIENTS):
+            raise ProtocolError(
+                f"this runtime serves at most {MAX_CLIENTS} clients, and has {len(self)}, "
+                f"{self._sessions.used_by(owner)} of them yours; each key, or tenant where there "
+                "are no keys, may have as many as are left free; close some"
+            )
+        self._num_clients += 1
+        client = Client(
+            identity, now, self._hints, number=self._num_clients, tenant=tenant, owner=owner
+        )
+        self._sessions.take(owner, 1)
+        self.by_session[client.session] = client
         return client
 
     def of(self, identity: bytes, op: str) -> Client:
@@ -175,7 +202,8 @@ class Clients:
     def remove(self, client: Client, reason: str | None = None) -> None:
         """End a session and its leases; a later request for it is answered with the reason."""
         client.stated.release_all()
-        self.by_session.pop(client.session, None)
+        if self.by_session.pop(client.session, None) is not None:
+            self._sessions.give_back(client.owner, 1)
         if self._by_identity.get(client.identity) is client:
             del self._by_identity[client.identity]
         if reason is not None:

@@ -1,7 +1,8 @@
 """A client's calls to a runtime, besides its programs: counters, the tree, the cache, texts.
 
 A `call` is answered at once, within the engine's loop, so each must be short. Calls that load
-something are answered when the load is done.
+something are answered when the load is done, calls about long texts when another thread has
+tokenized these.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
 from ..checkpoint.lora.registry import AdapterRegistry
 from ..engine import LoadedModel
-from ..programs.client_leases import StatedLeases
 from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
+from ..programs.text_threads import TextThreads
+from ..tokenizer.tokenizer import UNLOCKED_CHARS
 from .clients import Client, Clients
 from .observe.observer import Observer
 
@@ -30,12 +32,17 @@ MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
 _LOAD_ADAPTER = "load_lora_adapter"
 
+_Rest = Callable[[], Any]  # of a call: what the engine's loop does for its result
+
 
 class Control:
     """The methods of `Connection.call`, by name."""
 
-    def __init__(self, loaded: LoadedModel, clients: Clients, context: ProgramContext) -> None:
+    def __init__(
+        self, loaded: LoadedModel, clients: Clients, context: ProgramContext, texts: TextThreads
+    ) -> None:
         self._loaded = loaded
+        self._texts = texts
         self._engine = loaded.engine
         self._clients = clients
         self._context = context
@@ -51,13 +58,15 @@ class Control:
             "metrics": self._metrics,
             "tree": self._tree,
             "flush_cache": self._engine.flush_cache,
-            "tokenize": lambda text: loaded.tokenizer.encode(str(text)),
             "watch": self.observer.watch,
-            "kv_hints": self._carry_out_hints,
             "lora_adapters": self._lora_adapters,
             "lora_users": self._lora_users,
             "unload_lora_adapter": self._unload_lora_adapter,
-            "detokenize": lambda ids: loaded.tokenizer.decode([int(i) for i in ids]),
+        }
+        self._of_texts: dict[str, Callable[..., _Rest]] = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "kv_hints": self._carry_out_hints,
         }
 
     def answer(self, client: Client, message: wire.Message) -> None:
@@ -73,24 +82,55 @@ class Control:
             if method == _LOAD_ADAPTER:
                 self._load_lora_adapter(partial(_tell_loaded, client, header.get("id")), **given)
                 return
+            if method in self._of_texts:
+                begin = partial(self._of_texts[method], client, **given)
+                self._answer_of_texts(client, header.get("id"), begin, message.num_bytes)
+                return
             if method not in self._methods:
-                known = sorted([*self._methods, _LOAD_ADAPTER])
+                known = sorted([*self._methods, *self._of_texts, _LOAD_ADAPTER])
                 raise InvalidProgram.of("method", method, f"one of {known}")
-            if method == "kv_hints":
-                given = {**given, "stated": client.stated}
             result = self._methods[method](**given)
             client.link.put("reply", id=header.get("id"), ok=True, result=result)
         except Exception as error:  # the arguments are a client's: report any error to it
             _tell_error(client, header.get("id"), error)
 
+    def _answer_of_texts(
+        self, client: Client, call_id: Any, begin: Callable[[], _Rest], num_bytes: int
+    ) -> None:
+        """Answer a call of which only the rest must be done on the engine's loop; `begin`, which
+        tokenizes, is left to another thread if its texts may be long. Raises what `begin` does."""
+
+        def end(rest: _Rest | Exception) -> None:
+            if self._clients.by_session.get(client.session) is not client:
+                return  # it has gone meanwhile
+            try:
+                if isinstance(rest, Exception):
+                    raise rest
+                client.link.put("reply", id=call_id, ok=True, result=rest())
+            except Exception as error:
+                _tell_error(client, call_id, error)
+
+        if num_bytes < UNLOCKED_CHARS:
+            end(begin())
+        else:
+            self._texts.start(begin, end, num_chars=num_bytes, tenant=client.tenant)
+
+    def _tokenize(self, client: Client, text: object) -> _Rest:
+        ids = self._loaded.tokenizer.encode(str(text))
+        return lambda: ids
+
+    def _detokenize(self, client: Client, ids: list[Any]) -> _Rest:
+        text = self._loaded.tokenizer.decode([int(i) for i in ids])
+        return lambda: text
+
     def _carry_out_hints(
         self,
+        client: Client,
         actions: object,
-        stated: StatedLeases,
         namespace: str = "",
         account: str = "",
         lora_path: str | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> _Rest:
         if not isinstance(actions, list) or not all(isinstance(item, dict) for item in actions):
             raise InvalidProgram.of("actions", actions, "a list of objects")
         context = self._context
@@ -104,7 +144,8 @@ class Control:
             namespace,
             str(account),
         )
-        return desk.carry_out(actions, stated)
+        known = desk.tokenized(actions)
+        return lambda: desk.carry_out(actions, client.stated, known)
 
     @property
     def _registry(self) -> AdapterRegistry:

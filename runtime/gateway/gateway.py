@@ -1,8 +1,8 @@
 """The engine's loop: messages in from ZeroMQ, programs advanced, one step, events out.
 
 One ROUTER socket, one thread. A client is identified by its session's token and may reconnect; its
-programs are cancelled when it has been silent for the grace period. A malformed message gets an
-error reply and has no other effect; a program's error is an event of that program.
+programs are cancelled when it has had no connection for the grace period. A malformed message gets
+an error reply and has no other effect; a program's error is an event of that program.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,15 @@ import zmq
 
 from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
 from ...frontend.protocol import wire
+from ...frontend.protocol.awake_clock import AwakeClock
 from ...frontend.protocol.wire import DRAIN_ORDER
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
+from ..programs.text_threads import TextThreads
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
 from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
 from .control import Control
-from .listener import Listener, ServerKeys
+from .listener import Listener, ServerKeys, key_of
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +53,8 @@ class Gateway:
         keys: ServerKeys | None = None,
     ) -> None:
         """`stop_fd`: carries the orders of this process's owner; its end of file (the owner has
-        gone) stops the loop. `grace_s`: how long a client may be silent before its programs are
-        cancelled. `keys`: for the tcp endpoints.
+        gone) stops the loop. `grace_s`: how long a client may be without a connection before its
+        programs are cancelled. `keys`: for the tcp endpoints.
 
         Raises ProtocolError for an endpoint that cannot be bound.
         """
@@ -61,20 +64,21 @@ class Gateway:
         self._grace_s = grace_s
         self._clients = Clients(self._engine.hints)
         self._ready: dict[ProgramSession, None] = {}
+        self._clock = AwakeClock()
         self._should_stop = False
         self._is_draining = False
-        self._context = loaded.context()
-        self._control = Control(loaded, self._clients, self._context)
+        self._texts = TextThreads()
+        self._context = replace(loaded.context(), texts=self._texts)
+        self._control = Control(loaded, self._clients, self._context, self._texts)
         self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
         self._router = self._listener.router
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
-        if self._engine.grammars is not None:  # wakes the loop when one is compiled
-            self._poller.register(self._engine.grammars, zmq.POLLIN)
-        if self._engine.kv_store is not None:  # wakes the loop when blocks have been fetched
-            self._poller.register(self._engine.kv_store, zmq.POLLIN)
-        if self._control.adapter_loader is not None:  # wakes the loop when an adapter was read
-            self._poller.register(self._control.adapter_loader, zmq.POLLIN)
+        engine = self._engine
+        beside = (self._texts, engine.grammars, engine.kv_store, self._control.adapter_loader)
+        self._beside = [source for source in beside if source is not None]
+        for source in self._beside:  # wakes the loop when something beside it is done
+            self._poller.register(source, zmq.POLLIN)
         if stop_fd is not None:
             self._poller.register(stop_fd, zmq.POLLIN)
 
@@ -90,8 +94,9 @@ class Gateway:
         try:
             while not self._should_stop:
                 self._receive(self._patience_ms())
+                now = self._clock.read()
                 if time.monotonic() > next_sweep:  # messages sent during a long step have been read
-                    self._dismiss_silent_clients()
+                    self._dismiss_lost_clients(now)
                     self._control.observer.tick()
                     next_sweep = time.monotonic() + 1.0
                 self._advance()
@@ -103,12 +108,9 @@ class Gateway:
             self._say_farewell()
         finally:
             self._listener.close()
-            if self._engine.grammars is not None:
-                self._engine.grammars.close()
-            if self._engine.kv_store is not None:
-                self._engine.kv_store.close()
-            if self._control.adapter_loader is not None:
-                self._control.adapter_loader.close()
+            self._loaded.tokenizer.close()
+            for source in self._beside:
+                source.close()
 
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""
@@ -126,18 +128,19 @@ class Gateway:
         ready = dict(self._poller.poll(timeout_ms))  # by socket, or descriptor
         if self._stop_fd is not None and self._stop_fd in ready:
             self._obey(os.read(self._stop_fd, 4096))
-        for source in (self._engine.kv_store, self._control.adapter_loader):
-            if source is not None and source.fileno() in ready:
+        for source in self._beside:
+            if source.fileno() in ready:
                 source.collect()
         if self._router not in ready:
             return
         num_bytes = 0
         for _ in range(MAX_MESSAGES_A_STEP):
             try:
-                identity, *parts = self._router.recv_multipart(zmq.NOBLOCK)
+                sender, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._handle(identity, parts)
+            parts = [frame.bytes for frame in frames]
+            self._handle(sender, parts)
             num_bytes += sum(len(part) for part in parts)
             if num_bytes > MAX_BYTES_A_STEP:
                 return
@@ -149,12 +152,13 @@ class Gateway:
         elif DRAIN_ORDER in orders:
             self._is_draining = True
 
-    def _handle(self, identity: bytes, parts: list[bytes]) -> None:
-        now = time.monotonic()
+    def _handle(self, sender: zmq.Frame, parts: list[bytes]) -> None:
+        """`sender`: the frame that names its connection."""
+        identity, now = sender.bytes, self._clock.read()
         try:
             message = wire.decode(parts, wire.CLIENT_OPS)
             if message.op == "hello":
-                client = self._clients.greet(identity, message.header, now)
+                client = self._clients.greet(identity, message.header, now, key_of(sender))
                 self._send(identity, self._welcome(client))
                 return
             client = self._clients.of(identity, message.op)
@@ -191,8 +195,8 @@ class Gateway:
             program.session.end_gens()
             self._ready[program.session] = None
         else:
-            client.remove(number)
             self._cancel(program.session)
+            self._emit(client, number, 0, 0, wire.DONE, program.session.used)
 
     def _welcome(self, client: Client) -> list[bytes]:
         return wire.encode(
@@ -344,11 +348,26 @@ class Gateway:
         for client in self._clients.by_session.values():
             self._complain(client.identity, ProtocolError("the runtime was stopped"))
 
-    def _dismiss_silent_clients(self) -> None:
-        now = time.monotonic()
+    def _dismiss_lost_clients(self, now: float) -> None:
         for client in list(self._clients.by_session.values()):
-            if now - client.last_heard_s > self._grace_s:
-                self._dismiss(client)
+            if now - client.last_heard_s <= self._grace_s:
+                continue
+            if self._is_connected(client):  # stopped, perhaps, or starved: it may yet go on
+                client.last_heard_s = now
+            else:
+                self._dismiss(client, _LOST)
+
+    def _is_connected(self, client: Client) -> bool:
+        try:
+            self._router.send_multipart([client.identity, *wire.encode("pong")], zmq.NOBLOCK)
+        except zmq.Again:  # its queue is full, so it has one
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
+
+
+_LOST = "this client was without a connection for longer than the grace period, see --grace-s"
 
 
 def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:

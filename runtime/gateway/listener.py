@@ -2,7 +2,7 @@
 
 With keys, every tcp endpoint uses CURVE and admits the clients whose public keys are in a folder
 (read again at each handshake, so that a client can be added while the server runs). ipc endpoints
-need none: file permissions decide who may open them.
+need none: file permissions decide who may open them (`ipc_file`: who may listen there).
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from zmq.utils import z85
 
 from ...errors import InvalidRequest, ProtocolError
 from ...frontend.protocol import wire
-from ...frontend.protocol.keys import is_local, read_public, read_secret
+from ...frontend.protocol.keys import is_local, is_tcp, read_public, read_secret
 from ...frontend.protocol.wire import PEER_HEARTBEAT_MS, PEER_TIMEOUT_MS
+from .ipc_file import IpcFile, has_file
 
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_MESSAGES = 64  # of a connection, each way; beyond that TCP's flow control applies
 HANDSHAKE_TIMEOUT_MS = 10_000
 LINGER_MS = 200
-MIN_GRACE_S = 3 * wire.HEARTBEAT_S  # less would drop a client that is only late
+MIN_GRACE_S = 1.0  # a connection that was cut is there again after 0.1 s
 MAX_GRACE_S = 86_400.0
 
 
@@ -80,17 +81,22 @@ class Listener:
             require_keys(endpoint, keys is not None)
         self._authenticator = None if keys is None else _authenticator(context, keys)
         self.router = _router(context)
+        self._files: list[IpcFile] = []
         try:
-            for endpoint in sorted(endpoints, key=_is_tcp):  # options hold for the binds after them
-                if keys is not None and _is_tcp(endpoint):
-                    self.router.curve_server = True
-                    self.router.curve_secretkey = keys.secret
+            for endpoint in sorted(endpoints, key=is_tcp):  # options hold for the binds after them
+                if is_tcp(endpoint):
+                    _watch_peers(self.router)
+                    if keys is not None:
+                        self.router.curve_server = True
+                        self.router.curve_secretkey = keys.secret
                 self._bind(endpoint)
         except ProtocolError:
             self.close(linger_ms=0)
             raise
 
     def _bind(self, endpoint: str) -> None:
+        if has_file(endpoint):
+            self._files.append(IpcFile(endpoint))
         try:
             self.router.bind(endpoint)
         except zmq.ZMQError as error:
@@ -99,6 +105,9 @@ class Listener:
     def close(self, linger_ms: int = LINGER_MS) -> None:
         """Stop listening."""
         self.router.close(linger_ms)
+        for file in self._files:
+            file.release()
+        self._files.clear()
         if self._authenticator is not None:
             self._authenticator.stop()
 
@@ -115,8 +124,8 @@ def add_client_flags(parser: argparse._ActionsContainer) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--grace-s", type=float, default=wire.GRACE_S, metavar="SECONDS",
-        help="how long a client that vanished may take to come back before its programs are "
-        "cancelled (default: %(default)g)",
+        help="how long a client may be without a connection before its programs are cancelled "
+        "(default: %(default)g)",
     )  # fmt: skip
 
 
@@ -145,20 +154,29 @@ def require_keys(endpoint: str, has_keys: bool) -> None:
     )
 
 
-def _is_tcp(endpoint: str) -> bool:
-    return endpoint.startswith("tcp://")
-
-
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be sent is an error
     router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     router.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
     router.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
-    router.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
-    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
     router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
     return router
+
+
+def key_of(frame: zmq.Frame) -> str | None:
+    """The public key of the client that sent a frame; None where connections have no keys."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return None
+
+
+def _watch_peers(router: zmq.Socket[bytes]) -> None:
+    """Close connections whose peer does not answer. Only over tcp: over ipc the kernel closes those
+    of a process that ends, and one that is only stopped keeps its own."""
+    router.setsockopt(zmq.HEARTBEAT_IVL, PEER_HEARTBEAT_MS)
+    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, PEER_TIMEOUT_MS)
 
 
 def _authenticator(

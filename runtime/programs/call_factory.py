@@ -6,23 +6,23 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...constrained.serving.grammar_state import PendingGrammar
 from ...constrained.spec import GrammarSpec
 from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend.protocol import ir
 from ...frontend.protocol.constraint import Constraint
-from ...frontend.protocol.ir import MAX_REQUEST_PRIORITY, seed_of_sample
+from ...frontend.protocol.ir import seed_of_sample
+from ...frontend.protocol.numbers import RANGES
 from ..checkpoint.lora.adapter import Adapter
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
-from ..schedule.sampling_params import SamplingParams, require_int
-from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall
+from ..schedule.sampling_params import SamplingParams
+from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall, Validate
 from .context import ProgramContext
 from .embed_call import EmbedCall
 from .engine_branch import EngineBranch
-
-MAX_DEADLINE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,10 @@ class CallFactory:
         self._submit(call, requests)
         return call
 
-    def select(self, branch: EngineBranch, op: ir.Select, report: Report) -> Call:
+    def select(
+        self, branch: EngineBranch, op: ir.Select, report: Report, choice_ids: Sequence[list[int]]
+    ) -> Call:
         """Start a choice. Raises InvalidProgram; nothing is queued then."""
-        choice_ids = self._choice_ids(op)
         adapter = self._adapter(op.lora_path)
         prompt = self._prompt(branch)
         texts = op.choices or tuple(map(self.context.tokenizer.decode, choice_ids))
@@ -91,22 +92,6 @@ class CallFactory:
             call.requests.append(request)
         self._submit(call, call.requests)
         return call
-
-    def _choice_ids(self, op: ir.Select) -> list[list[int]]:
-        """Raises InvalidProgram."""
-        if op.choice_ids:
-            largest = max(map(max, op.choice_ids))
-            if op.choices or largest >= self.context.vocab_size:
-                allowed = f"ids below {self.context.vocab_size}, without texts beside them"
-                raise InvalidProgram.of("choice_ids", largest, allowed)
-            return [list(ids) for ids in op.choice_ids]
-        if not op.choices:
-            raise InvalidProgram.of("choices", [], "at least one text")
-        choice_ids = [self.context.tokenizer.encode(choice) for choice in op.choices]
-        if not all(choice_ids):
-            silent = op.choices[choice_ids.index([])]
-            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
-        return choice_ids
 
     def embed(self, branch: EngineBranch, op: ir.Embed, report: Report) -> Call:
         """Start an embedding. Raises InvalidProgram; nothing is queued then."""
@@ -158,7 +143,7 @@ class CallFactory:
             self.context.tokenizer,
             is_streaming=self.is_streaming and not is_silent,
             has_token_ids=self.has_token_ids,
-            validate=None if self.context.grammars is None else self.context.grammars.validate,
+            validate=self._validate(),
             prompt_scores=scores,
         )
 
@@ -184,7 +169,11 @@ class CallFactory:
             constraint.is_lenient,
             constraint.formats,
         )
-        return self.context.grammars.ask(spec, self.namespace)
+        return self.context.grammars.ask(spec, self.namespace, self.record.tenant)
+
+    def _validate(self) -> Validate | None:
+        grammars = self.context.grammars
+        return None if grammars is None else partial(grammars.validate, tenant=self.record.tenant)
 
     def _jump_forward(self, params: ir.GenParams) -> bool:
         """Off where each token's log probability is asked for: a forced one has none."""
@@ -197,7 +186,7 @@ class CallFactory:
         """Of each sample. Raises InvalidRequest naming the field at fault."""
         given, vocab_size = op.params, self.context.vocab_size
         num_samples = 1 if given.n is None else given.n
-        require_int("n", num_samples, 1, ir.MAX_SAMPLES)
+        RANGES["n"].require("n", num_samples)
         first = self.context.defaults.sampling(given, branch.seed_of(op, self.seed, self.instance))
         largest = max((token_id for token_id, _ in first.logit_bias), default=0)
         if largest >= vocab_size:
@@ -238,14 +227,12 @@ def _deadline_s(params: ir.GenParams) -> float | None:
     seconds = params.deadline_s
     if seconds is None:
         return None
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds <= MAX_DEADLINE_S:
-        raise InvalidRequest.of("deadline", seconds, f"a number in (0, {MAX_DEADLINE_S:g}] (s)")
+    RANGES["deadline_s"].require("deadline", seconds)
     return time.perf_counter() + seconds
 
 
 def _priority(params: ir.GenParams) -> int:
     """Raises InvalidRequest."""
     priority = 0 if params.priority is None else params.priority
-    require_int("priority", priority, -MAX_REQUEST_PRIORITY, MAX_REQUEST_PRIORITY)
+    RANGES["priority"].require("priority", priority)
     return priority

@@ -344,7 +344,7 @@ class SelectCall:
     """One choice among texts: scores each, with the branch's prefix shared by all."""
 
     def __init__(
-        self, report: Report, choices: Sequence[str], method: str, choice_ids: list[list[int]]
+        self, report: Report, choices: Sequence[str], method: str, choice_ids: Sequence[list[int]]
     ) -> None:
         """`choices` with their ids, one to one."""
         self._report = report

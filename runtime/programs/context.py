@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -21,6 +23,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from .calls import RequestQueue
 from .hint_targets import Responses
 from .prefix_leases import KVLeases, ThinkTimes
+from .text_threads import TextThreads
 
 MAX_REPLAYS = 8192
 
@@ -45,31 +48,44 @@ class Defaults:
 class GrammarSource(Protocol):
     """Where programs get their grammars."""
 
-    def ask(self, spec: GrammarSpec, namespace: Hashable = "") -> PendingGrammar:
-        """The grammar of this spec, perhaps still on its way; remembered within the namespace."""
+    def ask(
+        self, spec: GrammarSpec, namespace: Hashable = "", tenant: Hashable = ""
+    ) -> PendingGrammar:
+        """The grammar of this spec, perhaps still on its way; remembered within the namespace.
+        `tenant`: whose turn it takes."""
 
-    def validate(self, schema: str, text: str, on_done: Callable[[tuple[str, ...]], None]) -> None:
+    def validate(
+        self,
+        schema: str,
+        text: str,
+        on_done: Callable[[tuple[str, ...]], None],
+        tenant: Hashable = "",
+    ) -> None:
         """Call `on_done` later with what makes `text` invalid under `schema`."""
 
 
 class AssistantTurnCache:
     """Ids of assistant turns by what came before them and their text, so that a chat client that
     sends a turn back as text meets the very ids in the cache. Each namespace
-    has its own. Bounded, least recently used."""
+    has its own. Bounded, least recently used; thread-safe."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def remember(self, namespace: str, before: array[int], text: str, ids: array[int]) -> None:
-        self._ids[self._key(namespace, before, text)] = ids
-        if len(self._ids) > MAX_REPLAYS:
-            self._ids.popitem(last=False)
+        key = self._key(namespace, before, text)
+        with self._lock:
+            self._ids[key] = ids
+            if len(self._ids) > MAX_REPLAYS:
+                self._ids.popitem(last=False)
 
     def find(self, namespace: str, before: array[int], text: str) -> array[int] | None:
         key = self._key(namespace, before, text)
-        if key in self._ids:
-            self._ids.move_to_end(key)
-        return self._ids.get(key)
+        with self._lock:
+            if key in self._ids:
+                self._ids.move_to_end(key)
+            return self._ids.get(key)
 
     @staticmethod
     def _key(namespace: str, before: array[int], text: str) -> bytes:
@@ -97,7 +113,9 @@ class ProgramContext:
     adapters: AdapterRegistry | None = None  # None: none are served
     think_times: ThinkTimes = field(default_factory=ThinkTimes)
     responses: Responses = field(default_factory=Responses)
+    max_prompt_tokens: int = sys.maxsize
     max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized
+    texts: TextThreads | None = None  # for long ones; None: each is tokenized at once
 
     def adapter(self, name: str | None) -> Adapter | None:
         """The adapter of this name; None: the model as it is. Raises InvalidRequest or

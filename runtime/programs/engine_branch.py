@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from ...errors import InvalidRequest
 from ...frontend.protocol import ir
 from ...frontend.protocol.branch import Branch
 from ..tokenizer.transcript import TextChange, Transcript
@@ -21,6 +23,16 @@ class Value:
     text: str
 
 
+class Prepared(NamedTuple):
+    """What an op needs, tokenized: the branch's transcript up to it; how the text before it reads
+    now, if that is to be told; the ids of a select's choices; why the op fails behind its text."""
+
+    transcript: Transcript
+    text_change: TextChange | None = None
+    choice_ids: Sequence[list[int]] = ()
+    failure: InvalidRequest | None = None
+
+
 @dataclass(slots=True, eq=False)
 class EngineBranch(Branch[Transcript, Call]):
     """A branch whose transcript has token ids; `fork_length` counts these."""
@@ -28,6 +40,7 @@ class EngineBranch(Branch[Transcript, Call]):
     pending_text: list[ir.Text] = field(default_factory=list)
     asked: list[AskedHint] = field(default_factory=list)
     text_change: TextChange | None = None  # how the text before the call turned out to read
+    prepared: Prepared | Exception | None = None  # of the current op, by another thread
     namespace: Hashable | None = None  # of the last call's KV; None: no call was made yet
     num_calls: int = 0  # Gens, Selects and Embeds in the log
 

@@ -6,12 +6,14 @@ invalid one is rejected in the outcome of its own action, never as an error.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...errors import InvalidRequest
 from ...frontend.protocol import ir
 from ..schedule.cache.hint_actions import Outcome
 from ..tokenizer.tokenizer import Tokenizer
@@ -59,21 +61,42 @@ class HintTargets:
     namespace: str = ""
     account: str = ""
 
+    def tokenized(self, actions: Sequence[Mapping[str, Any]]) -> Mapping[str, array[int]]:
+        """The ids of the actions' prompts, without those that cannot be tokenized."""
+        payloads = [action.get("payload") for action in actions[:MAX_ACTIONS]]
+        targets = [payload.get("target") for payload in payloads if isinstance(payload, Mapping)]
+        prompts = [target.get("prompt") for target in targets if isinstance(target, Mapping)]
+        found: dict[str, array[int]] = {}
+        for text in prompts:
+            if isinstance(text, str) and len(text) <= self.max_text_chars:
+                with contextlib.suppress(InvalidRequest):  # its action is rejected
+                    found[text] = self.tokenizer.encode_array(text)
+        return found
+
     def carry_out(
-        self, actions: Sequence[Mapping[str, Any]], stated: StatedLeases
+        self,
+        actions: Sequence[Mapping[str, Any]],
+        stated: StatedLeases,
+        tokenized: Mapping[str, array[int]],
     ) -> list[dict[str, Any]]:
         """An outcome for each action, in order."""
         outcomes = []
         for index, given in enumerate(actions):
             action_id = given.get("action_id")
             try:
-                outcome = self._outcome(index, given, stated)
+                outcome = self._outcome(index, given, stated, tokenized)
             except Rejected as reason:
                 outcome = Outcome("rejected", str(reason))
             outcomes.append(outcome.payload(str(action_id)))
         return outcomes
 
-    def _outcome(self, index: int, given: Mapping[str, Any], stated: StatedLeases) -> Outcome:
+    def _outcome(
+        self,
+        index: int,
+        given: Mapping[str, Any],
+        stated: StatedLeases,
+        tokenized: Mapping[str, array[int]],
+    ) -> Outcome:
         if index >= MAX_ACTIONS:
             raise Rejected(f"an envelope has at most {MAX_ACTIONS} actions")
         version = given.get("action_version", ACTION_VERSION)
@@ -91,12 +114,12 @@ class HintTargets:
             _integer(payload, "priority", 0, 100),
             _tier(payload),
         )
-        token_ids = self._target(payload.get("target"))
+        token_ids = self._target(payload.get("target"), tokenized)
         if token_ids is None:
             return Outcome("missing", "this response is not known any more")
         return stated.carry_out(action, token_ids, namespace=self.namespace, account=self.account)
 
-    def _target(self, target: object) -> Sequence[int] | None:
+    def _target(self, target: object, tokenized: Mapping[str, array[int]]) -> Sequence[int] | None:
         """The target's token ids; None if a response is not stored."""
         if not isinstance(target, Mapping) or len(target) != 1:
             raise Rejected("target is no object with one of token_ids, prompt, response_id")
@@ -106,7 +129,9 @@ class HintTargets:
         if kind == "prompt" and isinstance(value, str):
             if len(value) > self.max_text_chars:
                 raise Rejected(f"a prompt of {len(value)} characters fits no context")
-            return [*self.tokenizer.bos_ids, *self.tokenizer.encode(value)]
+            if value not in tokenized:
+                raise Rejected("the model's tokenizer cannot take this prompt")
+            return array("i", self.tokenizer.bos_ids) + tokenized[value]
         if kind == "token_ids" and isinstance(value, list) and self._are_ids(value):
             return value
         allowed = f"token ids in [0, {self.vocab_size - 1}], or a text"

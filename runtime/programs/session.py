@@ -11,21 +11,24 @@ import time
 from array import array
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from ...errors import InvalidProgram, PromptTooLong
+from ...errors import InvalidProgram
 from ...frontend.protocol import ir, wire
 from ...frontend.protocol.interpreter import Emit, Interpreter
 from ..schedule.cache.hint_actions import Outcome
 from ..schedule.program_record import ProgramRecord
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
+from ..tokenizer.tokenizer import UNLOCKED_CHARS
 from ..tokenizer.transcript import TextChange, Transcript
 from .call_factory import CallFactory
 from .calls import Call, Delta, GenCall, SamplesCall
 from .client_leases import Action, AskedHint, StatedLeases
 from .context import ProgramContext
-from .engine_branch import EngineBranch, Value
+from .engine_branch import EngineBranch, Prepared, Value
 from .prefix_leases import LeaseManager
+from .preparation import Preparation
 
 _CALLS = (ir.Gen, ir.Select, ir.Embed)
 MAX_FORKED_TOKENS = 1 << 25  # of a program: each branch has its own copy, 4 bytes a token
@@ -100,6 +103,10 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if self._leases is not None and not isinstance(op, ir.Hint):
             self._leases.note_op(branch)
 
+    @property
+    def used(self) -> dict[str, int]:
+        return self.record.used
+
     def end_gens(self) -> None:
         """Have all gens end now with what they have, and those to come with nothing."""
         self._gens_end = True
@@ -125,6 +132,12 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if self._leases is not None and not self.is_done:
             self._leases.settle(branch, self._pauses.get(branch), is_last=self._has_ended)
 
+    def _note_resumed(self, branch: EngineBranch) -> None:
+        branch.num_calls = 0
+        branch.text_change = branch.prepared = None
+        branch.pending_text.clear()
+        self._pauses.pop(branch, None)
+
     def _carry_out(self, branch: EngineBranch, op: ir.Op) -> bool:
         if isinstance(op, ir.Text):
             branch.pending_text.append(op)
@@ -133,64 +146,63 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if isinstance(op, ir.Pause):
             self._pauses[branch] = op
             return True
+        if isinstance(op, ir.Resume):
+            if op.drops_message:
+                branch.begun.drop_message()
+            return True
         if isinstance(op, ir.Hint):
             outcome = self._hinted(branch, op).payload(f"{branch.number}.{op.seq}")
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
             return True
         self._pauses.pop(branch, None)
-        self._flush_text(branch)
+        prepared = self._prepared(branch, op)
+        if prepared is None:
+            return False
+        branch.transcript = prepared.transcript
+        branch.pending_text.clear()
+        if prepared.failure is not None:
+            raise prepared.failure
         match op:
-            case ir.Tokens():
-                self._emit_text_change(branch, op, self._append_tokens(branch, op))
             case ir.Gen() | ir.Select() | ir.Embed():
-                branch.text_change = branch.begun.settle()  # what was before it is final now
-                self._begin_call(branch, self._call(branch, op))
+                branch.text_change = prepared.text_change
+                self._begin_call(branch, self._call(branch, op, prepared))
                 if self._gens_end:
                     self._end_gen(branch)
                 return False
-            case ir.RoleBegin():
-                self._emit_text_change(branch, op, branch.begun.begin_role(op.role, op.fields))
-            case ir.RoleEnd():
-                self._emit_text_change(branch, op, branch.begun.end_role(self._find_replay))
-            case _:
-                return self._carry_out_flow(branch, op)
-        return True
+            case ir.Tokens() | ir.RoleBegin() | ir.RoleEnd():
+                assert prepared.text_change is not None
+                self._emit_text_change(branch, op, prepared.text_change)
+                return True
+        return self._carry_out_flow(branch, op)
 
-    def _flush_text(self, branch: EngineBranch) -> None:
-        """A text segment is all text between two ops that are none, however it was cut."""
-        if not branch.pending_text:
-            return
-        text = "".join(op.text for op in branch.pending_text)
-        if len(text) > self._context.max_text_chars:
-            most = self._context.max_text_chars
-            raise PromptTooLong(
-                f"a text of {len(text)} characters; {most} are more than any prompt can hold",
-                "text",
-            )
-        is_replay = all(op.is_replay for op in branch.pending_text)
-        branch.pending_text.clear()
-        transcript = branch.begun
-        for hint in branch.asked:
-            if hint.num_tokens is None:
-                num_more = len(self._context.tokenizer.encode(text[: hint.num_chars]))
-                hint.num_tokens = len(transcript.ids) + num_more
-        known = self._find_replay(transcript.ids, text) if is_replay else None
-        if known is not None:
-            transcript.append_ids(known, text)
-        else:
-            transcript.append_text(text)
+    def _prepared(self, branch: EngineBranch, op: ir.Op) -> Prepared | None:
+        """What the op needs, tokenized; None: it must wait for that, as its text is long."""
+        if isinstance(branch.prepared, Exception):
+            raise branch.prepared
+        prepared, branch.prepared = branch.prepared, None
+        if prepared is not None:
+            return prepared
+        preparation = Preparation(
+            self._context, self._namespace, branch.begun, branch.pending_text, branch.asked, op
+        )
+        texts = self._context.texts
+        if texts is None or preparation.num_chars < UNLOCKED_CHARS:
+            return preparation.run()
+        job = texts.start(
+            preparation.apart().run,
+            partial(self._take_prepared, branch),
+            num_chars=preparation.num_chars,
+            tenant=self.record.tenant,
+        )
+        self._begin_call(branch, job)
+        return None
 
-    def _find_replay(self, before: array[int], text: str) -> array[int] | None:
-        """The ids that were generated as `text` behind `before`, where they are known."""
-        return self._context.assistant_turns.find(self._namespace, before, text)
-
-    def _append_tokens(self, branch: EngineBranch, op: ir.Tokens) -> TextChange:
-        largest, vocab_size = max(op.token_ids, default=0), self._context.vocab_size
-        if largest >= vocab_size:
-            raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
-        text = self._context.tokenizer.decode(op.token_ids)
-        branch.begun.append_ids(op.token_ids, text, has_bos=True)
-        return TextChange(text)
+    def _take_prepared(self, branch: EngineBranch, prepared: Prepared | Exception) -> None:
+        """Another thread has tokenized what the branch's current op needs."""
+        self._end_call(branch)
+        branch.prepared = prepared
+        self._ready.append(branch)
+        self._on_ready(self)
 
     def _hinted(self, branch: EngineBranch, op: ir.Hint) -> Outcome:
         """On what has been computed of the branch, and the text behind it that will be."""
@@ -227,13 +239,15 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _call(self, branch: EngineBranch, op: ir.Gen | ir.Select | ir.Embed) -> Call:
+    def _call(
+        self, branch: EngineBranch, op: ir.Gen | ir.Select | ir.Embed, prepared: Prepared
+    ) -> Call:
         """Start the op's call."""
         report = _BranchReport(self, branch)
         if isinstance(op, ir.Gen):
             return self._factory.gen(branch, op, report)
         if isinstance(op, ir.Select):
-            return self._factory.select(branch, op, report)
+            return self._factory.select(branch, op, report, prepared.choice_ids)
         return self._factory.embed(branch, op, report)
 
     def finish_call(
@@ -312,6 +326,12 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             branch.begun.append_ids(ids, text)
             whole += text
         return whole
+
+    def _fails_from(self, branch: EngineBranch, op: ir.Op) -> int:
+        seq = super()._fails_from(branch, op)
+        if not branch.pending_text or op.branch != branch.number:
+            return seq
+        return min(seq, branch.pending_text[0].seq)  # a text too long is not part of it either
 
     def _stop(
         self, branch: EngineBranch, op: ir.Op, message: str, kind: str, field: str | None = None

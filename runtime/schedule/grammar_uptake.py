@@ -1,8 +1,9 @@
 """Requests whose grammars are on their way, and how an output begins once its grammar is there.
 
 A request is queued while its grammar is compiled elsewhere (`compiler_service.py`), and computes
-all but the last token of its prompt meanwhile. Here it is known who lacks a grammar; how far such a
-request may be computed says `Request.num_ready`.
+all but the last token of its prompt meanwhile. Where another process follows its grammar
+(`parsers.py`), the same holds after each sampled token, until it is known what may come next. Here
+it is known who lacks which; how far such a request may be computed says `Request.num_ready`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class GrammarUptake:
-    """Owns which requests lack their grammar.
+    """Owns which requests lack their grammar, or their position in it.
 
     A request is held from `add` until `take` yields it or `forget` is told that it has ended.
     """
@@ -30,30 +31,40 @@ class GrammarUptake:
     @property
     def has_arrived(self) -> bool:
         """Whether `take` would yield anything."""
-        return any(r.grammar is not None and r.grammar.is_done for r in self._lacking)
+        return any(map(_has_come, self._lacking))
 
     def add(self, request: Request) -> None:
-        """A request has come; nothing happens if it has no grammar."""
+        """A request has come, or has taken a token; nothing happens if it has no grammar."""
         if request.grammar is not None:
             self._lacking[request] = None
 
     def forget(self, request: Request) -> None:
-        """A request has ended; nothing happens if it lacks no grammar."""
+        """A request has ended."""
         self._lacking.pop(request, None)
+        if request.follower is not None:
+            request.follower.close()
 
     def take(self) -> Iterator[Request]:
-        """Requests whose grammars have come, or will not come, in order of the requests' arrival.
+        """Requests that lack nothing more, or whose grammars will not come, in order of `add`.
         Whoever is forgotten meanwhile is left out."""
-        arrived = [r for r in self._lacking if r.grammar is not None and r.grammar.is_done]
+        arrived = [request for request in self._lacking if _has_come(request)]
         for request in arrived:
             if request in self._lacking:
                 del self._lacking[request]
                 yield request
 
 
+def _has_come(request: Request) -> bool:
+    if request.follower is not None:
+        return request.follower.is_ready
+    return request.grammar is not None and request.grammar.is_done
+
+
 def begin_output(request: Request) -> FinishReason | None:
-    """Give a request that `take` has yielded its `follower`; a reason if it has ended with that,
-    and with ERROR its error is set."""
+    """Give a request that `take` has yielded its `follower`, if it has none; a reason if it has
+    ended with that, and with ERROR its error is set."""
+    if request.follower is not None:
+        return None
     grammar = request.grammar
     assert grammar is not None, f"request {request.id} has no grammar"
     if grammar.failure is not None:

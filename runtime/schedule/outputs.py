@@ -3,6 +3,7 @@ that a grammar forces behind them."""
 
 from __future__ import annotations
 
+from ...constrained.serving.follower import Follower
 from .plan import RowResult
 from .queue.admission import NewTokenEstimate
 from .request import FinishReason, Request, RequestState
@@ -37,6 +38,12 @@ class Outputs:
             reason = self.append_forced(request)
         return reason
 
+    def resume(self, request: Request) -> FinishReason | None:
+        """Go on once the follower is ready: begin the output, or take up what the last token
+        left open; a reason if the request has ended with that."""
+        assert request.follower is not None, f"request {request.id} follows no grammar"
+        return _reason_behind(request, request.follower) or self.append_forced(request)
+
     def append_forced(self, request: Request) -> FinishReason | None:
         """Append what must follow, as if it had been sampled; a reason if that ends the request."""
         follower = request.follower
@@ -64,11 +71,18 @@ class Outputs:
         if request.state is RequestState.RUNNING:
             self._new_tokens.num_running -= 1
         reason = request.listener.on_token(request, outcome)
-        if reason is None and follower is not None and follower.is_finished:
-            return FinishReason.STOP
-        if reason is None and request.num_output_tokens >= request.max_output_tokens:
-            return FinishReason.LENGTH
+        if reason is None and (follower is None or follower.is_ready):
+            return _reason_behind(request, follower)
         return reason
+
+
+def _reason_behind(request: Request, follower: Follower | None) -> FinishReason | None:
+    """Whether the output ends behind its last token, which its grammar may not say at once."""
+    if follower is not None and follower.is_finished:
+        return FinishReason.STOP
+    if request.num_output_tokens >= request.max_output_tokens:
+        return FinishReason.LENGTH
+    return None
 
 
 def note_lost(request: Request) -> bool:

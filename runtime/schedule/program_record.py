@@ -28,6 +28,24 @@ class ProgramRecord:
     number: int = 0  # in order of first calls, from 1 on; 0: there was none
     num_context_tokens: int = 0  # of its longest call so far
     num_shared_tokens: int = 0  # of them, those that others had computed before it began
+    num_requests: int = 0  # that have ended, however they did
+    num_prompt_tokens: int = 0  # of these
+    num_output_tokens: int = 0  # of these
+
+    def note_used(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """One of its requests has ended."""
+        self.num_requests += 1
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_output_tokens += num_output_tokens
+
+    @property
+    def used(self) -> dict[str, int]:
+        """What its requests have had, as it is reported at its end."""
+        return {
+            "num_requests": self.num_requests,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+        }
 
     @property
     def level(self) -> int:

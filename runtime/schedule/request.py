@@ -16,7 +16,8 @@ from .plan import Adjustment, RowResult, TokenLogprob
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ...constrained.serving.grammar_state import GrammarState, PendingGrammar
+    from ...constrained.serving.follower import Follower
+    from ...constrained.serving.grammar_state import PendingGrammar
     from ...radix.leases import Lease
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
@@ -93,8 +94,8 @@ class HiddenSum:
 @dataclass(slots=True, eq=False)
 class Request:
     """A request's tokens are `prompt`, then those sampled or forced by its grammar; KV of the first
-    `num_computed_tokens` of them is in `pages`. Until the grammar is compiled, all but the last
-    token may be computed.
+    `num_computed_tokens` of them is in `pages`. While its grammar, or what the grammar allows next,
+    is on its way, all but the last token may be computed.
 
     Invariant: num_computed_tokens <= num_scheduled_tokens <= num_tokens + 1; the two are equal
     unless plans in flight compute the tokens between (schedule/in_flight.py) and sample the one
@@ -123,7 +124,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     error_kind: str = "EngineError"  # the class of `error`
-    follower: GrammarState | None = None  # the output's state in its grammar, once compiled
+    follower: Follower | None = None  # the output's state in its grammar, once compiled
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
     num_computed_tokens: int = 0  # by steps whose results are in
     num_scheduled_tokens: int = 0  # these plus those of plans in flight: the next plan starts here
@@ -171,16 +172,19 @@ class Request:
 
     @property
     def num_ready_tokens(self) -> int:
-        """Tokens that may be computed now: without the last one while its grammar is compiled."""
-        is_waiting = self.grammar is not None and self.follower is None
-        return len(self.token_ids) - is_waiting
+        """Tokens that may be computed now: without the last one while it `awaits_grammar`."""
+        return len(self.token_ids) - self.awaits_grammar
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether its grammar, or its output's position in it, is on its way."""
+        return self.grammar is not None and (self.follower is None or not self.follower.is_ready)
 
     @property
     def num_ready(self) -> int:
         """Those of them that no plan computes yet: 1 while it decodes; below 1 while its next token
         is being sampled."""
-        is_waiting = self.grammar is not None and self.follower is None
-        return len(self.token_ids) - is_waiting - self.num_scheduled_tokens
+        return len(self.token_ids) - self.awaits_grammar - self.num_scheduled_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ...constrained.matcher import Mask
-from ...constrained.serving.grammar_state import GrammarState
+from ...constrained.serving.follower import Follower
 from ..memory.copies import TierCopy
 from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
@@ -34,7 +34,7 @@ class StepDraft:
         self.rows: list[Row] = []
         self._requests: list[Request] = []
         self._publications: list[InsertedPrefix | None] = []
-        self._masked: list[GrammarState] = []
+        self._masked: list[Follower] = []
 
     def fill(self, shares: Iterable[tuple[Request, int]], continued: Mapping[Request, int]) -> None:
         """Make a row of each request's share, and publish prompts before the next is asked for.
@@ -71,7 +71,7 @@ class StepDraft:
 
 
 def _row_of(
-    request: Request, num_tokens: int, masked: list[GrammarState], from_previous: int | None = None
+    request: Request, num_tokens: int, masked: list[Follower], from_previous: int | None = None
 ) -> Row:
     """The row of the next `num_tokens` tokens. Appends to `masked` if it samples under a grammar.
     `from_previous`: the row of the previous plan that samples the one token."""
@@ -114,7 +114,7 @@ def _row_of(
     )
 
 
-def _masks_of(followers: Sequence[GrammarState], num_words: int) -> Mask | None:
+def _masks_of(followers: Sequence[Follower], num_words: int) -> Mask | None:
     """A row of `num_words` words for each of them."""
     if not followers:
         return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from ...constrained.stop_patterns import MAX_STOP_PATTERNS, stop_automaton
 from ...errors import InvalidRequest
+from ...frontend.protocol.numbers import RANGES, Range
 
 MAX_STOP_STRINGS = 64
-MAX_LOGPROBS = 64
 MAX_LOGIT_BIASES = 1024
-MAX_SEED = 2**63 - 1
 # A logit divided by less may not be finite; a lower temperature is taken as 0.
 MIN_TEMPERATURE = 1e-100
 
@@ -45,24 +44,11 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; n: the chosen token's and the n best tokens'
 
     def __post_init__(self) -> None:
-        require_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        require_int("seed", self.seed, 0, MAX_SEED)
-        if self.top_k is not None:
-            require_int("top_k", self.top_k, 1, 2**31 - 1)
-        if self.logprobs is not None:
-            require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _require_float("temperature", self.temperature, 0.0, 1e4)
-        _require_float("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise InvalidRequest.of("top_p", self.top_p, "a number in (0, 1]")
-        _require_float("min_p", self.min_p, 0.0, 1.0)
-        _require_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _require_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
-        if self.repetition_penalty == 0.0:
-            raise InvalidRequest.of("repetition_penalty", 0.0, "a number in (0, 10]")
+        for name, value in zip(_NUMBERS, _NUMBER_VALUES(self)):
+            if value is not None or name not in ("top_k", "logprobs"):
+                RANGES[name].require(name, value)
         _require_bias(self.logit_bias)
-        require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        Range(0, self.max_tokens, is_whole=True).require("min_tokens", self.min_tokens)
         _require_stop(self.stop)
         _require_stop_regex(self.stop_regex)
         _require_stop_ids(self.stop_token_ids)
@@ -90,17 +76,9 @@ class SamplingParams:
         return self.has_output_penalty or self.has_repetition_penalty or bool(self.logit_bias)
 
 
-def require_int(field: str, value: object, low: int, high: int) -> None:
-    """Raises InvalidRequest."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequest.of(field, value, f"an integer in [{low}, {high}]")
-
-
-def _require_float(field: str, value: object, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    number = float(value) if is_number else math.nan  # type: ignore[arg-type]
-    if not low <= number <= high:
-        raise InvalidRequest.of(field, value, f"a number in [{low:g}, {high:g}]")
+_NUMBERS = tuple(f.name for f in fields(SamplingParams) if f.name in RANGES)
+_NUMBERS = tuple(name for name in _NUMBERS if name != "logit_bias")
+_NUMBER_VALUES = attrgetter(*_NUMBERS)
 
 
 def _require_bias(bias: object) -> None:
@@ -109,8 +87,8 @@ def _require_bias(bias: object) -> None:
     for pair in bias:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidRequest.of("logit_bias", pair, "pairs of a token id and its bias")
-        require_int("logit_bias", pair[0], 0, 2**31 - 1)
-        _require_float("logit_bias", pair[1], -100.0, 100.0)
+        RANGES["token_ids"].require("logit_bias", pair[0])
+        RANGES["logit_bias"].require("logit_bias", pair[1])
     if len({token_id for token_id, _ in bias}) < len(bias):
         raise InvalidRequest.of("logit_bias", bias, "each token id once")
 
@@ -119,7 +97,7 @@ def _require_stop_ids(token_ids: object) -> None:
     if not isinstance(token_ids, tuple):
         raise InvalidRequest.of("stop_token_ids", token_ids, "a list of integers")
     for token_id in token_ids:
-        require_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        RANGES["token_ids"].require("stop_token_ids", token_id)
 
 
 def _require_stop(stop: tuple[str, ...]) -> None:

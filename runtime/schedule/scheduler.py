@@ -12,6 +12,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     who waits, in which order     queue/waiting_queue.py, by queue/policy.py
     who begins to run             queue/admission.py; by adapter queue/adapter_slots.py
     whose program has its KV      queue/working_set.py
+    who gives way to another      queue/claims.py
     who is refused, or too late   queue/deadlines.py
     how long a chunk may be       queue/prompt_limits.py, by queue/step_costs.py
     who runs, in which row        running.py
@@ -36,12 +37,13 @@ from .plan import StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
+from .queue.claims import Claims
 from .queue.deadlines import Deadlines
 from .queue.fairness import TenantShares
 from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
 from .queue.prompt_limits import DEFAULT_SLOWDOWN, PromptLimits
 from .queue.step_costs import StepCosts
-from .queue.waiting_queue import MAX_OVERTAKES, WaitingQueue
+from .queue.waiting_queue import MAX_OVERTAKES, NOBODY, WaitingQueue
 from .queue.working_set import WorkingSet
 from .request import FinishReason, Request, RequestState
 from .rows import StepDraft
@@ -99,6 +101,8 @@ class Scheduler:
         self.admission = Admission(
             kv_cache, self.waiting, self.working_set, self.new_tokens, self.limits, self.stats
         )
+        num_tokens = kv_cache.num_pages * kv_cache.page_size
+        self.claims = Claims(self.shares, self.new_tokens, max_running_requests, num_tokens)
         self.grammars = GrammarUptake()
         self.outputs = Outputs(self.stats, self.new_tokens)
         self._in_flight = InFlight(has_overlap=has_overlap)
@@ -249,15 +253,15 @@ class Scheduler:
         self._num_free_pages = self.kv_cache.num_free_pages
 
     def _take_grammars(self) -> None:
-        """Begin the outputs whose grammars have come since the last plan."""
+        """Go on with the outputs whose grammars, or positions in them, have come since the last
+        plan."""
         for request in self.grammars.take():
-            reason = begin_output(request) or self.outputs.append_forced(request)
-            if reason is not None:
-                self._finish(request, reason)
+            self._finish_or_hold(request, begin_output(request) or self.outputs.resume(request))
 
     def _share_out(self, continued: Container[Request]) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
         budget = self.token_budget
+        claimant = self._make_way()
         self.admission.begin_step()
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
@@ -289,12 +293,39 @@ class Scheduler:
         # When pages are short, admitting now would only preempt again.
         if not self.waiting or budget <= 0 or self.stats.num_preemptions != num_preemptions:
             return
+        num_waiting = self.waiting.num_of(claimant)
         for request, num_tokens in self.admission.round(
-            budget, self.num_free_rows, self.running, cut, may_break_pins=not self._in_flight
+            budget,
+            self.num_free_rows,
+            self.running,
+            cut,
+            first=claimant,
+            may_break_pins=not self._in_flight,
         ):
             self._run(request)
             if num_tokens:
                 yield request, num_tokens
+        was_asked = num_waiting and self.admission.unplaced is None
+        if was_asked and self.waiting.num_of(claimant) == num_waiting:
+            self.claims.note_vain(claimant)
+
+    def _make_way(self) -> Hashable:
+        """Preempt for a tenant that waits and has a claim; returns it, to be asked first, or
+        NOBODY."""
+        if not self.waiting.policy.is_fair or not self.waiting:
+            return NOBODY
+        unplaced = self.admission.unplaced
+        if unplaced is not None and unplaced not in self.waiting:
+            unplaced = None
+        claim = self.claims.find(self.waiting.tenants, self.running, self.num_free_rows, unplaced)
+        if claim is None:
+            return NOBODY
+        if claim.victim is not None:
+            if self._in_flight:  # it gives back nothing before that has ended
+                self._in_flight.close()
+                return NOBODY
+            self._preempt(claim.victim)
+        return claim.tenant
 
     def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
         """The running requests with one token to compute, and those with more."""
@@ -321,6 +352,7 @@ class Scheduler:
                 if len(self.running) == 1 and self.kv_cache.break_pins(num_missing):
                     continue
                 victim = next(r for r in reversed(self.running) if r not in planned)
+                self.new_tokens.note_preemption()
                 self._preempt(victim)
                 if victim is request:
                     return False
@@ -345,7 +377,6 @@ class Scheduler:
         assert not self._in_flight, "what a victim gives back is of use at once"
         self.stats.num_preemptions += 1
         victim.num_preemptions += 1
-        self.new_tokens.note_preemption()
         kept = victim.token_ids[: victim.num_computed_tokens]
         self._leave(victim)
         self.kv_cache.keep_preempted(victim, kept)
@@ -359,6 +390,7 @@ class Scheduler:
         self._give_back(planned.held)
         self.kv_cache.unpublish(planned.suspects)
         self.kv_cache.settle(planned.plan, result)
+        self.kv_cache.prove(planned.publications)
         if not planned.requests:
             return
         self.stats.num_steps += 1
@@ -382,9 +414,13 @@ class Scheduler:
             self._fail_rows(planned, errors)
         for request, outcome in zip(planned.requests, result.rows):
             if request.state is RequestState.RUNNING:
-                reason = self.outputs.take(request, outcome)
-                if reason is not None:
-                    self._finish(request, reason)
+                self._finish_or_hold(request, self.outputs.take(request, outcome))
+
+    def _finish_or_hold(self, request: Request, reason: FinishReason | None) -> None:
+        if reason is not None:
+            self._finish(request, reason)
+        elif request.awaits_grammar:
+            self.grammars.add(request)
 
     def fail(self, error: str) -> None:
         """The oldest plan in flight could not be executed: its requests end, its inserts are
@@ -423,6 +459,7 @@ class Scheduler:
                 self.kv_cache.unpublish(bad)
             else:
                 newer.suspects += bad
+                self.kv_cache.suspect(bad)
                 self._in_flight.close()
         self._end_failed({request: errors[request] for request in ended})
 
@@ -457,6 +494,8 @@ class Scheduler:
             self.shares.leave(request)
             self.deadlines.note_finish(request)
             self.working_set.note_finish(request)
+            if request.program is not None:
+                request.program.note_used(request.num_prompt_tokens, request.num_output_tokens)
         request.listener.on_finish(request)
 
     def _leave(self, request: Request, *, keep: bool = True) -> None:

@@ -108,8 +108,8 @@ NO_TEMPLATE_ARGS = TemplateArgs()
 
 
 class ChatTemplate:
-    """Renders the delimiters of a list of messages. Raises ModelLoadError for a template that is
-    not jinja2."""
+    """Renders the delimiters of a list of messages; thread-safe. Raises ModelLoadError for a
+    template that is not jinja2."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         source = _find_template(folder, tokenizer.config)
@@ -158,11 +158,12 @@ class ChatTemplate:
         if not args.variables and not self.knows_tools:
             args = NO_TEMPLATE_ARGS
         key = (turns, open_turn, args.key)
-        if key not in self._cache:
+        delimiters = self._cache.get(key)
+        if delimiters is None:
             delimiters = self._render(turns, open_turn, args)
             self._make_room(1024 + sum(map(len, delimiters)))
             self._cache[key] = delimiters
-        return self._cache[key]
+        return delimiters
 
     def encode(self, delimiter: str) -> list[int]:
         """Ids of a delimiter, or of a part of one."""
@@ -244,24 +245,26 @@ class ChatTemplate:
     def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
         """The message as the template sees it; the template cannot change it."""
         key = turn, as_objects
-        if turn.fields is not None and key not in self._guarded_turns:
+        values = self._guarded_turns.get(key, {})
+        if turn.fields is not None and not values:
             values = dict(turn.values)
             if as_objects and isinstance(calls := values.get("tool_calls"), list):
                 values["tool_calls"] = [_with_object(call) for call in calls]
             values = self._guard.guarded(values)
             self._make_room(4 * len(turn.fields))  # guess: size of the values beside their text
             self._guarded_turns[key] = values
-        return {**self._guarded_turns.get(key, {}), "role": turn.role, "content": content}
+        return {**values, "role": turn.role, "content": content}
 
     def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, args: TemplateArgs) -> str:
-        if args.key not in self._guarded_args:
+        values = self._guarded_args.get(args.key)
+        if values is None:
             tools = self._guard.guarded(list(args.tools)) or None
             values = {**self._guard.guarded(dict(args.variables)), "tools": tools}
             self._make_room(4 * args.num_chars)
             self._guarded_args[args.key] = values
         pieces = self._template.generate(
             **{
-                **self._guarded_args[args.key],
+                **values,
                 **self._variables,
                 "messages": messages,
                 "add_generation_prompt": open_turn,

@@ -10,6 +10,7 @@ Decoding omits special tokens, except those with which models structure their an
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -19,11 +20,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from ...errors import InvalidRequest, ModelLoadError
+from ...errors import EngineError, InvalidRequest, ModelLoadError, PromptTooLong
+from ...native_panic import panic_raises
+from .encoder_process import EncoderProcess
 
 MAX_TEXT_CHARS = 8 * 1024 * 1024
 LONG_CHARS = 256  # guess: below, a cache lookup saves little
-UNLOCKED_CHARS = 16 * 1024  # about 20 ms (Xeon, 2026): below, a separate thread costs more
+UNLOCKED_CHARS = 16 * 1024  # about 10 ms (Xeon, 2026): below, a separate thread costs more
+VERY_LONG_CHARS = 128 * 1024  # about 75 ms (Xeon, 2026): below, a separate process costs more
 MAX_KEPT_CHARS = 16 * 1024 * 1024
 REPLACEMENT = "\ufffd"
 STRUCTURE_MARKS = (
@@ -39,19 +43,19 @@ class Tokenizer:
     model's `vocab_size`.
     """
 
+    @panic_raises(ModelLoadError, "tokenizer.json")
     def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._made_of = folder, vocab_size
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelLoadError(f"{path}: missing; a checkpoint needs its tokenizer.json")
         try:
-            self._plain = HfTokenizer.from_file(str(path))
+            self._plain = plain_tokenizer(path)
             self._special = HfTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path}: not a tokenizer: {error}") from error
-        self._plain.encode_special_tokens = True
-        for tokenizer in (self._plain, self._special):
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
+        self._special.no_truncation()
+        self._special.no_padding()
         self.config = _load_config(folder / "tokenizer_config.json")
         self._require_fits(path, vocab_size)
         self.bos_token = _token_text(self.config.get("bos_token"))
@@ -67,33 +71,45 @@ class Tokenizer:
         self._showing = _showing_marks(path) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
         self._kept = KeptEncodings()
+        self._process = EncoderProcess(folder)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process reads the folder again."""
+        return type(self), self._made_of
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: no BOS is added and no special token is recognised."""
+        """Ids of plain text: no BOS is added and no special token is recognised. Raises
+        InvalidRequest for a text that is too long, or that the tokenizer cannot take."""
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str, max_tokens: int = sys.maxsize) -> array[int]:
+        """Like `encode`; the caller must not change the result. Raises PromptTooLong for more than
+        `max_tokens`."""
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidRequest.of("text", f"{len(text)} characters", f"at most {MAX_TEXT_CHARS}")
         if len(text) < LONG_CHARS:
-            return self._encode(text)
-        kept = self._kept.find(text)
-        if kept is not None:
-            return kept.tolist()
-        ids = self._encode(text)
-        self._kept.keep(text, array("i", ids))
+            return encoded(self._plain, text, max_tokens)
+        ids = self._kept.find(text)
+        if ids is None:
+            if len(text) < VERY_LONG_CHARS:
+                ids = encoded(self._plain, text, max_tokens)
+            else:
+                ids = self._process.encode(text, max_tokens)
+            self._kept.keep(text, ids)
+        _require_at_most(max_tokens, len(ids))
         return ids
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int]
-        if len(text) < UNLOCKED_CHARS:
-            ids = self._plain.encode(text, add_special_tokens=False).ids
-        else:  # a batch is encoded without the interpreter's lock: other threads can run
-            ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+    def close(self) -> None:
+        """End the process for very long texts, if one was started."""
+        self._process.close()
 
+    @panic_raises(InvalidRequest, "the model's tokenizer cannot take this text")
     def encode_delimiters(self, text: str) -> list[int]:
         """Ids of a chat template's delimiters: special tokens are recognised, no BOS is added."""
         ids: list[int] = self._special.encode(text, add_special_tokens=False).ids
         return ids
 
+    @panic_raises(EngineError, "the model's tokenizer cannot decode these tokens")
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids; bytes that are no whole character become U+FFFD."""
         text: str = self._showing.decode(ids, skip_special_tokens=skip_special)
@@ -159,6 +175,31 @@ class KeptEncodings:
             while self._num_chars > MAX_KEPT_CHARS:
                 dropped, _ = self._ids.popitem(last=False)
                 self._num_chars -= len(dropped)
+
+
+def plain_tokenizer(path: Path) -> HfTokenizer:
+    """Encodes users' texts, in which nothing is special."""
+    tokenizer = HfTokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+@panic_raises(InvalidRequest, "the model's tokenizer cannot take this text")
+def encoded(tokenizer: HfTokenizer, text: str, max_tokens: int = sys.maxsize) -> array[int]:
+    """Ids of a text. Raises InvalidRequest, PromptTooLong for more than `max_tokens`."""
+    if len(text) < UNLOCKED_CHARS:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+    else:  # a batch is encoded without the interpreter's lock: other threads can run
+        encoding = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+    _require_at_most(max_tokens, len(encoding))
+    return array("i", encoding.ids)
+
+
+def _require_at_most(max_tokens: int, num_tokens: int) -> None:
+    if num_tokens > max_tokens:
+        raise PromptTooLong.than(f"{num_tokens} tokens", max_tokens - 1, max_tokens, "text")
 
 
 def _showing_marks(path: Path) -> HfTokenizer:

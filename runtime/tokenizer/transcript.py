@@ -16,6 +16,7 @@ turn gets the very ids that were generated.
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -104,9 +105,20 @@ class Transcript:
         """The role of the message being written, or None between messages."""
         return self._turns[-1].role if self._is_open else None
 
-    def append_text(self, text: str) -> None:
-        """Append a text segment, tokenized alone; the branch's first one begins with BOS."""
-        self.append_ids(self._tokenizer.encode(text), text)
+    @property
+    def num_guessed_turns(self) -> int:
+        """How many messages `settle` would render."""
+        return len(self._turns) if self._is_guessed else 0
+
+    @property
+    def num_unwritten_chars(self) -> int:
+        """Of the template's arguments, as JSON, which the first message writes."""
+        return 0 if self._turns else self._args.num_chars
+
+    def append_text(self, text: str, max_tokens: int = sys.maxsize) -> None:
+        """Append a text segment, tokenized alone; the branch's first one begins with BOS. Raises
+        PromptTooLong for more than `max_tokens`."""
+        self.append_ids(self._tokenizer.encode_array(text, max_tokens), text)
 
     def append_ids(self, ids: Iterable[int], text: str, *, has_bos: bool = False) -> None:
         """Append ids that stand for `text`. BOS is put before the branch's first ones, unless they
@@ -119,7 +131,7 @@ class Transcript:
             bos = self._tokenizer.bos_ids
             self._raw.append(bos, "")
             self.ids.extend(bos)
-        ids = list(ids)
+        ids = ids if isinstance(ids, array) else array("i", ids)
         self._current_run().append(ids, text)
         self.ids.extend(ids)
 
@@ -162,6 +174,17 @@ class Transcript:
         if self._prompt is not None and find_replay is not None:
             self._reuse(find_replay, *self._prompt)
         return change
+
+    def drop_message(self) -> None:
+        """Undo the open message. Raises InvalidProgram if there is none."""
+        if not self._is_open:
+            raise InvalidProgram("no message is open")
+        if self._turns.pop().has_content:
+            self._contents.pop()
+        self._is_open, self._prompt = False, None
+        self._delimiters = list(self._closed[1]) if self._turns else []
+        self._is_guessed = bool(self._turns)  # they may have been guessed when it was closed
+        self._rebuild()
 
     def require_content(self) -> None:
         """Raises InvalidProgram in a message without content: nothing can be generated there."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidRequest
-from ...frontend.protocol.ir import MAX_REQUEST_PRIORITY
+from ...frontend.protocol.numbers import MAX_REQUEST_PRIORITY
 
 log = logging.getLogger(__name__)
 

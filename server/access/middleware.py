@@ -1,20 +1,20 @@
 """The access middleware: every request passes here first, and every response last.
 
-Pure ASGI, outside of all routes. In order: a request id, the browser's rules, the key, its limits,
-a bound on the body. On the way out it adds the headers that every response has, and words
-unforeseen errors. It costs one extra call per chunk of a stream.
+Pure ASGI, outside of all routes. In order: a request id, the head's form, the browser's rules, the
+key, its limits, a bound on the body. On the way out it adds the headers that every response has,
+and words unforeseen errors. It costs one extra call per chunk of a stream.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...shared_limit import SharedLimit
 from ..protocol.caller import (
     ANSWER_HEADERS,
     CALLER,
@@ -23,20 +23,22 @@ from ..protocol.caller import (
     named_tenant,
     request_id_of,
 )
+from ..protocol.connections import connection_of
 from ..protocol.failures import Refusal, failure_of
 from ..settings import ServerSettings
 from .api_keys import ApiKey, KeyRing
 from .cors import BrowserRules
+from .framing import require_one_meaning
 from .load import Load, Ticket
 from .rates import KeyUsage
-from .route_access import RouteAccess, door_of
+from .request_body import RequestBody
+from .route_access import PROBES, RouteAccess, door_of
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TICKET = "stemma.ticket"  # in a request's scope
 MAX_HEADER_BYTES = 65_536  # all headers together
-BODY_TIMEOUT_S = 60.0  # to receive a whole body (guess)
 MAX_USAGES = 65_536
 _LIMITS = ("limit", "remaining", "reset")
 EXPOSED_HEADERS = (
@@ -52,15 +54,22 @@ _Headers = dict[str, list[str]]
 class AccessMiddleware:
     """Owns the usage of keys and the load. Lifetime: the application's."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        keys: KeyRing,
+        max_body_bytes: Callable[[], int],
+    ) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
-        self._max_body_bytes = int(settings.max_body_mb * 1e6)
+        self._max_body_bytes = max_body_bytes
         self._rules = BrowserRules.of(
             settings.host, settings.allowed_hosts, settings.cors_origins, has_keys=keys.is_used
         )
         self._load = Load()
+        self._room = SharedLimit()  # bytes of bodies under way
         self._usages: OrderedDict[str, KeyUsage] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,9 +82,11 @@ class AccessMiddleware:
         ticket = Ticket(self._load)
         scope[TICKET] = ticket
         try:
-            scope[CALLER] = self._let_in(scope, headers, request_id, ticket)
-            body = _Body(receive, self._max_body_bytes, _one(headers, "content-length"))
-            await self._app(scope, body.receive, answer.send)
+            scope[CALLER] = caller = self._let_in(scope, headers, request_id, ticket)
+            ticket.tenant = owner = caller.tenant if self._keys.is_used else _peer_of(scope)
+            length = _one(headers, "content-length")
+            with RequestBody(receive, self._room, owner, self._max_body_bytes(), length) as body:
+                await self._app(scope, body.receive, answer.send)
         except Exception as error:
             await self._answer_error(error, scope, receive, answer)
         finally:
@@ -85,7 +96,13 @@ class AccessMiddleware:
         """Admit the request. Raises Refusal and InvalidRequest."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise Refusal(431, f"headers may have at most {MAX_HEADER_BYTES} bytes")
+        require_one_meaning(scope, headers)
         method, path = scope["method"], scope["path"]
+        connection = connection_of(scope)
+        if connection is not None and connection.is_spare:
+            scope[ANSWER_HEADERS] = {"connection": "close"}
+            if path not in PROBES:
+                raise Refusal(503, "all connections are in use", code="too_many_connections")
         door = door_of(method, path, is_metrics_open=self._settings.metrics_open)
         self._rules.check(
             headers.get("host", []),
@@ -128,7 +145,7 @@ class AccessMiddleware:
         if failure.status == 500:
             log.error("%s %s failed", scope["method"], answer.request_id, exc_info=error)
         if not answer.has_begun:  # else the server closes the connection of an incomplete response
-            await failure.response(scope["path"])(scope, receive, answer.send)
+            await failure.response(scope)(scope, receive, answer.send)
 
 
 class _Answer:
@@ -152,46 +169,6 @@ class _Answer:
         return self._send(message)
 
 
-class _Body:
-    """Receives the body and counts it; stops reading one that is too large or too slow."""
-
-    def __init__(self, receive: Receive, max_bytes: int, length: str | None) -> None:
-        """`length`: the announced Content-Length. Raises Refusal where that is too much."""
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._due_s: float | None = None
-        self._is_whole = False
-        if (
-            length is not None
-            and length.isdecimal()
-            and (len(length) > 18 or int(length) > max_bytes)
-        ):
-            raise self._too_large()
-
-    async def receive(self) -> Message:
-        if self._is_whole:
-            return await self._receive()
-        now = asyncio.get_running_loop().time()
-        self._due_s = self._due_s or now + BODY_TIMEOUT_S
-        try:
-            async with asyncio.timeout_at(self._due_s):
-                message = await self._receive()
-        except TimeoutError:
-            reason = f"the body has not come within {BODY_TIMEOUT_S:g} s"
-            raise Refusal(408, reason, headers={"connection": "close"}) from None
-        if message["type"] == "http.request":
-            self._num_bytes += len(message.get("body", b""))
-            if self._num_bytes > self._max_bytes:
-                raise self._too_large()
-            self._is_whole = not message.get("more_body", False)
-        return message
-
-    def _too_large(self) -> Refusal:
-        most = f"{self._max_bytes / 1e6:g} MB"
-        return Refusal(413, f"a body may have at most {most}", headers={"connection": "close"})
-
-
 def _headers_of(scope: Scope) -> _Headers:
     found: _Headers = {}
     for name, value in scope["headers"]:
@@ -203,6 +180,13 @@ def _one(headers: _Headers, name: str) -> str | None:
     """A header's value; the first one of a header that comes twice."""
     values = headers.get(name)
     return values[0] if values else None
+
+
+def _peer_of(scope: Scope) -> str:
+    """The address that a request comes from: whom it counts for where there are no keys, since any
+    client may name itself, also in X-Forwarded-For, which uvicorn has in the scope's `client`."""
+    connection = connection_of(scope)
+    return "" if connection is None else connection.peer
 
 
 def _key_in(headers: _Headers) -> str | None:

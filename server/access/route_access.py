@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 # What a probe or a load balancer asks; they only show that the server is there.
-_PROBES = frozenset({"/health", "/health_generate", "/live", "/ping", "/ready", "/version"})
+PROBES = frozenset({"/health", "/health_generate", "/live", "/ping", "/ready", "/version"})
 _PAGE = frozenset({"/", "/favicon.ico"})  # holds no data; its API calls need a key
 _PAGE_FILES = "/assets/"
 # What shows or changes data of others: every namespace's texts, counters and KV.
@@ -36,7 +36,7 @@ class RouteAccess(Enum):
 def door_of(method: str, path: str, *, is_metrics_open: bool) -> RouteAccess:
     """The access a path needs; any path not listed needs a key."""
     if method in ("GET", "HEAD"):
-        if path in _PROBES or path in _PAGE or path.startswith(_PAGE_FILES):
+        if path in PROBES or path in _PAGE or path.startswith(_PAGE_FILES):
             return RouteAccess.OPEN
         if path == "/metrics" and is_metrics_open:
             return RouteAccess.OPEN

@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from ..protocol import anthropic_errors as anthropic
+
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -21,6 +23,18 @@ _ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
     },
 }
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")  # here those are 400, with an Error
@@ -45,17 +59,27 @@ def _complete(document: dict[str, Any], has_keys: bool) -> None:
     schemas = components.setdefault("schemas", {})
     for name in _OF_FASTAPI:
         schemas.pop(name, None)
-    schemas["Error"] = _ERROR
+    schemas["Error"], schemas["AnthropicError"] = _ERROR, _ANTHROPIC_ERROR
     if has_keys:
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
         document["security"] = [{"bearer": []}, {"header": []}]
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for path in document["paths"].values():
+    for name, path in document["paths"].items():
+        content = {"application/json": {"schema": _error_at(name)}}
         for method in path.keys() & set(_METHODS):
             responses = path[method]["responses"]
             responses.pop("422", None)
             responses["4XX"] = {"description": "refused; the error says why", "content": content}
             responses["5XX"] = {"description": "failed, or not in time", "content": content}
+
+
+def _error_at(path: str) -> dict[str, Any]:
+    """The schema of errors: Anthropic's, OpenAI's, or whichever the client speaks."""
+    ours, theirs = (
+        {"$ref": f"#/components/schemas/{name}"} for name in ("Error", "AnthropicError")
+    )
+    if path.startswith(anthropic.PATH):
+        return theirs
+    return {"anyOf": [ours, theirs]} if path.startswith(anthropic.SHARED_PATH) else ours

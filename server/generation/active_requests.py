@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ...frontend.protocol.awake_clock import AwakeClock
 from ..protocol.caller import Caller
-from ..protocol.pieces import Outcome
+from ..protocol.pieces import Outcome, Used
 from ..protocol.task import Task
 from ..settings import ServerSettings
 from .event_queue import EventQueue
@@ -33,6 +34,7 @@ class ActiveRequests:
         self._on_cut = on_cut
         shortest_s = min(settings.stream_ping_s, settings.stream_stall_s)
         self._sweep_s = min(MAX_SWEEP_S, shortest_s / SWEEPS_A_LIMIT)
+        self.clock = AwakeClock(2 * self._sweep_s)  # of the limits of streams
         self._events: EventQueue | None = None
         self._generations: dict[Generation, None] = {}
         self._by_id: dict[str, dict[Generation, None]] = {}
@@ -59,13 +61,19 @@ class ActiveRequests:
         return len(own)
 
     def begin(
-        self, task: Task, caller: Caller, reply_id: str, on_outcome: Callable[[Outcome], None]
+        self,
+        task: Task,
+        caller: Caller,
+        reply_id: str,
+        on_outcome: Callable[[Outcome], None],
+        on_used: Callable[[Used], None],
     ) -> Generation:
-        """Register a generation until `end`; `on_outcome` is called for each outcome."""
+        """Register a generation until `end`; `on_outcome` is called for each outcome, `on_used` at
+        the end of each of its programs, which may be after `end`."""
         loop = asyncio.get_running_loop()
         if self._events is None or self._events.loop is not loop:
             self._events = EventQueue(loop)
-        generation = Generation(self._events, task, caller, reply_id, on_outcome)
+        generation = Generation(self._events, task, caller, reply_id, on_outcome, on_used)
         self._generations[generation] = None
         for id in _ids(generation):
             self._by_id.setdefault(id, {})[generation] = None
@@ -98,7 +106,7 @@ class ActiveRequests:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._sweep_s, self._sweep) if self._streams else None
-        now = loop.time()
+        now = self.clock.read()
         for stream in list(self._streams):
             reason = stream.check(now, self._settings)
             if reason is not None:

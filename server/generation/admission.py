@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from fastapi import Request
 
 from ...errors import InvalidRequest
 from ...frontend.protocol.ir import GenParams
-from ..access.load import Ticket
+from ..access.load import Capacity, Ticket
 from ..access.middleware import TICKET
 from ..protocol.failures import Refusal
-from ..protocol.pieces import Outcome
 from ..protocol.task import MAX_MESSAGES, UNBOUNDED, Message, Task
 from .service import Service
 
@@ -25,8 +23,8 @@ MAX_SAMPLES_OF_TASK = 2048  # n times prompts (guess)
 def admitted(service: Service, request: Request, task: Task) -> Task:
     """The task as it may run. Raises InvalidRequest and Refusal."""
     ticket = ticket_of(request)
-    capacity = service.max_running + service.settings.max_queued_requests
-    most = min(MAX_SAMPLES_OF_TASK, capacity)
+    capacity = _capacity(service)
+    most = min(MAX_SAMPLES_OF_TASK, capacity.most_of_one)
     if task.num_samples > most:
         allowed = f"at most {most} samples of all prompts together"
         raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
@@ -55,10 +53,14 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
 def admit_values(service: Service, request: Request, num_values: int) -> None:
     """Room for values that are not generated, each counted like a sample. Raises InvalidRequest for
     more than there ever is room for, else Refusal."""
-    capacity = service.max_running + service.settings.max_queued_requests
-    if num_values > capacity:
-        raise InvalidRequest(f"{num_values} values are asked for; at most {capacity} fit here")
+    capacity = _capacity(service)
+    if num_values > (most := capacity.most_of_one):
+        raise InvalidRequest(f"{num_values} values are asked for; at most {most} fit here")
     ticket_of(request).take(num_values, capacity)
+
+
+def _capacity(service: Service) -> Capacity:
+    return Capacity(service.max_running, service.settings.max_queued_requests)
 
 
 def ticket_of(request: Request) -> Ticket:
@@ -66,18 +68,6 @@ def ticket_of(request: Request) -> Ticket:
     ticket = request.scope[TICKET]
     assert isinstance(ticket, Ticket)
     return ticket
-
-
-def note_outcome(request: Request, outcome: Outcome, n: int) -> None:
-    """A sample has ended, one of `n` of its prompt; a prompt is charged once."""
-    meta = outcome.meta
-    prompt = 0 if outcome.index % n else meta["prompt_tokens"]
-    ticket_of(request).note_outcome(prompt + meta["completion_tokens"])
-
-
-def note_value(request: Request, meta: dict[str, Any]) -> None:
-    """A value that is not generated has been made."""
-    ticket_of(request).note_outcome(meta["prompt_tokens"])
 
 
 def _require_integers(params: GenParams) -> None:

@@ -10,11 +10,12 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ...frontend.client.client import Connection
+from ..access.load import Ticket
 from ..protocol.caller import Caller, caller_of
 from ..protocol.disconnect import refuse_the_gone
 from ..protocol.pieces import Outcome
 from ..protocol.task import Reply, Task
-from .admission import admitted, note_outcome
+from .admission import admitted, ticket_of
 from .generation import Generation
 from .service import Service
 from .stream import EventStream
@@ -28,7 +29,14 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
     task = admitted(service, request, task)
     connection, running = service.engine.connection, service.running
     carry_out_hints = partial(_carry_out_hints, connection, task, reply, caller)
-    generation = running.begin(task, caller, reply.id, _observer(request, task))
+    ticket = ticket_of(request)
+    generation = running.begin(
+        task,
+        caller,
+        reply.id,
+        on_outcome=_observer(request, ticket),
+        on_used=lambda used: ticket.charge(used.num_tokens),
+    )
     is_streaming = False
     try:
         generation.watch(request.receive)
@@ -43,20 +51,20 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             raise generation.failure
         _require_reader(generation)
         is_streaming = True
-        return EventStream(generation, reply, carry_out_hints, running.streaming)
+        return EventStream(generation, reply, carry_out_hints, running.streaming, running.clock)
     finally:
         if not is_streaming:
             running.end(generation)
 
 
-def _observer(request: Request, task: Task) -> Callable[[Outcome], None]:
-    """Records each outcome for the caller's limits and for the log."""
+def _observer(request: Request, ticket: Ticket) -> Callable[[Outcome], None]:
+    """Records each outcome for the rate at which the queue drains and for the log."""
     ended: list[Outcome] = []
     request.state.outcomes = ended
 
     def note(outcome: Outcome) -> None:
         ended.append(outcome)
-        note_outcome(request, outcome, task.n)
+        ticket.load.note_end()
 
     return note
 

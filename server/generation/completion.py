@@ -18,13 +18,14 @@ from ..protocol.caller import Caller
 from ..protocol.task import Message, Prompt, Task
 
 Post = Callable[[int, str, Any], None]
-"""(sample, kind, payload) of a delta, a value or a failure; called on the connection's thread."""
+"""(sample, kind, payload) of a delta, a value, a failure or the program's end; called on the
+connection's thread."""
 
-_TOLD = frozenset({wire.DELTA, wire.VALUE, wire.FAILED})
+_TOLD = frozenset({wire.DELTA, wire.VALUE, wire.FAILED, wire.DONE})
 
 
 class Completion:
-    """The program of one prompt. Lifetime: until its values have come or it is cancelled."""
+    """The program of one prompt. Lifetime: until it has ended."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class Completion:
         self._connection.end_gens(self._program)
 
     def cancel(self) -> None:
-        """Nothing more is wanted; nothing happens if all has come."""
-        self._connection.close_program(self._program)
+        """Nothing more is wanted but the report of its end; nothing happens if all has come."""
+        self._connection.cancel_program(self._program)
 
     # --- on the connection's I/O thread -----------------------------------------------------------
 
@@ -91,9 +92,8 @@ def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
     """What makes a program's first branch begin with `prompt`."""
     if isinstance(prompt, str):
         return (ir.Text(0, 0, None, prompt),)
-    if all(isinstance(item, int) for item in prompt):
-        token_ids = tuple(int(item) for item in prompt)  # type: ignore[arg-type]
-        return (ir.Tokens(0, 0, None, token_ids),)
+    if prompt and isinstance(prompt[0], int):
+        return (ir.Tokens(0, 0, None, tuple(prompt)),)  # type: ignore[arg-type]
     return _chat_ops([m for m in prompt if isinstance(m, Message)])
 
 

@@ -17,7 +17,7 @@ from ...frontend.client.client import Connection
 from ...frontend.protocol import wire
 from ..protocol.caller import Caller
 from ..protocol.disconnect import disconnected
-from ..protocol.pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece
+from ..protocol.pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece, Used
 from ..protocol.task import Task
 from .completion import Completion
 from .event_queue import EventQueue
@@ -39,7 +39,9 @@ class Generation:
         caller: Caller,
         reply_id: str,
         on_outcome: Callable[[Outcome], None],
+        on_used: Callable[[Used], None],
     ) -> None:
+        """`on_used`: called for each program at its end, also after `close`."""
         self.task = task
         self.caller = caller
         self.reply_id = reply_id
@@ -49,6 +51,7 @@ class Generation:
         self.num_waiting_bytes = 0  # estimate of what `take` would return
         self._events = events
         self._on_outcome = on_outcome
+        self._on_used = on_used
         self._fresh: list[Piece | Outcome] = []
         self._waiter: asyncio.Future[None] | None = None
         self._completions: list[Completion] = []
@@ -74,9 +77,9 @@ class Generation:
     async def start(self, connection: Connection) -> None:
         """Send the programs. On EngineError and InvalidProgram it has cancelled them."""
         try:
-            if connection.has_credit:
+            if connection.has_credit and not self.task.is_large:
                 self._start(connection)
-            else:  # the engine is behind with what was sent: others must not wait for it
+            else:  # it takes its time, or waits for the engine: others must not
                 await asyncio.to_thread(self._start, connection)
         except BaseException:
             self.close()
@@ -158,7 +161,9 @@ class Generation:
         self._events.post(self._take_event, index, kind, payload)
 
     def _take_event(self, index: int, kind: str, payload: Any) -> None:
-        if self.is_over:
+        if kind == wire.DONE:
+            self._on_used(Used.of(payload))
+        if self.is_over or kind == wire.DONE:
             return
         if kind == wire.DELTA:
             piece = Piece.of(index, payload)

@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest, model_not_found
+from ...errors import MAX_MODEL_NAME_CHARS, EngineError, InvalidRequest, model_not_found
 from ...frontend.client.client import Connection
 from ..access.drain import DrainState
+from ..access.request_body import LEAST_DEFAULT_BYTES, default_max_bytes
 from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
 from .active_requests import ActiveRequests
@@ -61,6 +62,16 @@ class Service:
     def max_running(self) -> int:
         """Samples that the engine runs at once. Raises EngineError."""
         return int(self.info["max_running_requests"])
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of a request; what a context can hold, unless it was set."""
+        if self.settings.max_body_mb is not None:
+            return int(self.settings.max_body_mb * 1e6)
+        try:
+            return default_max_bytes(int(self.info["max_model_len"]))
+        except EngineError:  # none runs, so no request needs more
+            return LEAST_DEFAULT_BYTES
 
     def require_open(self) -> None:
         """Raises Refusal or EngineError where no work is accepted."""

@@ -7,7 +7,6 @@ off.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -16,7 +15,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..protocol.connections import hang_up, transport_of
+from ...frontend.protocol.awake_clock import AwakeClock
+from ..protocol.connections import HttpProtocol, connection_of
 from ..protocol.pieces import Outcome
 from ..protocol.server_sent_events import PING
 from ..protocol.task import Reply
@@ -49,8 +49,10 @@ class EventStream(Response):
         reply: Reply,
         carry_out_hints: CarryOutHints,
         watched_over: Callable[[EventStream], AbstractContextManager[None]],
+        clock: AwakeClock,
     ) -> None:
-        """`watched_over`: context around the sending; calls `check` periodically."""
+        """`watched_over`: context around the sending; calls `check` periodically, with the time of
+        `clock`: a server that was stopped holds that against no reader."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self.reply_id = reply.id
@@ -58,23 +60,24 @@ class EventStream(Response):
         self._reply = reply
         self._carry_out_hints = carry_out_hints
         self._watched_over = watched_over
-        self._transport: asyncio.Transport | None = None
+        self._clock = clock
+        self._connection: HttpProtocol | None = None
         self._blocked_s: float | None = None  # since when a write waits for the connection
         self._sent_s = 0.0  # when the last write completed
         self._should_ping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._transport = transport_of(scope)
-        loop = asyncio.get_running_loop()
+        self._connection = connection_of(scope)
+        clock = self._clock
 
         async def write(body: bytes, more_body: bool = True) -> None:
-            self._blocked_s = loop.time()
+            self._blocked_s = clock.read()
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
-            self._blocked_s, self._sent_s = None, loop.time()
+            self._blocked_s, self._sent_s = None, clock.read()
 
         generation = self.generation
         with self._watched_over(self):
-            self._sent_s = loop.time()
+            self._sent_s = clock.read()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while not generation.is_over:
                 if body := self._body():
@@ -104,7 +107,7 @@ class EventStream(Response):
     # --- watched over -----------------------------------------------------------------------------
 
     def check(self, now: float, settings: ServerSettings) -> Cut | None:
-        """Why to cut it off at `now` (the loop's clock), or None; pings after silence."""
+        """Why to cut it off at `now`, or None; pings after silence."""
         if self._blocked_s is not None:
             if now - self._blocked_s > settings.stream_stall_s:
                 return Cut.STALLED
@@ -118,5 +121,5 @@ class EventStream(Response):
     def cut(self) -> None:
         """End it without its reader: stop generating and drop the connection."""
         self.generation.close()
-        if self._transport is not None:
-            hang_up(self._transport)
+        if self._connection is not None:
+            self._connection.hang_up()

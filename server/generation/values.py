@@ -13,10 +13,11 @@ from fastapi import Request
 from ...errors import EngineError
 from ...frontend.client.client import Connection
 from ...frontend.protocol import ir, wire
+from ..access.load import Ticket
 from ..protocol.caller import Caller, caller_of
 from ..protocol.disconnect import while_connected
-from ..protocol.pieces import GenerationFailed
-from .admission import admit_values, note_value
+from ..protocol.pieces import GenerationFailed, Used
+from .admission import admit_values, ticket_of
 from .service import Service
 
 
@@ -35,12 +36,12 @@ async def values_of(
     """
     admit_values(service, request, sum(map(_num_requests, programs)))
     caller, connection = caller_of(request).salted(cache_salt), service.engine.connection
+    ticket = ticket_of(request)
     with ExitStack() as stack:
-        asked = [stack.enter_context(_Asked(connection, caller, lora_path)) for _ in programs]
-        found = await while_connected(request.receive, _all_of(connection, asked, programs))
-    for answer in found:
-        note_value(request, answer["meta"])
-    return found
+        asked = [
+            stack.enter_context(_Asked(connection, caller, ticket, lora_path)) for _ in programs
+        ]
+        return await while_connected(request.receive, _all_of(asked, programs))
 
 
 def _num_requests(ops: Sequence[ir.Op]) -> int:
@@ -65,12 +66,17 @@ class _Asked:
     """A program, running once it is sent; leaving its context cancels what remains of it."""
 
     def __init__(
-        self, connection: Connection, caller: Caller, lora_path: str | None = None
+        self,
+        connection: Connection,
+        caller: Caller,
+        ticket: Ticket,
+        lora_path: str | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._connection = connection
         self._caller = caller
+        self._ticket = ticket
         self._lora_path = lora_path
         self._program: int | None = None
         self.is_closed = False
@@ -105,12 +111,12 @@ class _Asked:
 
     def _close(self) -> None:
         if self._program is not None:
-            self._connection.close_program(self._program)
+            self._connection.cancel_program(self._program)
 
     # --- on the connection's I/O thread -----------------------------------------------------------
 
     def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-        if kind in (wire.VALUE, wire.FAILED):
+        if kind in (wire.VALUE, wire.FAILED, wire.DONE):
             self._post(kind, payload)
 
     def handle_disconnect(self, error: EngineError) -> None:
@@ -123,24 +129,25 @@ class _Asked:
     # --- on the loop ------------------------------------------------------------------------------
 
     def _settle(self, kind: str, payload: dict[str, Any]) -> None:
+        if kind == wire.DONE:
+            used = Used.of(payload)
+            self._ticket.charge(used.num_prompt_tokens + used.num_output_tokens)
         if self.answer.done():
             return
         if kind == wire.VALUE:
+            self._ticket.load.note_end()
             self.answer.set_result(payload)
-        else:
+        elif kind == wire.FAILED:
             self.answer.set_exception(GenerationFailed(payload["message"], payload["kind"]))
 
 
 async def _all_of(
-    connection: Connection, asked: Sequence[_Asked], programs: Sequence[Sequence[ir.Op]]
+    asked: Sequence[_Asked], programs: Sequence[Sequence[ir.Op]]
 ) -> list[dict[str, Any]]:
     def send() -> None:
         for each, ops in zip(asked, programs, strict=True):
             if not each.is_closed:
                 each.send(ops)
 
-    if connection.has_credit:
-        send()
-    else:  # the engine is behind with what was sent: others must not wait for it
-        await asyncio.to_thread(send)
+    await asyncio.to_thread(send)  # it takes its time, or waits for the engine: others must not
     return await asyncio.gather(*(each.answer for each in asked))

@@ -12,6 +12,7 @@ from prometheus_client import (
 )
 
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+LAGS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 OTHER_ROUTE = "other"  # any path without a route: clients choose paths, and labels must be few
 
 
@@ -37,6 +38,21 @@ class HttpMetrics:
         )
         self.in_flight = Gauge(
             "stemma_http_requests_in_flight", "HTTP requests being answered.", registry=registry
+        )
+        self.loop_lag = Histogram(
+            "stemma_http_loop_lag_seconds",
+            "By how much the event loop was late, over time.",
+            buckets=LAGS_S,
+            registry=registry,
+        )
+        self.connections = Gauge(
+            "stemma_http_connections", "Connections that are open.", registry=registry
+        )
+        self.dropped_connections = Counter(
+            "stemma_http_dropped_connections",
+            "Connections that this server closed without an answer, by reason.",
+            ("reason",),
+            registry=registry,
         )
         self.disconnects = Counter(
             "stemma_http_disconnects",

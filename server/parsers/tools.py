@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
 from ...frontend.protocol.constraint import Constraint, constraint_of
+from ...frontend.protocol.schema_words import require_schema
 from ..protocol.known_fields import Items
 from .call_reader import CallReader, ContentReader, NamedReader, Reader
 from .chat_format import ChatFormat
@@ -98,6 +99,8 @@ class ToolUse:
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise InvalidRequest.of("tools", names, "functions with different names")
+        for tool in self.tools:
+            _require_schema(tool.function)
         for name in self._chosen_names:
             if name not in names:
                 raise InvalidRequest.of("tool_choice", name, f"one of {names}")
@@ -221,6 +224,14 @@ class ToolUse:
     @property
     def _is_told(self) -> bool:
         return bool(self.tools) and self.chat_format.knows_tools
+
+
+def _require_schema(function: ToolFunction) -> None:
+    """Raises InvalidRequest for parameters that are an example."""
+    try:
+        require_schema(function.parameters or {}, "parameters")
+    except InvalidProgram as error:
+        raise InvalidRequest(f"tools: function {function.name!r}: {error}", "tools") from error
 
 
 def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Constraint | None:

@@ -1,5 +1,5 @@
-"""Errors as HTTP responses: OpenAI's error objects, Anthropic's on its paths, with the status
-that says whose fault it is.
+"""Errors as HTTP responses: OpenAI's error objects, Anthropic's for its API, with the status that
+says whose fault it is.
 
 Every error becomes a `Failure` here, and every error response is made from one; an unforeseen error
 shows only the id by which the log names it.
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 from ...errors import EngineError, InvalidRequest, ModelLoadError
 from . import anthropic_errors as anthropic
@@ -55,6 +57,7 @@ _BY_STATUS: dict[int, tuple[str, str | None]] = {
     431: (INVALID, "headers_too_large"),
     499: (INVALID, "client_closed_request"),
 }
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _NAMED = re.compile(r"([a-z_]+)=")  # as InvalidRequest.of formats it
 _FIELD = re.compile(r"[a-z_][a-z0-9_-]*")
 _PLAIN_TYPES = frozenset({"bool", "dict", "float", "int", "none", "str"})
@@ -78,10 +81,12 @@ class Failure:
         error = {"message": self.message, "type": self.kind, "param": self.field, "code": self.code}
         return {"error": error}
 
-    def response(self, path: str = "") -> JSONResponse:
-        """The whole response, in the format of the API that `path` belongs to."""
-        is_anthropic = path.startswith(anthropic.PATH)
-        body = anthropic.error_body(self.status, self.message) if is_anthropic else self.body
+    def response(self, scope: Scope) -> JSONResponse:
+        """The whole response, in the format of the API that the request is of."""
+        if anthropic.is_spoken(scope):
+            body = anthropic.error_body(self.status, self.message)
+        else:
+            body = self.body
         later = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}
         return JSONResponse(body, self.status, {**later, **(self.headers or {})})
 
@@ -155,16 +160,23 @@ def _of_generation(error: GenerationFailed) -> Failure:
         field = named[1]
     elif status == 404 and field is None:
         field = "model"
-    elif status == 400 and field is not None and not message.startswith(f"{field}:"):
+    elif (
+        code is None and status == 400 and field is not None and not message.startswith(f"{field}:")
+    ):
         message = f"{field}: {message}"
     return Failure(status, message, kind, field, code)
 
 
 def _of_validation(error: RequestValidationError) -> Failure:
-    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union: the best match
+    first = max(error.errors(), key=_fit)
     field = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_type(part))
     message = f"{field}: {first['msg']}" if field else str(first["msg"])
     return Failure(400, message, INVALID, field or None, _BY_VALIDATION.get(first["type"]))
+
+
+def _fit(error: Mapping[str, Any]) -> tuple[int, bool]:
+    """The largest one is the best match of a union: of the right type where another one is not."""
+    return len(error["loc"]), not error["type"].endswith("_type")
 
 
 def _is_type(part: str | int) -> bool:
@@ -173,4 +185,17 @@ def _is_type(part: str | int) -> bool:
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
-    return failure_of(error).response(request.url.path)
+    failure = failure_of(error)
+    if failure.status == 405:  # Starlette names the methods of the first route of this path alone
+        failure = replace(failure, headers={"allow": ", ".join(_methods_of(request))})
+    return failure.response(request.scope)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """What may be done at the request's path."""
+
+    def is_taken(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in _METHODS if is_taken(method)]

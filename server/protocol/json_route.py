@@ -1,33 +1,47 @@
-"""Routes with JSON bodies: parsed strictly, and searched for unknown fields.
+"""Routes with JSON bodies: parsed strictly, searched for unknown fields, and validated.
 
 JSON (RFC 8259) has no NaN and no Infinity, text in UTF-8, and names that are unique in an object;
 half of a surrogate pair is no text. Python's parser accepts more. Anything invalid is refused with
 400 before any model sees it.
+
+A large body is read on another thread, so that the event loop goes on meanwhile; `json_bounds` says
+how long that thread may keep the loop from running.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 
 from .caller import ANSWER_HEADERS
+from .disconnect import refuse_the_gone
 from .failures import Refusal
+from .json_bounds import require_bounded
 from .known_fields import MAX_REPORTED, KnownFields, warning_of
 
 WARNINGS = "x-stemma-warnings"
-MAX_NESTING = 512  # of lists and objects; half of what the parser itself can do
+LARGE_BYTES = 16 * 1024  # a body of so many takes the loop 3 ms at worst; most chats have fewer
+NUM_THREADS = 2  # that read large bodies; more would only wait for the GIL
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
 MAX_PATH_CHARS = 200  # of a field that is named
+_IS_LARGE = "stemma.large"  # in a request's scope
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
+
+_T = TypeVar("_T")
 
 
 def json_routes() -> APIRouter:
@@ -35,120 +49,161 @@ def json_routes() -> APIRouter:
     return APIRouter(route_class=JsonRoute)
 
 
+def body_threads() -> ThreadPoolExecutor:
+    """What an application whose routes these are has as `state.body_threads`."""
+    return ThreadPoolExecutor(NUM_THREADS, "body")
+
+
 class JsonRoute(APIRoute):
-    """A route; if its endpoint takes a body, the body is parsed strictly."""
+    """A route; if its endpoint takes a body, the body is read strictly."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        known = KnownFields.of(self.body_field.field_info.annotation)
+        body_type: Any = self.body_field.field_info.annotation
+        known, adapter = KnownFields.of(body_type), TypeAdapter[Any](body_type)
 
         async def handle_json(request: Request) -> Response:
-            return await handle(_JsonRequest(request, known))
+            _require_json(request)
+            chunks = await _chunks_of(request)
+
+            def read() -> Any:
+                value = parse_json(b"".join(chunks))
+                chunks.clear()
+                if known is not None:
+                    _note_unknown(request, known, value)
+                return _validated(adapter, value)
+
+            num_bytes = sum(map(len, chunks))
+            if not num_bytes:
+                raise Refusal(400, "the body is missing", code="invalid_json")
+            request.scope[_IS_LARGE] = num_bytes >= LARGE_BYTES
+            return await handle(_ReadRequest(request, await beside_loop(request, read)))
 
         return handle_json
 
 
-class _JsonRequest(Request):
-    """Parses its body once."""
+async def _chunks_of(request: Request) -> list[bytes]:
+    """The body. Raises HTTPException where the client goes before it has sent all."""
+    try:
+        return [chunk async for chunk in request.stream()]
+    except ClientDisconnect:
+        refuse_the_gone()
 
-    def __init__(self, request: Request, known: KnownFields | None) -> None:
+
+async def beside_loop(request: Request, work: Callable[[], _T]) -> _T:
+    """The result of `work` on the request's body: on another thread if the body is large."""
+    if not request.scope[_IS_LARGE]:
+        return work()
+    threads = request.app.state.body_threads
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read; FastAPI takes the model that was made of it as it is."""
+
+    def __init__(self, request: Request, value: object) -> None:
         super().__init__(request.scope, request.receive)
-        self._known = known
-        self._require_json()
+        self._value = value
+
+    async def body(self) -> bytes:
+        return b"{}"  # there was one; its text is not kept
 
     async def json(self) -> Any:
-        body = parse_json(await self.body())
-        if self._known is not None:
-            unknown = list(islice(self._known.unknown_in(body), MAX_REPORTED + 1))
-            if unknown:
-                self._take_unknown(unknown)
-        return body
+        return self._value
 
-    def _require_json(self) -> None:
-        """Raises Refusal. A page of another site can send other types unasked, never this one."""
-        given = self.headers.get("content-type")
-        name = "" if given is None else given.partition(";")[0].strip().lower()
-        is_json = name == "application/json" or (
-            name.startswith("application/") and name.endswith("+json")
+
+def _require_json(request: Request) -> None:
+    """Raises Refusal. A page of another site can send other types unasked, never this one."""
+    given = request.headers.get("content-type")
+    name = "" if given is None else given.partition(";")[0].strip().lower()
+    is_json = name == "application/json" or (
+        name.startswith("application/") and name.endswith("+json")
+    )
+    if not is_json:
+        shown = "none" if given is None else repr(given[:80])
+        raise Refusal(415, f"content-type is {shown}; this takes application/json")
+
+
+def _note_unknown(request: Request, known: KnownFields, value: object) -> None:
+    """Raises Refusal where no unknown fields are allowed."""
+    unknown = list(islice(known.unknown_in(value), MAX_REPORTED + 1))
+    if not unknown:
+        return
+    if request.app.state.strict_fields:
+        raise Refusal(
+            400, f"unknown field {unknown[0]!r}", code="unknown_parameter", field=unknown[0]
         )
-        if not is_json:
-            shown = "none" if given is None else repr(given[:80])
-            raise Refusal(415, f"content-type is {shown}; this takes application/json")
+    headers = {**request.scope.get(ANSWER_HEADERS, {}), WARNINGS: warning_of(unknown)}
+    request.scope[ANSWER_HEADERS] = headers
 
-    def _take_unknown(self, unknown: list[str]) -> None:
-        if self.scope["app"].state.strict_fields:
-            raise Refusal(
-                400, f"unknown field {unknown[0]!r}", code="unknown_parameter", field=unknown[0]
-            )
-        headers = {**self.scope.get(ANSWER_HEADERS, {}), WARNINGS: warning_of(unknown)}
-        self.scope[ANSWER_HEADERS] = headers
+
+def _validated(adapter: TypeAdapter[Any], value: object) -> Any:
+    """Raises RequestValidationError."""
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        told = error.errors(include_url=False)
+        raise RequestValidationError(
+            [{**each, "loc": ("body", *each["loc"])} for each in told]
+        ) from None
 
 
 def parse_json(body: bytes) -> Any:
     """Parse strictly. Raises Refusal with what is wrong."""
+    require_bounded(body)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _no_json(f"invalid UTF-8 at byte {error.start}") from None
     try:
         value = _DECODER.decode(text)
-    except RecursionError:
-        raise _no_json(f"more than {MAX_NESTING} levels deep") from None
     except json.JSONDecodeError as error:
         raise _no_json(str(error)) from None
-    if _is_deep(text, value):
-        raise _no_json(f"more than {MAX_NESTING} levels deep")
     if _SURROGATE.search(text):
         _require_text(value)
     return value
 
 
-def _is_deep(text: str, value: Any) -> bool:
-    """Whether nesting exceeds the bound; few bodies have enough brackets to need the check."""
-    if text.count("[") + text.count("{") <= MAX_NESTING:
-        return False
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_NESTING:
-            return True
-        level = [
-            item
-            for node in level
-            if isinstance(node, list | dict)
-            for item in (node.values() if isinstance(node, dict) else node)
-            if isinstance(item, list | dict)
-        ]
-    return False
+_Path = tuple["_Path", object] | None  # of a value: its parent's, and its name or index there
 
 
-def _require_text(value: Any) -> None:
+def _require_text(value: object) -> None:
     """Refuse half surrogate pairs: text made of them cannot be sent on or returned. Raises Refusal
     that names the field."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        field = next(path for path, text in _texts_in(value) if half in text)[
-            1 : 1 + MAX_PATH_CHARS
-        ]
-        message = f"{half!r} is half of a surrogate pair, and no text"
-        raise _no_json(message, field) from None
+    for path, text in _texts_in(value):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            message = f"{half!r} is half of a surrogate pair, and no text"
+            raise _no_json(message, _shown(path)) from None
 
 
-def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """All texts, and names before their values, each with its path."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts_in(item, f"{path}.{index}")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield path, name
-            yield from _texts_in(item, f"{path}.{name}")
+def _texts_in(value: object) -> Iterator[tuple[_Path, str]]:
+    """All texts, names too, each with its path."""
+    waiting: list[tuple[_Path, object]] = [(None, value)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str):
+            yield path, value
+        elif isinstance(value, list):
+            waiting += [((path, i), v) for i, v in enumerate(value) if type(v) in _WITH_TEXTS]
+        elif isinstance(value, dict):
+            yield from ((path, name) for name in value)
+            waiting += [((path, n), v) for n, v in value.items() if type(v) in _WITH_TEXTS]
+
+
+_WITH_TEXTS = (str, list, dict)
+
+
+def _shown(path: _Path) -> str:
+    names: list[str] = []
+    while path is not None:
+        path, name = path
+        names.append(str(name))
+    return ".".join(reversed(names))[:MAX_PATH_CHARS]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-MAX_ENTRIES = 1024  # of a mapping: logit biases at a time
+MAX_ENTRIES = 1024  # of a mapping, and of a list that is not prompts: each is looked at by itself
 
 
 def few(value: object) -> object:
@@ -26,6 +26,7 @@ def few(value: object) -> object:
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 Items = Annotated[list[_V], Field(fail_fast=True)]
+FewItems = Annotated[list[_V], Field(fail_fast=True, max_length=MAX_ENTRIES)]
 Entries = Annotated[dict[_K, _V], BeforeValidator(few)]
 
 

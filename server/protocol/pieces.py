@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ...errors import Picklable
 
 GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
 
@@ -52,7 +54,7 @@ def _all(parts: Sequence[Sequence[Any] | None]) -> list[Any] | None:
     return [item for part in parts for item in part or ()]
 
 
-class GenerationFailed(Exception):
+class GenerationFailed(Picklable, Exception):
     """The engine refused or failed; `kind` names the class of its error."""
 
     def __init__(self, message: str, kind: str, field: str | None = None) -> None:
@@ -69,3 +71,22 @@ class Outcome:
     text: str
     meta: dict[str, Any]
     error: GenerationFailed | None = None  # this sample alone failed: it has no text and no meta
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What a program had of the engine, however it ended."""
+
+    num_requests: int
+    num_prompt_tokens: int  # over all its requests
+    num_output_tokens: int
+
+    @classmethod
+    def of(cls, payload: Mapping[str, int]) -> Used:
+        """From the report of its end."""
+        return cls(payload["num_requests"], payload["prompt_tokens"], payload["completion_tokens"])
+
+    @property
+    def num_tokens(self) -> int:
+        """What it is charged: its output, and its prompt, which its samples share, once."""
+        return -(-self.num_prompt_tokens // max(1, self.num_requests)) + self.num_output_tokens

@@ -24,6 +24,7 @@ MAX_MESSAGES = 1024  # of a chat: marks are laid for each within the engine's lo
 UNBOUNDED = 2**31 - 1  # max_tokens by default: the engine cuts it to what fits
 
 Prompt = str | Sequence[int] | Sequence[Message]
+LARGE = 65_536  # characters and token ids: sending them takes milliseconds
 MAX_PROMPTS = 2048  # of a request: as many as OpenAI embeds at once
 
 
@@ -56,9 +57,20 @@ class Task:
         return self.each_params[number] if self.each_params else self.params
 
     @property
+    def is_large(self) -> bool:
+        """Whether an event loop should not send it itself."""
+        return sum(map(_size_of, self.prompts)) > LARGE
+
+    @property
     def num_samples(self) -> int:
         """Samples of all prompts."""
         return len(self.prompts) * self.n
+
+
+def _size_of(prompt: Prompt) -> int:
+    if prompt and isinstance(prompt[0], Message):
+        return sum(len(message.content) for message in prompt if isinstance(message, Message))
+    return len(prompt)
 
 
 class Reply(Protocol):

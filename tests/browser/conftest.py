@@ -7,6 +7,7 @@ Screenshots of what was tested stay in build/browser/.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from chat_page import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import stemma
 
@@ -38,7 +39,7 @@ BROWSER_FLAGS = [
     "--disable-sync",
 ]
 SERVE_FLAGS = ("--max-total-tokens", "32768", "--num-threads", "1")  # the browser needs a core too
-WAIT_MS = 15_000  # for anything on the page
+WAIT_MS = 120_000  # for anything on the page: for what hangs alone
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,12 @@ class Served:
         (pid,) = [int(pid) for pid, _, args in mine if "stemma.runtime" in args]
         return pid
 
-    def num_running(self) -> int:
-        """Requests that the engine is working on."""
-        return int(httpx.get(f"{self.url}/server_info", timeout=10).json()["num_running"])
+    def num_aborted(self) -> int:
+        """Requests that the engine has ended because nobody wanted them any more."""
+        metrics = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
+        found = re.search(r'\nstemma_requests_total\{.*finish_reason="abort".*\} (\d+)', metrics)
+        assert found, metrics
+        return int(found[1])
 
 
 @pytest.fixture(scope="session")
@@ -161,7 +165,7 @@ def open_page(browser: Browser, page_server: Served) -> Iterator[Callable[..., V
 
 def _is_healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=10).status_code == 200
+        return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
     except httpx.TransportError:
         return False
 

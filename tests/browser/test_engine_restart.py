@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from chat_page import Chat, begin_long_answer, wait_until
+from chat_page import Chat, begin_long_answer
+from waiting import wait_until
 
 
 def test_an_engine_that_dies_is_told_of_and_a_retry_finds_the_next_one(

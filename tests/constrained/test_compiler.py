@@ -268,13 +268,13 @@ def test_an_unsupported_schema_names_its_place() -> None:
     ],
 )
 def test_a_hostile_grammar_ends_soon(spec: GrammarSpec) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         matcher = bound(spec).matcher()
         matcher.forced_tokens()
     except InvalidGrammar:
         pass
-    assert time.perf_counter() - start < 5.0  # 2 s on a machine of one's own
+    assert time.process_time() - start < 10.0  # 2 s of CPU where nobody shares its caches
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from stemma.constrained import jump_forward
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.fsm import FsmGrammar
 from stemma.constrained.grammar import Expression, Grammar
@@ -186,3 +187,12 @@ def test_a_long_forced_text_comes_in_runs() -> None:
         assert len(forced) <= 1024
         assert all(matcher.consume(token) for token in forced)
     assert matcher.is_finished()
+
+
+def test_cached_runs_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jump_forward, "MAX_CACHED_BYTES", 20_000)
+    forced = jump_forward.ForcedTokens(SINGLE_BYTES)
+    for place in range(200):
+        run = forced.after((), b"x" * 50, place, lambda rest: False)
+        assert len(run) == 50 and 0 < forced.num_bytes <= 20_000
+    assert forced.after((), b"x" * 50, 3, lambda rest: False) == run

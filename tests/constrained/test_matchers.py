@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,12 +22,14 @@ from grammars import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from stemma.constrained.compiler import CompiledGrammar, compile_grammar
 from stemma.constrained.fsm import FsmGrammar
 from stemma.constrained.grammar import Alt, Expression, Grammar, Literal, Ref, concat
 from stemma.constrained.lark import json_to_lark, regular_to_lark
 from stemma.constrained.pushdown import PushdownGrammar
 from stemma.constrained.regular.build import build_dfa
 from stemma.constrained.regular.dfa import Dfa
+from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidGrammar
 
@@ -247,3 +251,57 @@ def test_masks_leave_out_what_writes_nothing() -> None:
     assert allowed(bound.matcher(), vocabulary) == {0, 2}
     assert alive_tokens(build_dfa(Grammar.of(Literal("a"))), 1, vocabulary) <= {0, 2}
     assert json.dumps(sorted(allowed(bound.matcher(), vocabulary))) == "[0, 2]"
+
+
+FUELLED = (
+    '{"type":"string","minLength":1,"maxLength":200,"pattern":"^(?:\\\\S+\\\\s+){0,19}\\\\S+$"}'
+)
+SPECS = (
+    GrammarSpec("json_schema", FUELLED),
+    GrammarSpec("json_schema", '{"$ref":"#/$defs/n","$defs":{"n":{"type":"array","items":'
+                '{"anyOf":[{"$ref":"#/$defs/n"},{"type":"string"},{"type":"number"}]}}}}'),
+    GrammarSpec("json_schema", '{"type":"object","properties":{"a":{"type":"string","format":'
+                '"date"}},"additionalProperties":{"type":"integer"}}'),
+    GrammarSpec("json_object"),
+    GrammarSpec("regex", r"(?:[ab]+,){0,30}c(?:d{3}e?){1,4}"),
+    GrammarSpec("ebnf", 'start: "~" | /[A-Z]/ A B\nA: /a+/\nB: /ab/'),
+    GrammarSpec("ebnf", 'start: p ("," p)*\np: /[a-z]+/ "=" ("(" start ")" | /[0-9]{1,80}/)'),
+    GrammarSpec("structural_tag", '{"triggers":["<f"],"structures":[{"begin":"<f>","schema":'
+                '{"type":"object","properties":{"x":{"type":"boolean"}}},"end":"</f>"}]}'),
+)  # fmt: skip
+
+
+def test_text_that_costs_fuel_is_consumed_without_masks() -> None:
+    matcher = compile_grammar(SPECS[0]).bind(SINGLE_BYTES).matcher()
+    assert all(matcher.consume(byte) for byte in b'"Up to 24 hours"'), matcher.error()
+    assert matcher.is_finished()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))
+def test_a_matcher_says_the_same_by_every_way_of_asking(spec: GrammarSpec) -> None:
+    """Each token with a mask before it, none with, and masks now and then: yes, no, or an error."""
+    compiled = compile_grammar(spec)
+    rng = random.Random(spec.source)
+    for seed in range(12):
+        walker = compiled.bind(SINGLE_BYTES).matcher()
+        tokens = random_walk(walker, SINGLE_BYTES, seed, max_tokens=40)
+        said = consumed(compiled, tokens, 1)
+        assert said[0] == [True] * len(tokens) and said[1] is None
+        if rng.random() < 0.5:  # a text that is not in the language
+            tokens[rng.randrange(len(tokens))] = rng.randrange(32, 127)
+            said = consumed(compiled, tokens, 1)
+        for between in (2, 5, 1000):
+            assert consumed(compiled, tokens, between) == said
+
+
+def consumed(
+    compiled: CompiledGrammar, tokens: Sequence[int], between: int
+) -> tuple[list[bool], str | None, bool]:
+    """What consume says of each token, with a mask before every `between`-th, by a new lexer."""
+    matcher = compiled.bind(SINGLE_BYTES).matcher()
+    taken = []
+    for index, token in enumerate(tokens):
+        mask = allowed(matcher, SINGLE_BYTES) if (index + 1) % between == 0 else None
+        taken.append(matcher.consume(token))
+        assert mask is None or taken[-1] == (token in mask)
+    return taken, matcher.error(), matcher.is_accepting()

@@ -71,10 +71,10 @@ def test_no_match_counts_that_ends_within_min_tokens() -> None:
 
 
 def test_a_pattern_that_makes_others_hang_takes_linear_time() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     followed = StopPatterns(["(a|a)*(a|a)*b"])
     assert followed.feed("a" * 20_000) is None
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 5.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.constrained.grammar import Expression, Grammar
-from stemma.constrained.mask_cache import MaskCache
+from stemma.constrained.mask_cache import ROW_BYTES, MaskCache
 from stemma.constrained.native.bindings import library, why_not_native
 from stemma.constrained.regular.build import build_dfa
 from stemma.constrained.regular.regex_parser import parse_regex
@@ -80,13 +80,13 @@ def test_runs_of_some_characters_leave_no_token_out(text: str) -> None:
 
 
 def test_the_cache_of_masks_keeps_its_bound_and_the_latest() -> None:
-    cache = MaskCache(max_bytes=400)
+    cache = MaskCache(max_bytes=4 * (100 + ROW_BYTES))
     first = cache.new_grammar()
     assert cache.new_grammar() - first >= 2**31  # room for every state
     for state in range(10):
         cache.put(first + state, np.zeros(25, np.uint32))
         assert cache.get(first) is not None  # used all the time
-    assert len(cache) == 4 and cache.num_bytes == 400
+    assert len(cache) == 4 and cache.num_bytes == cache.max_bytes
     assert [s for s in range(10) if cache.get(first + s) is not None] == [0, 7, 8, 9]
 
 

@@ -52,7 +52,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(url, endpoint, process)
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) in (0, 130, -signal.SIGINT)
+        assert process.wait(120) in (0, 130, -signal.SIGINT)
         assert "Traceback" not in (folder / "log").read_text()
 
 

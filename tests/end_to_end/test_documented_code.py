@@ -35,6 +35,7 @@ import pytest
 
 import stemma as st
 from stemma.cli.parser import MODULES
+from stemma.flags import Parser
 
 ROOT = Path(st.__file__).parent
 PAGES = {"README.md": ROOT / "README.md"} | {
@@ -173,7 +174,7 @@ def _shell_environment(folder: Path) -> dict[str, str]:
 
 
 def test_every_documented_command_is_one() -> None:
-    parser = argparse.ArgumentParser(prog="stemma", exit_on_error=False)
+    parser = Parser(prog="stemma", exit_on_error=False)
     commands = parser.add_subparsers(dest="command", required=True)
     for module in MODULES.values():
         importlib.import_module(f"stemma.cli.{module}").add_parser(commands)

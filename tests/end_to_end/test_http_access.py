@@ -16,7 +16,7 @@ import pytest
 from http_server import http_client, http_server
 
 import stemma as st
-from stemma.server.access import middleware as gate
+from stemma.server.access import request_body
 from stemma.server.access.api_keys import file_entry, new_key
 from stemma.server.generation.service import Service
 
@@ -200,7 +200,7 @@ def test_bodies_are_bounded_whether_their_size_is_announced_or_not(embedded: st.
 def test_a_body_that_does_not_come_is_given_up(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(request_body, "GRACE_S", 0.1)
 
     def stalling() -> Iterator[bytes]:
         yield b'{"prompt": '
@@ -290,7 +290,7 @@ def hold(url: str, began: threading.Event, let_go: threading.Event, **fields: An
         chunks = reply.iter_bytes()  # kept: once it is collected the response is closed
         next(chunks)
         began.set()
-        let_go.wait(20)
+        let_go.wait(120)
 
 
 def test_a_full_queue_is_a_429_until_there_is_room(
@@ -298,22 +298,62 @@ def test_a_full_queue_is_a_429_until_there_is_room(
 ) -> None:
     monkeypatch.setattr(Service, "max_running", property(lambda service: 1))
     body = {"prompt": "y", "max_tokens": 1}
-    with http_client(embedded, max_queued_requests=1) as http:
+    with http_client(embedded, max_queued_requests=3) as http:
         began, let_go = threading.Event(), threading.Event()
         args = (str(http.base_url).rstrip("/"), began, let_go)
         holder = threading.Thread(target=hold, args=args, kwargs={"n": 2})
         holder.start()
-        assert began.wait(20)
-        reply = http.post("/v1/completions", json=body)
-        error = error_of(reply, 429)
-        assert error["code"] == "queue_full" and int(reply.headers["retry-after"]) >= 1
+        assert began.wait(120)
+        for headers in ({}, {"x-forwarded-for": "192.0.2.1"}, {"x-stemma-tenant": "another"}):
+            reply = http.post("/v1/completions", json=body, headers=headers)
+            error = error_of(reply, 429)
+            assert error["code"] == "queue_full" and int(reply.headers["retry-after"]) >= 1
         let_go.set()
         holder.join()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while (reply := http.post("/v1/completions", json=body)).status_code == 429:
             assert time.monotonic() < deadline, "what a client has left is never given back"
             time.sleep(0.02)
         assert reply.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("num_queued", "num_asked", "num_let_in"),
+    [(256, 6, 3), pytest.param(4096, 66, 33, marks=pytest.mark.slow)],
+)
+def test_a_key_that_floods_the_queue_leaves_room_for_another(
+    embedded: st.Engine, key_file: Path, num_queued: int, num_asked: int, num_let_in: int
+) -> None:
+    """As many samples as may run and wait, in requests of 64, and then 15 of another key."""
+    flood = {"prompt": "x", "n": 64, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    mine = {"prompt": "y", "max_tokens": 2, "ignore_eos": True}
+    statuses: list[int] = []
+    let_go = threading.Event()
+    with http_server(embedded, api_keys=str(key_file), max_queued_requests=num_queued) as url:
+        path = f"{url}/v1/completions"
+
+        def ask() -> None:
+            headers = bearer(ALICE)
+            with httpx.stream("POST", path, json=flood, headers=headers, timeout=60) as reply:
+                statuses.append(reply.status_code)
+                let_go.wait(60)
+
+        flooders = [threading.Thread(target=ask) for _ in range(num_asked)]
+        for flooder in flooders:
+            flooder.start()
+        try:
+            while statuses.count(429) < num_asked - num_let_in:
+                assert any(each.is_alive() for each in flooders), statuses
+                time.sleep(0.01)
+            replies = [
+                httpx.post(path, json=mine, headers=bearer(BOB), timeout=60) for _ in range(15)
+            ]
+        finally:
+            let_go.set()
+            for flooder in flooders:
+                flooder.join()
+    assert sorted(statuses) == [200] * num_let_in + [429] * (num_asked - num_let_in)
+    assert [reply.status_code for reply in replies] == [200] * 15
 
 
 def test_a_key_has_limits_of_its_own(embedded: st.Engine, tmp_path: Path) -> None:
@@ -348,11 +388,11 @@ def test_a_key_runs_so_many_requests_at_a_time(embedded: st.Engine, tmp_path: Pa
         args = (str(http.base_url).rstrip("/"), began, let_go)
         holder = threading.Thread(target=hold, args=args)
         holder.start()
-        assert began.wait(20)
+        assert began.wait(120)
         error_of(http.post("/v1/completions", json={"prompt": "y"}), 429)
         let_go.set()
         holder.join()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while http.post("/v1/completions", json={"prompt": "y"}).status_code == 429:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -454,7 +494,7 @@ def test_what_shows_all_is_for_admins(isolated: str) -> None:
 
 def test_an_admin_watches_every_namespace(isolated: str) -> None:
     complete(isolated, ALICE, "A tale of pines and kites", cache_salt="sea")
-    with httpx.stream("GET", f"{isolated}/watch", headers=bearer(ROOT), timeout=30) as reply:
+    with httpx.stream("GET", f"{isolated}/watch", headers=bearer(ROOT), timeout=120) as reply:
         assert any("pines and kites" in line for line in reply.iter_lines())
 
 
@@ -536,9 +576,9 @@ def test_a_hostile_field_is_a_400_and_leaves_nothing_behind(
 
 def test_a_chat_of_thousands_of_messages_is_refused_at_once(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "x"}] * 5000, "max_tokens": 1}
-    began = time.monotonic()
+    began = time.process_time()  # the server is a thread of this process
     assert error_of(http.post("/v1/chat/completions", json=body), 400)["param"] == "messages"
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_huge_and_odd_headers_do_no_harm(http: httpx.Client) -> None:
@@ -558,7 +598,7 @@ def test_huge_and_odd_headers_do_no_harm(http: httpx.Client) -> None:
 
 
 def test_who_never_ends_its_headers_is_cut_off(http: httpx.Client) -> None:
-    with socket.create_connection(("127.0.0.1", http.base_url.port or 80), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", http.base_url.port or 80), timeout=120) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nx-endless: ")
         with pytest.raises(OSError):
             for _ in range(200):
@@ -576,8 +616,8 @@ def test_a_program_that_could_not_be_sent_is_no_longer_there(
     ):
         reply = http.post(path, content=json.dumps(body), headers=JSON)
         error_of(reply, 400)
-    time.sleep(0.05)
-    assert embedded.get_server_info()["num_programs"] == before
+    http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})  # behind what was sent
+    assert embedded.get_server_info()["num_programs"] <= before
 
 
 def test_every_body_is_read_strictly(http: httpx.Client) -> None:

@@ -348,6 +348,20 @@ HARMFUL = [
 ]
 
 
+def test_a_grammar_that_a_parser_never_gets_through_ends_alone(served: Any) -> None:
+    """Behind a letter its bytes are forced without end: a greedy A leaves nothing to B."""
+    replies: list[httpx.Response] = []
+    endless = "start: /[A-Z]/ A B\nA: /a+/\nB: /ab/"
+    hostile = threading.Thread(target=lambda: replies.append(ask(served, ebnf=endless)))
+    usual = answer(served)
+    hostile.start()
+    while hostile.is_alive():
+        assert answer(served) == usual
+    (reply,) = replies
+    assert reply.status_code == 400 and "its parser's process ended" in reply.text
+    assert answer(served, ebnf='start: "(" start ")" | "x"', max_tokens=1) in ("(", "x")
+
+
 def test_harmful_grammars_are_answered_or_refused_while_others_are_served(
     served: Any, embedded: st.Engine
 ) -> None:
@@ -370,3 +384,28 @@ def test_harmful_grammars_are_answered_or_refused_while_others_are_served(
         if reply.status_code != 200:
             assert reply.json()["error"]["message"]
     assert answer(served) and answer(served, json_schema=SCHEMA)
+
+
+def test_an_example_given_as_a_schema_is_refused_everywhere(served: Any) -> None:
+    """It used to be a schema of every document, and gave `false` or `111`."""
+    example = {"name": "Ann", "age": 3}
+    schema = {"name": "x", "schema": example}
+    tool = {"type": "function", "function": {"name": "f", "parameters": example}}
+    for path, fields, param in (
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": schema}},
+         "response_format"),
+        ("chat/completions", {"guided_json": example}, "guided_json"),
+        ("chat/completions", {"guided_json": json.dumps(example)}, "guided_json"),
+        ("chat/completions", {"tools": [tool], "tool_choice": "auto"}, "tools"),
+        ("chat/completions", {"tools": [tool], "tool_choice": "required"}, "tools"),
+        ("responses", {"text": {"format": {"type": "json_schema", **schema}}}, None),
+        ("messages", {"tools": [{"name": "f", "input_schema": example}]}, None),
+    ):  # fmt: skip
+        body = {"input": "a"} if path == "responses" else {"messages": ASK}
+        if path == "messages":
+            body["max_tokens"] = 8  # type: ignore[assignment]
+        reply = httpx.post(f"{served.url}/v1/{path}", json={**body, **fields}, timeout=60)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, (path, fields, reply.text)
+        assert '"properties": {"name": {"type": "string"}' in error["message"]
+        assert param is None or error["param"] == param

@@ -12,7 +12,7 @@ import stemma as st
 
 
 def events_of(url: str, num_events: int) -> list[tuple[str, dict[str, Any]]]:
-    with httpx.stream("GET", f"{url}/watch", params={"events": num_events}, timeout=30) as reply:
+    with httpx.stream("GET", f"{url}/watch", params={"events": num_events}, timeout=120) as reply:
         assert reply.status_code == 200
         assert reply.headers["content-type"].startswith("text/event-stream")
         reply.read()
@@ -24,16 +24,16 @@ def events_of(url: str, num_events: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_the_feed_agrees_with_the_engine_and_shows_the_steps_of_a_request(served: Any) -> None:
-    with httpx.stream("GET", f"{served.url}/watch", timeout=30) as reply:
+    with httpx.stream("GET", f"{served.url}/watch", timeout=120) as reply:
         lines = reply.iter_lines()
         assert next(lines) == "event: state"
         prompt = "The stemma of a text is the tree of its copies."
         body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
-        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=30).json()
+        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120).json()
         names: dict[str, Any] = {}
         steps: list[dict[str, Any]] = []
         texts: dict[str, str] = {}
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         for line in lines:
             assert time.monotonic() < deadline, "the request was never shown"
             if not line.startswith("data: "):

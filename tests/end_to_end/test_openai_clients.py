@@ -50,7 +50,7 @@ def chat(served: Any) -> ChatOpenAI:
 
 
 def post(served: Any, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{served.url}/v1/{path}", json={"model": MODEL, **body}, timeout=60)
+    return httpx.post(f"{served.url}/v1/{path}", json={"model": MODEL, **body}, timeout=120)
 
 
 def events(reply: httpx.Response) -> list[dict[str, Any]]:
@@ -442,7 +442,7 @@ def test_curl_gets_an_answer_and_a_stream(served: Any) -> None:
     body = json.dumps({"model": MODEL, "messages": HELLO, "temperature": 0, "stream": True})
     url = f"{served.url}/v1/chat/completions"
     command = [curl, "-sN", url, "-H", "content-type: application/json", "-d", body]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     lines = [line for line in ran.stdout.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

@@ -219,6 +219,22 @@ def test_anothers_response_is_not_there() -> None:
     assert not store.remove("you", "resp_1") and store.remove("me", "resp_1")
 
 
+@pytest.mark.parametrize("limit", ["MAX_RESPONSES", "MAX_BYTES"])
+def test_who_stores_much_drops_its_own_responses_and_not_anothers(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(store_module, limit, {"MAX_RESPONSES": 8, "MAX_BYTES": 2000}[limit])
+    store = ResponseStore(10.0)
+    for number in range(2):
+        store.put("beside", body(number), [], [])
+    for number in range(2, 100):
+        store.put("flood", body(number), [], [])
+    assert store.get("beside", "resp_0") is not None and store.get("beside", "resp_1") is not None
+    assert store.get("flood", "resp_99") is not None and store.get("flood", "resp_2") is None
+    assert store.remove("beside", "resp_0") and store.remove("beside", "resp_1")
+    assert store.get("beside", "resp_1") is None
+
+
 def test_number_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_RESPONSES", 3)
     monkeypatch.setattr(store_module, "MAX_BYTES", 2000)

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from server_process import ServerProcess, children, is_alive, num_files, wait_until
+from server_process import ServerProcess, children, is_alive, num_files
+from waiting import wait_until
 
 import stemma as st
 
@@ -23,8 +23,7 @@ LONG = 1900  # tokens; the context has 2048
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--engine-timeout-s", "3")
-    with ServerProcess(tmp_path_factory.mktemp("life") / "server", *flags) as server:
+    with ServerProcess(tmp_path_factory.mktemp("life") / "server") as server:
         yield server
 
 
@@ -45,7 +44,7 @@ def test_a_server_that_works_says_so(server: ServerProcess, path: str) -> None:
 
 def test_a_head_without_end_is_refused(server: ServerProcess) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=120) as client:
         client.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n")
         answer = b""
         try:
@@ -84,14 +83,11 @@ def test_an_engine_that_is_killed_fails_its_requests_at_once_and_is_there_anew(
     with server.stream(LONG, n=8) as events:
         wait_until(lambda: running_programs(server) == 2)
         os.kill(before, signal.SIGKILL)
-        killed_s = time.monotonic()
         *_, last = events
-        failed_s = time.monotonic() - killed_s
     asking.join()
     assert "SIGKILL" in last["error"]["message"] and "another one" in last["error"]["message"]
     assert whole[0].status_code == 503 and whole[0].headers["retry-after"], whole[0].text
     assert "SIGKILL" in whole[0].json()["error"]["message"]
-    assert failed_s < 5, "at once, on a machine as busy as it may be"
     refused = server.generate()
     assert refused.status_code in (200, 503)
     if refused.status_code == 503:
@@ -105,22 +101,14 @@ def test_an_engine_that_is_killed_fails_its_requests_at_once_and_is_there_anew(
 
 
 def running_programs(server: ServerProcess) -> int:
-    return int(httpx.get(f"{server.url}/server_info", timeout=30).json()["num_programs"])
-
-
-def test_an_engine_that_stands_still_is_no_healthy_one_and_is_replaced(
-    server: ServerProcess,
-) -> None:
-    before = server.engine_pid
-    os.kill(before, signal.SIGSTOP)
-    wait_until(lambda: server.status("/health") == 503, 20)
-    assert server.status("/live") == 200
-    server.wait_healthy()
-    assert server.engine_pid != before and not is_alive(before)
+    return int(httpx.get(f"{server.url}/server_info", timeout=120).json()["num_programs"])
 
 
 def test_asked_to_stop_it_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "server") as server, st.Runtime(server.endpoint) as runtime:
+    with (
+        ServerProcess(tmp_path / "server") as server,
+        st.Runtime(server.endpoint, timeout_s=5.0) as runtime,
+    ):
         engine, story = server.engine_pid, Story(runtime)
         with server.stream(LONG) as events:
             server.process.send_signal(signal.SIGTERM)
@@ -134,9 +122,9 @@ def test_asked_to_stop_it_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -
                 Story(runtime).text()
             assert list(events)[-1] == {"done": True}
         assert len(story.text()) > 100
-        assert server.process.wait(30) == 0, server.log
+        assert server.process.wait(120) == 0, server.log
         assert not is_alive(engine)
-        with pytest.raises(st.EngineError, match="stopped"):
+        with pytest.raises(st.EngineError, match=r"last connection: .*the runtime was stopped"):
             runtime.get_server_info()
 
 
@@ -161,7 +149,7 @@ def test_what_has_not_ended_by_the_deadline_is_told_so(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             *_, last = events
         assert "had 0.2 s to end" in last["error"]["message"]
-        assert server.process.wait(30) == 0, server.log
+        assert server.process.wait(120) == 0, server.log
 
 
 def test_asked_twice_it_does_not_wait(tmp_path: Path) -> None:
@@ -172,7 +160,7 @@ def test_asked_twice_it_does_not_wait(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGINT)
             *_, last = events
         assert "at once" in last["error"]["message"]
-        assert server.process.wait(30) == 0, server.log
+        assert server.process.wait(120) == 0, server.log
 
 
 def test_a_server_that_is_killed_leaves_no_engine_behind(server: ServerProcess) -> None:
@@ -180,7 +168,9 @@ def test_a_server_that_is_killed_leaves_no_engine_behind(server: ServerProcess) 
     family = [server.engine_pid, *children(server.engine_pid)]
     server.process.kill()
     server.process.wait()
-    wait_until(lambda: not any(is_alive(pid) for pid in family), 30)
+    wait_until(lambda: not any(is_alive(pid) for pid in family))
+    path = Path(server.endpoint.removeprefix("ipc://"))
+    wait_until(lambda: not list(path.parent.glob(f"{path.name}*")))
 
 
 def test_a_signal_while_the_engine_starts_ends_it_too(tmp_path: Path) -> None:
@@ -189,5 +179,5 @@ def test_a_signal_while_the_engine_starts_ends_it_too(tmp_path: Path) -> None:
         wait_until(lambda: bool(children(process.pid)))
         engines = children(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert not any(is_alive(pid) for pid in engines)

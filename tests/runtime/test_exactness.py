@@ -1,14 +1,14 @@
-"""Exactness (docs/how-it-works/architecture.md): no feature changes what a model says.
+"""Exactness (docs/how-it-works/architecture.md): no feature changes what a request says.
 
 Part a. In float64 through the reference kernels the tokens, greedy or sampled with a seed, are
 identical to those of the request alone on an empty cache, whatever there is of
 
     cache hits, also of generated turns    chunked prefill (1, 7, 64, all)    page sizes 1 and 16
     batch composition                      order and time of arrival          aborted neighbours
-    preemption in a tiny pool              captured, waited for or streamed   forks or separate runs
-    tree attention on and off              every scheduling policy            all of it at random
+    preemption in a tiny pool              tree attention on and off          all of it at random
+    every scheduling policy
     jump-forward on and off                host tier, swap, leases and hints on and off
-    overlap on and off                     steps in order or queued
+    overlap on and off                     synchronous or asynchronous steps
     adapters of its neighbours, and which of them have slots
 
 and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
@@ -19,14 +19,14 @@ replayed through path B (one scoring pass on an empty cache); at every position 
 exceeds that of A's token by at most tau, the reference kernels' own error against a wider type,
 measured by the test on the same tokens and printed.
 
-Part b, that tier moves leave KV bit-equal, is in test_transfer.py.
+Part b, that tier moves leave KV bit-equal, is in test_transfer.py; whole programs are in
+test_program_exactness.py. One file, since all of it compares with the same jobs alone.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,23 +37,18 @@ import hypothesis
 import hypothesis.strategies
 import pytest
 import torch
-import zmq
 from adapters import make_adapter
 from engine_harness import hope
 from fakes import FakeListener
 
-import stemma as st
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
-from stemma.constrained.vocabulary import Vocabulary
-from stemma.frontend.client.backend import Backend
-from stemma.frontend.client.client import Connection
+from stemma.constrained.vocabulary import single_bytes
 from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
@@ -139,7 +134,7 @@ ADAPTED = [
 JOBS = {
     "greedy": GREEDY, "sampled": SAMPLED, "adjusted": ADJUSTED, "constrained": CONSTRAINED
 }  # fmt: skip
-BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 260)
+BYTES = single_bytes(260)
 
 
 @functools.cache
@@ -241,7 +236,7 @@ def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
     return [list(request.output_ids) for request in requests]
 
 
-# --- part a: requests -----------------------------------------------------------------------------
+# --- part a: the same tokens ---------------------------------------------------------------------
 
 
 def test_adjustments_do_change_what_is_said(load: Load) -> None:
@@ -661,130 +656,6 @@ def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -
         tops = [[top.token_id for top in place] for place in other.score_tops]
         assert tops == [[top.token_id for top in place] for place in plain.score_tops]
         assert [place[0] for place in tops] == plain.score_argmax
-
-
-# --- part a: programs -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def backend(load: Load) -> Iterator[Backend]:
-    """The float64 reference behind a gateway in a thread of this process."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    loaded = load(max_total_tokens=8192, max_running_requests=16)
-    gateway = Gateway(loaded, ["inproc://exactness"], context=context)
-    thread = threading.Thread(target=gateway.run, daemon=True)
-    thread.start()
-    yield Backend(Connection("inproc://exactness", context=context))
-    gateway.stop()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-@st.function
-def story(s: st.ProgramState, sampling: dict[str, Any], waits: bool) -> None:
-    """Every kind of op. With `waits` the author reads each value as soon as it is appended."""
-
-    def settle(state: st.ProgramState) -> None:
-        if waits:
-            state.sync()
-
-    gen: dict[str, Any] = {"ignore_eos": True, **sampling}
-    s += st.system("Be brief.") + st.user("Tell me ")
-    settle(s)
-    s += st.assistant(st.gen("opening", max_tokens=9, stop=["\x07"], **gen))
-    settle(s)
-    s += st.user_begin() + "Now choose: "
-    s += st.select("choice", ["red", "green", "greenish blue"])
-    settle(s)
-    s += st.user_end()
-    forks = s.fork(3)
-    for index, branch in enumerate(forks):
-        branch += f"Branch {index}: "
-        branch += st.gen("part", max_tokens=5 + index, **gen)
-        settle(branch)
-        branch += " and " + st.gen("more", max_tokens=4, **gen)
-        settle(branch)
-    forks.join("concate_and_append")
-    settle(s)
-    s += " Titles: " + st.gen("titles", max_tokens=4, n=3, **gen)
-    settle(s)
-    s += " In short: " + s.var("opening") + st.gen("end", max_tokens=8, **gen)
-
-
-def _summary(state: st.ProgramState) -> dict[str, object]:
-    names = ("opening", "choice", "titles", "end")
-    metas = [state.get_meta_info(name) for name in names]
-    each = [meta for item in metas for meta in (item if isinstance(item, list) else [item])]
-    return {
-        "text": state.text(),
-        "messages": state.messages(),
-        "values": [state[name] for name in names],
-        "counts": [meta["completion_tokens"] for meta in each],
-        "prompts": [meta["prompt_tokens"] for meta in each],
-    }
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"temperature": 0.0},
-        {"temperature": 0.8},
-        {"temperature": 1.5, "min_p": 0.01, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
-    ],
-    ids=str,
-)
-def test_a_program_says_the_same_captured_waited_for_or_streamed(
-    backend: Backend, sampling: dict[str, Any]
-) -> None:
-    summaries = []
-    for waits, stream, is_cold in [
-        (False, False, True), (False, False, False), (True, False, True), (True, False, False),
-        (False, True, True), (True, True, True),
-    ]:  # fmt: skip
-        if is_cold:
-            backend.flush_cache()
-        state = story.run(sampling, waits, seed=3, stream=stream, backend=backend)
-        if stream:
-            assert "".join(state.text_iter()) == state.text()
-        summaries.append(_summary(state))
-    assert all(summary == summaries[0] for summary in summaries[1:])
-
-
-def test_a_program_says_the_same_alone_and_in_a_batch(backend: Backend) -> None:
-    arguments = [{"sampling": {"temperature": 0.0}, "waits": bool(i % 2)} for i in range(6)]
-    backend.flush_cache()
-    batch = [_summary(state) for state in story.run_batch(arguments, backend=backend)]
-    backend.flush_cache()
-    single = _summary(story.run(**arguments[0], backend=backend))
-    assert all(summary == single for summary in batch)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_forks_say_what_the_same_branches_say_alone(backend: Backend, temperature: float) -> None:
-    def tail(state: st.ProgramState, index: int) -> None:
-        state += f" number {index}:"
-        state += st.gen("x", max_tokens=8, temperature=temperature, seed=index, ignore_eos=True)
-        state += " then " + st.gen("y", max_tokens=5, temperature=temperature, seed=index)
-
-    @st.function
-    def forked(s: st.ProgramState) -> list[tuple[str, str]]:
-        s += "A prefix that all of them share, long enough to matter"
-        forks = s.fork(4)
-        for index, branch in enumerate(forks):
-            tail(branch, index)
-        return [(branch["x"], branch["y"]) for branch in forks]
-
-    @st.function
-    def single(s: st.ProgramState, index: int) -> tuple[str, str]:
-        s += "A prefix that all of them share, long enough to matter"
-        tail(s, index)
-        return s["x"], s["y"]
-
-    backend.flush_cache()
-    together = forked.run(backend=backend).ret_value
-    for index in range(4):
-        backend.flush_cache()
-        assert single.run(index, backend=backend).ret_value == together[index]
 
 
 # --- part c: low precision and fast kernels -------------------------------------------------------

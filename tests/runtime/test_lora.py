@@ -23,6 +23,7 @@ from checkpoints import make_byte_tokenizer, make_checkpoint
 from fakes import FakeListener
 from mixtures import FAMILIES, make_mixture
 from quantized_checkpoints import write_act_ordered
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.cli.connect import engine_options
@@ -454,7 +455,7 @@ def served(llama: Path) -> Iterator[tuple[LoadedModel, Backend]]:
     yield loaded, backend
     backend.connection.close()
     gateway.stop()
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @st.function
@@ -471,14 +472,14 @@ def test_requests_are_computed_while_an_adapter_is_read(
 
     def slow(modules: Sequence[AdapterModule]) -> object:
         is_reading.set()
-        assert may_end.wait(10)
+        assert may_end.wait(PATIENCE_S)
         return prepare(modules)
 
     monkeypatch.setattr(registry, "_prepare", slow)
     asked = (("one", four[0]), ("two", four[0]), ("one", four[1]), ("one", four[0]))
     with ThreadPoolExecutor() as pool:
         loads = [pool.submit(backend.load_lora_adapter, *each) for each in asked]
-        assert is_reading.wait(10)
+        assert is_reading.wait(PATIENCE_S)
         assert short.run(backend=backend)["text"]
         assert registry.adapters == () and not any(each.done() for each in loads)
         with pytest.raises(st.ProgramError, match="'one' does not exist"):
@@ -545,15 +546,10 @@ def test_an_adapter_that_is_forgotten_leaves_memory(
     monkeypatch.setattr(registry, "_prepare", lambda modules: set())  # may be weakly held
     adapters, told = loader.AdapterLoader(registry), threading.Event()
     adapters.load("own", str(four[0]), lambda outcome: told.set())
-    while not told.is_set():
-        time.sleep(0.01)
-        adapters.collect()
+    wait_until(lambda: adapters.collect() or told.is_set())
     weights = weakref.ref(registry.find("own").weights)
     registry.unload("own")
-    deadline_s = time.monotonic() + 5
-    while weights() is not None and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert weights() is None
+    wait_until(lambda: weights() is None)
     adapters.close()
 
 
@@ -568,7 +564,7 @@ def test_a_loader_that_is_closed_leaves_no_descriptors(llama: Path, has_thread: 
         adapters.load("own", "/nowhere", lambda outcome: None)
     adapters.close()
     if adapters._thread is not None:
-        adapters._thread.join(10)
+        adapters._thread.join(PATIENCE_S)
     links = [link for each in os.listdir("/proc/self/fd") if (link := _target(each))]
     assert not set(ends) & set(links)
 

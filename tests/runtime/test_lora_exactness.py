@@ -25,6 +25,7 @@ import torch
 import zmq
 from adapters import make_adapter
 from fakes import FakeListener
+from waiting import PATIENCE_S
 
 import stemma as st
 from stemma.errors import ModelNotFound
@@ -272,6 +273,6 @@ def test_forks_under_their_own_adapters_say_the_same_alone_and_under_load(load: 
     assert all(said[1] == said[4] and len({*said}) == 4 for said in together)
     backend.connection.close()
     gateway.stop()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert loaded.engine.describe()["lora"]["num_evictions"] > 5

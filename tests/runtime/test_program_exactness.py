@@ -1,27 +1,22 @@
 """Exactness of whole programs: pauses, hints, leases, tiers and policies change nothing they say.
 
 In float64 through the reference kernels, agents with pauses and forks run together in pools that
-hold them all or a third of them; each says the same ids in all of these.
+hold them all or a third of them; each says the same ids in all of these. And a program with ops of
+all kinds says the same captured, waited for or streamed, alone or in a batch, in forks or apart.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import zmq
+from engine_thread import serving
 
 import stemma as st
 from stemma.frontend.client.backend import Backend
-from stemma.frontend.client.client import Connection
-from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
-from stemma.runtime.gateway.gateway import Gateway
 
 NUM_AGENTS = 6
 NAMES = ("t0", "t1", "t2", "last")
@@ -51,30 +46,6 @@ def agent(s: st.ProgramState, number: int, hints: bool) -> None:
     s += "end " + st.gen("last", **GEN)
 
 
-@contextmanager
-def serving(checkpoint: Path, **options: Any) -> Iterator[Backend]:
-    """A gateway in a thread of this process."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    config = EngineConfig(
-        model=checkpoint, dtype="float64", kernels="reference", max_model_len=400, **options
-    )
-    loaded = LoadedModel(config)
-    gateway = Gateway(loaded, ["inproc://programs"], context=context)
-    thread = threading.Thread(target=gateway.run, daemon=True)
-    thread.start()
-    backend = Backend(Connection("inproc://programs", context=context))
-    try:
-        yield backend
-        loaded.engine.flush_cache()
-        kv_cache = loaded.engine.scheduler.kv_cache
-        assert kv_cache.allocator.num_free == kv_cache.num_pages, "a page was lost"
-    finally:
-        backend.shutdown()
-        gateway.stop()
-        thread.join(10)
-        assert not thread.is_alive()
-
-
 def said_by(backend: Backend, *, hints: bool = False) -> list[list[Any]]:
     """All ids that each agent has generated; its drafts at the end."""
     instances = [{"number": i, "hints": hints} for i in range(NUM_AGENTS)]
@@ -87,14 +58,20 @@ def said_by(backend: Backend, *, hints: bool = False) -> list[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def truth(checkpoint: Path) -> Iterator[list[list[Any]]]:
-    """With room for all, first come, first served, nothing leased."""
+def one_thread() -> Iterator[None]:
+    """The products are tiny: threads would only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Path, one_thread: None) -> list[list[Any]]:
+    """With room for all, first come, first served, nothing leased."""
     plain = {"schedule_policy": "fcfs", "disable_leases": True}
     with serving(checkpoint, max_total_tokens=ROOMY, **plain) as backend:
-        yield said_by(backend)
-    torch.set_num_threads(num_threads)
+        return said_by(backend)
 
 
 @pytest.mark.parametrize("hints", [False, True])
@@ -122,3 +99,121 @@ def test_programs_say_the_same_with_a_store_and_after_a_restart(
     for _ in range(2):
         with serving(checkpoint, max_total_tokens=ROOMY, kv_store=tmp_path) as backend:
             assert said_by(backend, hints=True) == truth
+
+
+# --- all kinds of ops -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def backend(checkpoint: Path, one_thread: None) -> Iterator[Backend]:
+    """With room for all of a program."""
+    options = {"max_total_tokens": 8192, "max_running_requests": 16, "max_model_len": None}
+    with serving(checkpoint, **options) as backend:
+        yield backend
+
+
+@st.function
+def story(s: st.ProgramState, sampling: dict[str, Any], waits: bool) -> None:
+    """Every kind of op. With `waits` the author reads each value as soon as it is appended."""
+
+    def settle(state: st.ProgramState) -> None:
+        if waits:
+            state.sync()
+
+    gen: dict[str, Any] = {"ignore_eos": True, **sampling}
+    s += st.system("Be brief.") + st.user("Tell me ")
+    settle(s)
+    s += st.assistant(st.gen("opening", max_tokens=9, stop=["\x07"], **gen))
+    settle(s)
+    s += st.user_begin() + "Now choose: "
+    s += st.select("choice", ["red", "green", "greenish blue"])
+    settle(s)
+    s += st.user_end()
+    forks = s.fork(3)
+    for index, branch in enumerate(forks):
+        branch += f"Branch {index}: "
+        branch += st.gen("part", max_tokens=5 + index, **gen)
+        settle(branch)
+        branch += " and " + st.gen("more", max_tokens=4, **gen)
+        settle(branch)
+    forks.join("concate_and_append")
+    settle(s)
+    s += " Titles: " + st.gen("titles", max_tokens=4, n=3, **gen)
+    settle(s)
+    s += " In short: " + s.var("opening") + st.gen("end", max_tokens=8, **gen)
+
+
+def _summary(state: st.ProgramState) -> dict[str, object]:
+    names = ("opening", "choice", "titles", "end")
+    metas = [state.get_meta_info(name) for name in names]
+    each = [meta for item in metas for meta in (item if isinstance(item, list) else [item])]
+    return {
+        "text": state.text(),
+        "messages": state.messages(),
+        "values": [state[name] for name in names],
+        "counts": [meta["completion_tokens"] for meta in each],
+        "prompts": [meta["prompt_tokens"] for meta in each],
+    }
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.5, "min_p": 0.01, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_a_program_says_the_same_captured_waited_for_or_streamed(
+    backend: Backend, sampling: dict[str, Any]
+) -> None:
+    summaries = []
+    for waits, stream, is_cold in [
+        (False, False, True), (False, False, False), (True, False, True), (True, False, False),
+        (False, True, True), (True, True, True),
+    ]:  # fmt: skip
+        if is_cold:
+            backend.flush_cache()
+        state = story.run(sampling, waits, seed=3, stream=stream, backend=backend)
+        if stream:
+            assert "".join(state.text_iter()) == state.text()
+        summaries.append(_summary(state))
+    assert all(summary == summaries[0] for summary in summaries[1:])
+
+
+def test_a_program_says_the_same_alone_and_in_a_batch(backend: Backend) -> None:
+    arguments = [{"sampling": {"temperature": 0.0}, "waits": bool(i % 2)} for i in range(6)]
+    backend.flush_cache()
+    batch = [_summary(state) for state in story.run_batch(arguments, backend=backend)]
+    backend.flush_cache()
+    single = _summary(story.run(**arguments[0], backend=backend))
+    assert all(summary == single for summary in batch)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_forks_say_what_the_same_branches_say_alone(backend: Backend, temperature: float) -> None:
+    def tail(state: st.ProgramState, index: int) -> None:
+        state += f" number {index}:"
+        state += st.gen("x", max_tokens=8, temperature=temperature, seed=index, ignore_eos=True)
+        state += " then " + st.gen("y", max_tokens=5, temperature=temperature, seed=index)
+
+    @st.function
+    def forked(s: st.ProgramState) -> list[tuple[str, str]]:
+        s += "A prefix that all of them share, long enough to matter"
+        forks = s.fork(4)
+        for index, branch in enumerate(forks):
+            tail(branch, index)
+        return [(branch["x"], branch["y"]) for branch in forks]
+
+    @st.function
+    def single(s: st.ProgramState, index: int) -> tuple[str, str]:
+        s += "A prefix that all of them share, long enough to matter"
+        tail(s, index)
+        return s["x"], s["y"]
+
+    backend.flush_cache()
+    together = forked.run(backend=backend).ret_value
+    for index in range(4):
+        backend.flush_cache()
+        assert single.run(index, backend=backend).ret_value == together[index]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route
@@ -98,11 +99,3 @@ def begin_long_answer(page: Page) -> None:
     page.fill(".composer textarea", "Repeat: all day long")
     page.keyboard.press("Enter")
     wait_until(lambda: len(page.locator(".message.assistant pre").inner_text()) > 30)
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Raises AssertionError if the condition does not become true in time."""
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)

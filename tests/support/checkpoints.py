@@ -101,6 +101,31 @@ def make_byte_tokenizer(folder: Path) -> Path:
     return folder
 
 
+BACKTRACKS = "a" * 299 + "b"  # what makes a backtracking tokenizer panic
+
+
+def make_backtracking(folder: Path) -> Path:
+    """Give a checkpoint's tokenizer an expression over which its library panics, on BACKTRACKS."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    hard = pre_tokenizers.Split(Regex(r"(a|a|a)+$"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([hard, tokenizer.pre_tokenizer])
+    tokenizer.save(path)
+    return folder
+
+
+def make_long_token(folder: Path, num_chars: int) -> Path:
+    """Give a checkpoint's tokenizer a token of so many characters, so that nobody can tell from a
+    text's length that it fits no prompt."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["added_tokens"][-1]["content"] = "<" + "x" * (num_chars - 2) + ">"
+    path.write_text(json.dumps(tokenizer))
+    return folder
+
+
 def _byte_symbols() -> list[str]:
     """The printable character that byte-level BPE uses for each byte (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

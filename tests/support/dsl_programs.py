@@ -56,7 +56,7 @@ def line_of(file: str, marker: str) -> str:
     return f"{Path(file).name}:{number}"
 
 
-def wait_until_idle(engine: st.Engine, seconds: float = 10.0) -> None:
+def wait_until_idle(engine: st.Engine, seconds: float = 120.0) -> None:
     """Wait until nothing runs, and all occupied KV is cached and evictable or only leased."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import uvicorn
+from waiting import PATIENCE_S, wait_until
 
 from stemma.server.app import create_app
 from stemma.server.generation.service import EngineLink
-from stemma.server.protocol.connections import HttpProtocol
+from stemma.server.http_server import uvicorn_config
 from stemma.server.settings import ServerSettings
 
 
@@ -21,19 +21,18 @@ from stemma.server.settings import ServerSettings
 def http_server(engine: EngineLink, **settings: Any) -> Iterator[str]:
     """Serves it within the block; yields its address."""
     app = create_app(engine, ServerSettings(**settings))
-    config = uvicorn.Config(app, "127.0.0.1", 0, http=HttpProtocol, log_level="warning")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn_config(app, app.state.service))
+    server.config.port = 0
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive(), "the server has not started"
-            time.sleep(0.01)
+        wait_until(lambda: server.started or not thread.is_alive())
+        assert server.started
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 @contextmanager
@@ -41,5 +40,5 @@ def http_client(engine: EngineLink, key: str | None = None, **settings: Any) -> 
     """A client of such a server."""
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     with http_server(engine, **settings) as url:
-        with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
             yield client

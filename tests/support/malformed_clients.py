@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from waiting import PATIENCE_S
 
 from stemma.frontend.protocol import wire
 from stemma.frontend.protocol.link import Link
@@ -41,7 +42,7 @@ class Served:
 
     def stop(self) -> None:
         self.gateway.stop()
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
         self.context.term()
 

@@ -22,7 +22,7 @@ class RawClient:
         self.sock = socket.socket()
         if receive_bytes is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.sock.settimeout(30)
+        self.sock.settimeout(120)
         self.sock.connect((self.host, parts.port))
 
     def post(self, path: str, body: dict[str, Any]) -> None:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from waiting import PATIENCE_S, wait_until
 
-START_TIMEOUT_S = 60.0
 COMPLETIONS = "/v1/completions"
 
 
 class ServerProcess:
     """One `stemma serve` on the embedded model, at a port that it chose itself."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, max_files: int | None = None) -> None:
+        """`max_files`: its limit of open files."""
         folder.mkdir(exist_ok=True)
         self.endpoint = f"ipc://{folder}/programs.ipc"
         self._log = folder / "log"
         command = [sys.executable, "-m", "stemma", "serve", "--port", "0"]
         command += ["--endpoint", self.endpoint, "--max-total-tokens", "32768", *flags]
+        if max_files is not None:
+            command = ["prlimit", f"--nofile={max_files}", *command]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-        wait_until(lambda: self.process.poll() is not None or "stop" in self.log)
+        wait_until(lambda: self.process.poll() is not None or "Ctrl-C" in self.log)
         found = re.search(r"base_url (\S+)/v1", self.log)
         assert found, self.log
         self.url = found[1]
@@ -49,22 +52,26 @@ class ServerProcess:
 
     def generate(self, max_tokens: int = 3, **fields: object) -> httpx.Response:
         """One completion, not streamed."""
-        return httpx.post(self.url + COMPLETIONS, json=_body(max_tokens, **fields), timeout=60)
+        return httpx.post(
+            self.url + COMPLETIONS, json=_body(max_tokens, **fields), timeout=PATIENCE_S
+        )
 
     @contextlib.contextmanager
     def stream(self, max_tokens: int, **fields: object) -> Iterator[Iterator[dict[str, Any]]]:
-        """The events of a streamed completion, as they come; the first one has arrived."""
+        """The events of a streamed completion, as they come, once the first one has arrived."""
         body = _body(max_tokens, stream=True, **fields)
-        with httpx.stream("POST", self.url + COMPLETIONS, json=body, timeout=60) as response:
+        with httpx.stream(
+            "POST", self.url + COMPLETIONS, json=body, timeout=PATIENCE_S
+        ) as response:
             assert response.status_code == 200, response.read()
             events = _events(response)
             first = next(events)
             assert "choices" in first, first
-            yield events
+            yield itertools.chain([first], events)
 
     def status(self, path: str) -> int:
         """The status of a GET."""
-        return httpx.get(self.url + path, timeout=30).status_code
+        return httpx.get(self.url + path, timeout=PATIENCE_S).status_code
 
     def wait_healthy(self) -> None:
         """Wait until the engine steps."""
@@ -76,7 +83,7 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(30) == 0, self.log
+            assert self.process.wait(PATIENCE_S) == 0, self.log
 
 
 def _body(max_tokens: int, **fields: object) -> dict[str, object]:
@@ -112,11 +119,3 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-    """Raises AssertionError if the condition does not become true in time."""
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)

@@ -55,7 +55,7 @@ class Outcome:
 
 def main(start: Callable[[argparse.Namespace], Runner]) -> int:
     """A runner's process: flags, then lines until standard input closes."""
-    parser = argparse.ArgumentParser(prog="runner")
+    parser = argparse.ArgumentParser(prog="runner", allow_abbrev=False)
     add = parser.add_argument
     add("--model", help="checkpoint folder or file")
     add("--program", help="path of the engine's own program")

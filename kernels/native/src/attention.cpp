@@ -14,74 +14,14 @@
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
 // few instructions a number and half of the memory traffic.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <vector>
-
-#include "bf16.h"
+#include "attention.h"
 #include "kv_format.h"
-#include "native.h"
 
 namespace stemma {
 namespace {
 
 constexpr int kTileRows = 6;  // 24 sums of the 32 registers: a block of keys is 4 of scores
 constexpr int kLineBytes = 64;
-constexpr float kLog2E = 1.44269504f;
-
-// Mirrored by numpy in paged_attention.py.
-struct Item {
-    int32_t token;        // first query token
-    int32_t num_tokens;   // >= 1
-    int32_t first_slot;   // index into the slots
-    int32_t num_keys;     // >= 1
-    // The first token sees keys [num_hidden, num_visible) of these, the next one starts and ends one
-    // key later. Where nothing is hidden, num_hidden is -num_tokens or less.
-    int32_t num_visible;
-    int32_t num_hidden;
-    int32_t partial;      // index of the first token's partial, or -1: the result is final
-};
-
-// A step's plan, which all layers share.
-struct Plan {
-    const Item* items;
-    const int32_t* slots;
-    int64_t num_items;
-    float* partials;  // [P, num_heads, head_dim + 2]: values, largest score, sum
-    // Partials of merged_tokens[i]: merged_partials[merged_first[i]] .. [merged_first[i + 1]].
-    const int32_t* merged_tokens;
-    const int32_t* merged_first;
-    const int32_t* merged_partials;
-    int64_t num_merged;
-    int64_t num_slots;
-    int32_t num_heads;
-    int32_t num_kv_heads;
-    int32_t head_dim;
-    int32_t format;  // KVFormat
-    float scale;     // of the scores
-    float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
-};
-
-struct Attention : Plan {
-    const bf16* q;
-    int64_t q_stride;  // elements from token to token
-    const void* kv;       // [2, num_kv_heads, num_slots, head_dim]
-    const float* scales;  // [2, num_kv_heads, num_slots], or null
-    bf16* out;            // [T, num_heads, head_dim]
-
-    // What the scores that rows keep are multiplied by in the softmax.
-    float softmax_scale() const { return soft_cap > 0 ? 1.0f : scale; }
-};
-
-// A thread's buffers, grown to the largest unit it has seen.
-struct Workspace {
-    std::vector<char> bytes;
-    char* at(size_t size) {
-        if (bytes.size() < size + 64) bytes.resize(size + 64);
-        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) & ~63ull);
-    }
-};
 
 // The scales of some slots, [kKeys]; zero past the last.
 void pack_scales(const float* scales, const int32_t* slots, int num_keys, float* packed) {
@@ -306,27 +246,6 @@ void attend_block(const Rows& rows, const Block& block, bool is_scaled, int head
     }
 }
 
-void finish(const Attention& a, const Item& item, int kv_head, const Rows& rows) {
-    const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
-    for (int row = 0; row < rows.count; ++row) {
-        const int token = row / group, head = kv_head * group + row % group;
-        const float* sums = rows.sums + row * dims;
-        const float total = _mm512_reduce_add_ps(_mm512_load_ps(rows.totals + row * 16));
-        if (item.partial < 0) {
-            bf16* out = a.out + (static_cast<int64_t>(item.token + token) * a.num_heads + head) * dims;
-            const __m512 factor = _mm512_set1_ps(1.0f / total);
-            for (int dim = 0; dim < dims; dim += 16)
-                store_bf16(out + dim, _mm512_mul_ps(factor, _mm512_load_ps(sums + dim)));
-        } else {
-            float* to = a.partials +
-                        (static_cast<int64_t>(item.partial + token) * a.num_heads + head) * (dims + 2);
-            std::memcpy(to, sums, sizeof(float) * dims);
-            to[dims] = rows.largest[row];
-            to[dims + 1] = total;
-        }
-    }
-}
-
 template <class KV>
 void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
@@ -356,7 +275,8 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     for (int token = 0; token < item.num_tokens; ++token)
         std::memcpy(rows.q + token * group * dims,
-                    a.q + (item.token + token) * a.q_stride + kv_head * group * dims,
+                    static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
+                        kv_head * group * dims,
                     sizeof(bf16) * group * dims);
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
@@ -364,7 +284,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
 
     using Number = typename KV::Number;
     const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * dims;
-    const auto* all_values = all_keys + a.num_kv_heads * a.num_slots * dims;
+    const auto* all_values = all_keys + a.values_at;
     const float* key_scales = KV::kIsScaled ? a.scales + kv_head * a.num_slots : nullptr;
     const float* value_scales =
         KV::kIsScaled ? key_scales + a.num_kv_heads * a.num_slots : nullptr;
@@ -396,31 +316,9 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
         seeing.count = (end - begin) * group;
         attend_block(seeing, block, KV::kIsScaled, dims, scoring);
     }
-    finish(a, item, kv_head, rows);
-}
-
-// out = the weighted mean of the partials at[0] .. at[count - 1].
-void merge_token(const Attention& a, int token, const int32_t* at, int count) {
-    const int dims = a.head_dim;
-    const float scale = a.softmax_scale();
-    for (int head = 0; head < a.num_heads; ++head) {
-        const auto part = [&](int i) {
-            return a.partials + (static_cast<int64_t>(at[i]) * a.num_heads + head) * (dims + 2);
-        };
-        float largest = -INFINITY;
-        for (int i = 0; i < count; ++i) largest = std::max(largest, part(i)[dims]);
-        float total = 0.0f;
-        for (int i = 0; i < count; ++i)
-            total += std::exp((part(i)[dims] - largest) * scale) * part(i)[dims + 1];
-        bf16* out = a.out + (static_cast<int64_t>(token) * a.num_heads + head) * dims;
-        for (int dim = 0; dim < dims; dim += 16) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int i = 0; i < count; ++i) {
-                const float weight = std::exp((part(i)[dims] - largest) * scale) / total;
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part(i) + dim), sum);
-            }
-            store_bf16(out + dim, sum);
-        }
+    for (int row = 0; row < count; ++row) {
+        const float total = _mm512_reduce_add_ps(_mm512_load_ps(rows.totals + row * 16));
+        finish_row<bf16>(a, item, kv_head, row, rows.sums + row * dims, rows.largest[row], total);
     }
 }
 
@@ -431,22 +329,9 @@ using namespace stemma;
 
 extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
                                  const float* scales, void* out) {
-    const Attention a{*static_cast<const Plan*>(plan), static_cast<const bf16*>(q), q_stride, kv,
-                      scales, static_cast<bf16*>(out)};
+    const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, out};
     constexpr decltype(&run_unit<Bf16KV>) kRunUnit[] = {
         run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>};
     const auto run = kRunUnit[a.format];
-    pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
-        run(a, a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
-    });
-    if (a.num_merged == 0) return;
-    constexpr int kTokens = 16;
-    pool().for_each(static_cast<int>((a.num_merged + kTokens - 1) / kTokens), [&](int chunk) {
-        const int64_t last = std::min<int64_t>(a.num_merged, (chunk + 1) * kTokens);
-        for (int64_t i = chunk * kTokens; i < last; ++i) {
-            const int32_t first = a.merged_first[i];
-            merge_token(a, a.merged_tokens[i], a.merged_partials + first,
-                        a.merged_first[i + 1] - first);
-        }
-    });
+    run_plan<bf16>(a, [&](const Item& item, int kv_head) { run(a, item, kv_head); });
 }

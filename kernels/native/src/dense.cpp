@@ -100,7 +100,7 @@ extern "C" void stemma_act_and_mul(const float* halves, void* y, int64_t num_row
             const __mmask16 lanes = lanes_from(i, size);
             const __m512 gate = _mm512_maskz_loadu_ps(lanes, gates + i);
             const __m512 up = _mm512_maskz_loadu_ps(lanes, gates + size + i);
-            store_bf16(to + i, gated(static_cast<int32_t>(kind), gate, up), lanes);
+            store_bf16(to + i, gated<bf16>(static_cast<int32_t>(kind), gate, up), lanes);
         }
     });
 }

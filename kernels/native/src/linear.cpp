@@ -1,8 +1,9 @@
-// Linear layers in bfloat16 with float32 sums over weights packed once at load (AVX512-BF16).
+// Linear layers with float32 sums over weights packed once at load, in bfloat16 (AVX512-BF16) and
+// in float32.
 //
 // A packed weight is a row of panels. A panel is 32 output columns: for each pair of inputs
 // (k, k + 1), 32 pairs of weights, in the order in which vdpbf16ps reads them, so that a panel is
-// one stream of memory. Each output is summed over k in ascending order in one register lane,
+// one stream of memory; in float32 a number takes the place of a pair. Each output is summed over k in ascending order in one register lane,
 // whatever the number of rows: a row's result does not depend on the rows beside it.
 //
 // A tile is up to 10 rows by one panel: 20 sums in registers, two loads of weights and one broadcast
@@ -28,53 +29,57 @@ constexpr int64_t kFewRowsChunkBytes = 512 << 10;
 
 struct Job {
     const PackedLinear* weight;
-    const bf16* x;
+    const char* x;
     void* y;
     int64_t num_rows;
+    int64_t row_bytes;  // of x
 };
 
-template <int kRows, bool kPrefetch>
-inline void multiply(const bf16* x, int64_t stride, const char* panel, int64_t num_pairs,
+template <class Number, int kRows, bool kPrefetch>
+inline void multiply(const char* x, int64_t row_bytes, const char* panel,
                      __m512 (&sums)[kTileRows][2]) {
+    const int64_t num_pairs = row_bytes / 4;
     for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const char* next = panel + num_pairs * (2 * 64);
     for (int64_t pair = 0; pair < num_pairs; ++pair) {
-        const __m512bh left = (__m512bh)_mm512_load_si512(panel + pair * 128);
-        const __m512bh right = (__m512bh)_mm512_load_si512(panel + pair * 128 + 64);
+        const __m512i left = _mm512_load_si512(panel + pair * 128);
+        const __m512i right = _mm512_load_si512(panel + pair * 128 + 64);
         if constexpr (kPrefetch) {
             _mm_prefetch(next + pair * 128, _MM_HINT_T1);
             _mm_prefetch(next + pair * 128 + 64, _MM_HINT_T1);
         }
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
-            const auto both =
-                (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x + r * stride + 2 * pair));
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], left, both);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], right, both);
+            const __m512i both =
+                _mm512_set1_epi32(*reinterpret_cast<const int*>(x + r * row_bytes + 4 * pair));
+            const auto* type = static_cast<const Number*>(nullptr);
+            sums[r][0] = add_products(type, sums[r][0], left, both);
+            sums[r][1] = add_products(type, sums[r][1], right, both);
         }
     }
 }
 
-template <int kRows>
+template <class Number, int kRows>
 void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
     const PackedLinear& weight = *job.weight;
-    const int64_t stride = weight.num_inputs, num_pairs = weight.num_inputs / 2;
-    const bf16* x = job.x + row * stride;
-    const char* start = static_cast<const char*>(weight.panels) + panel * num_pairs * 128;
+    const char* x = job.x + row * job.row_bytes;
+    const char* start = static_cast<const char*>(weight.panels) + panel * job.row_bytes * kPanel;
     __m512 sums[kTileRows][2];
     if (fetches_next) {
-        multiply<kRows, true>(x, stride, start, num_pairs, sums);
+        multiply<Number, kRows, true>(x, job.row_bytes, start, sums);
     } else {
-        multiply<kRows, false>(x, stride, start, num_pairs, sums);
+        multiply<Number, kRows, false>(x, job.row_bytes, start, sums);
     }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
-    for (int r = 0; r < kRows; ++r) finish_row(output, sums[r][0], sums[r][1], row + r, panel);
+    for (int r = 0; r < kRows; ++r)
+        finish_row<Number>(output, sums[r][0], sums[r][1], row + r, panel);
 }
 
 using RunTile = void (*)(const Job&, int64_t, int64_t, bool);
+template <class T>
 constexpr RunTile kRunTile[kTileRows + 1] = {
-    nullptr,     run_tile<1>, run_tile<2>, run_tile<3>, run_tile<4>,  run_tile<5>,
-    run_tile<6>, run_tile<7>, run_tile<8>, run_tile<9>, run_tile<10>,
+    nullptr,        run_tile<T, 1>, run_tile<T, 2>, run_tile<T, 3>, run_tile<T, 4>,  run_tile<T, 5>,
+    run_tile<T, 6>, run_tile<T, 7>, run_tile<T, 8>, run_tile<T, 9>, run_tile<T, 10>,
 };
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.
@@ -83,7 +88,8 @@ void run_panel(const Job& job, int64_t first, int64_t last, int64_t panel) {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        kRunTile[to - from](job, from, panel, job.num_rows > kFewRows && tile + 1 == num_tiles);
+        const auto* tiles = job.weight->is_float ? kRunTile<float> : kRunTile<bf16>;
+        tiles[to - from](job, from, panel, job.num_rows > kFewRows && tile + 1 == num_tiles);
     }
 }
 
@@ -94,8 +100,8 @@ using namespace stemma;
 
 extern "C" void stemma_linear(const PackedLinear* weight, const void* x, void* y,
                               int64_t num_rows) {
-    const Job job{weight, static_cast<const bf16*>(x), y, num_rows};
-    const int64_t row_bytes = weight->num_inputs * 2;
+    const int64_t row_bytes = weight->num_inputs * (weight->is_float ? 4 : 2);
+    const Job job{weight, static_cast<const char*>(x), y, num_rows, row_bytes};
     int64_t block = std::max<int64_t>(kBlockBytes / row_bytes / kTileRows, 1) * kTileRows;
     const int64_t num_blocks = (num_rows + block - 1) / block;
     if (num_blocks == 0) return;
@@ -113,11 +119,10 @@ extern "C" void stemma_linear(const PackedLinear* weight, const void* x, void* y
     });
 }
 
-// weight [num_panels * 32, num_inputs] rows in the order of the panels' lanes.
-extern "C" void stemma_pack(const void* weight, int64_t num_rows, int64_t num_inputs, void* panels) {
+// weight: num_panels * 32 rows of num_pairs times 4 bytes, in the order of the panels' lanes.
+extern "C" void stemma_pack(const void* weight, int64_t num_rows, int64_t num_pairs, void* panels) {
     const auto* from = static_cast<const uint32_t*>(weight);
     auto* to = static_cast<uint32_t*>(panels);
-    const int64_t num_pairs = num_inputs / 2;
     const int num_panels = static_cast<int>((num_rows + kPanel - 1) / kPanel);
     pool().for_each(num_panels, [=](int panel) {
         for (int64_t lane = 0; lane < kPanel; ++lane) {

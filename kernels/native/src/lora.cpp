@@ -43,15 +43,6 @@ void shrink(const bf16* x, const bf16* a, int64_t num_inputs, int64_t count, bf1
             store_bf16(to + t * stride + i, _mm512_set1_ps(_mm512_reduce_add_ps(sums[t][i])), 1);
 }
 
-inline __m512 load_output(const bf16* from, __mmask16 lanes) { return load_bf16(from, lanes); }
-inline __m512 load_output(const float* from, __mmask16 lanes) {
-    return _mm512_maskz_loadu_ps(lanes, from);
-}
-inline void store_output(bf16* to, __m512 value, __mmask16 lanes) { store_bf16(to, value, lanes); }
-inline void store_output(float* to, __m512 value, __mmask16 lanes) {
-    _mm512_mask_storeu_ps(to, lanes, value);
-}
-
 // y[t][o] += b[o] . shrunk[t] for N tokens and count outputs, 16 at a time: a lane gathers pairs of
 // its own row of B.
 template <class Y, int N>
@@ -63,7 +54,7 @@ void expand(const bf16* shrunk, int64_t shrunk_stride, const bf16* b, int64_t ra
     for (int64_t o = 0; o < count; o += kFewOutputs) {
         const __mmask16 lanes = (__mmask16)((1u << std::min(count - o, kFewOutputs)) - 1);
         __m512 sums[N];
-        for (int t = 0; t < N; ++t) sums[t] = load_output(y + t * stride + o, lanes);
+        for (int t = 0; t < N; ++t) sums[t] = load_numbers(y + t * stride + o, lanes);
         for (int64_t r = 0; r < rank; r += 2) {
             const __m512bh own = (__m512bh)_mm512_mask_i32gather_epi32(
                 _mm512_setzero_si512(), lanes, rows, b + o * rank + r, 4);
@@ -73,7 +64,7 @@ void expand(const bf16* shrunk, int64_t shrunk_stride, const bf16* b, int64_t ra
                 sums[t] = _mm512_dpbf16_ps(sums[t], (__m512bh)_mm512_set1_epi32(pair), own);
             }
         }
-        for (int t = 0; t < N; ++t) store_output(y + t * stride + o, sums[t], lanes);
+        for (int t = 0; t < N; ++t) store_numbers(y + t * stride + o, sums[t], lanes);
     }
 }
 

@@ -20,12 +20,13 @@ enum LinearKind : int32_t {
 
 // Mirrored by ctypes in linear.py.
 struct PackedLinear {
-    const void* panels;  // bf16, 64-byte aligned
+    const void* panels;  // bf16 or float, 64-byte aligned
     const float* bias;   // num_panels * 32 floats, or null
-    int64_t num_inputs;  // even
+    int64_t num_inputs;  // even in bf16
     int64_t num_outputs;
     int64_t num_panels;
     int32_t kind;
+    int32_t is_float;    // weights, inputs and outputs: float, else bf16
 };
 
 // Mirrored by ctypes in quantized_linear.py; see quantized_linear.cpp.
@@ -81,6 +82,8 @@ void stemma_scale(void* x, double factor, int64_t num_rows, int64_t size);
 void stemma_add(void* total, const void* x, int64_t num_rows, int64_t size);
 void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
                       const float* scales, void* out);
+void stemma_float_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
+                            const float* scales, void* out);
 void stemma_act_and_mul(const float* halves, void* y, int64_t num_rows, int64_t size, int64_t kind);
 void stemma_lora(const stemma::LoraRuns* plan, const stemma::LoraTables* tables, const void* x,
                  void* y, int64_t is_float);

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ....flags import Parser
 from .budgets import BUDGETS, breaches, read_budgets, write_budgets
 from .compilation import Row, compile_all
 from .offline import why_not_compiled
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m stemma.kernels.triton.ahead_of_time")
+    parser = Parser(prog="python -m stemma.kernels.triton.ahead_of_time")
     parser.add_argument("--only", default="", metavar="WORDS", help="launches named so")
     parser.add_argument("--all", action="store_true", help="the rare configurations as well")
     parser.add_argument("--update", action="store_true", help="write what is measured as budgets")

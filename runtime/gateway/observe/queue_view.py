@@ -59,7 +59,7 @@ def _running(request: Request, now_s: float) -> dict[str, Any]:
         "cached": request.num_cached_tokens,
         "output": request.num_output_tokens,
         "forced": request.num_forced_tokens,
-        "lacks_grammar": request.grammar is not None and request.follower is None,
+        "lacks_grammar": request.awaits_grammar,
     }
 
 

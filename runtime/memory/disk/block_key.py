@@ -29,7 +29,7 @@ class BlockLayout:
     """What makes KV interchangeable: which weights computed it, in which arithmetic and shape."""
 
     model_revision: str  # of the weights (runtime/checkpoint/safetensors/revision.py)
-    dtype: str  # of the arithmetic, "bfloat16"
+    arithmetic: str  # "bfloat16"; "bfloat16 deterministic" where KV depends on its tokens alone
     kv: KVLayout
 
     @property

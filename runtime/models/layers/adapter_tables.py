@@ -31,7 +31,8 @@ class AdapterWeights:
 
 
 class AdapterTables:
-    """Owns the matrices, padded to `max_rank` for every adapter's rank; see `ops.MakeLora`.
+    """Owns the matrices, padded to `max_rank`, an even number, for every adapter's rank; see
+    `ops.MakeLora`.
 
     Layers request theirs while the model is built, which determines the modules that take adapters.
     """
@@ -48,7 +49,7 @@ class AdapterTables:
     ) -> None:
         """`allocate`: [bytes] uint8 of host memory from which copies to the device are made."""
         self.num_slots = num_slots
-        self.max_rank = max_rank
+        self.max_rank = max_rank + max_rank % 2  # the compiled kernels take ranks in pairs
         self._kernels = kernels
         self._dtype = dtype
         self._device = device

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....errors import ModelLoadError
 from ....kernels.ops import Linear, Weight
+from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
@@ -70,7 +71,7 @@ class MixtureOfExperts:
             return out
         shared = self._shared(x, batch)
         if self._shared_gate is not None:
-            shared = shared * self._shared_gate(x).sigmoid().to(x.dtype)
+            shared = shared * sigmoid(self._shared_gate(x)).to(x.dtype)
         return out.add_(shared)
 
 

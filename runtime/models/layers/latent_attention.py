@@ -58,7 +58,10 @@ class LatentAttention:
                 out_features=[query_size],
             )
         self._norm = _latent_norm(build, f"{name}.kv_a_layernorm", latent.latent_dim)
-        self._key_up, self._value_up = _take_up_projections(build, f"{name}.kv_b_proj", latent)
+        self._key_up, self._value_up = (
+            build.kernels.make_head_linear(weight)
+            for weight in _take_up_projections(build, f"{name}.kv_b_proj", latent)
+        )
         self._output = LinearLayer(
             build,
             [f"{name}.o_proj"],
@@ -79,13 +82,10 @@ class LatentAttention:
         assert isinstance(kv_layer, Tensor), "latents are not quantized"
         stored = torch.cat((self._norm(latent.contiguous()), rotated[:, -1]), -1)
         self._kernels.store_latent(stored, kv_layer, batch.slot_mapping)
-        # [H, T, nope_dim] @ [H, nope_dim, latent_dim]
-        q_latent = torch.bmm(nope.transpose(0, 1), self._key_up).transpose(0, 1)
         attended = self._kernels.latent_attention(
-            q_latent, rotated[:, :-1], kv_layer, batch.attention[self._kind]
+            self._key_up(nope), rotated[:, :-1], kv_layer, batch.attention[self._kind]
         )
-        values = torch.bmm(attended.transpose(0, 1), self._value_up)
-        return self._output(values.transpose(0, 1).reshape(len(x), -1), batch)
+        return self._output(self._value_up(attended).reshape(len(x), -1), batch)
 
     def _rotate(self, heads: Tensor, rotary: Rotary) -> Tensor:
         """heads [T, N, rope_dim] -> their rotation, a new tensor, its halves apart.

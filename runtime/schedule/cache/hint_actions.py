@@ -97,7 +97,8 @@ class KVHints:
         if not num_stored:
             return NOTHING_CACHED
         if num_stored < num_cached:
-            return Outcome("clipped", "the host tier has no room for more", num_stored)
+            reason = "the host tier has no room for more, or the rest is being computed"
+            return Outcome("clipped", reason, num_stored)
         return Outcome("accepted", "", num_stored)
 
     def prefetch(

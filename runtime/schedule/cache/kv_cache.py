@@ -152,7 +152,8 @@ class KVCacheManager(PrefixCache):
         return self.allocator.num_free >= num_pages
 
     def publish(self, request: Request, num_tokens: int) -> InsertedPrefix | None:
-        """Insert whole pages of the first `num_tokens` tokens into the tree, unless it has them."""
+        """Insert whole pages of the first `num_tokens` tokens into the tree, unless it has them;
+        they count as unproven until `prove`."""
         start, end = request.num_published, num_tokens - num_tokens % self.page_size
         assert request.node is not None
         run = request.token_ids[start:end]
@@ -163,7 +164,17 @@ class KVCacheManager(PrefixCache):
         self.tree.move_lock(request.node, inserted.node)
         request.node = inserted.node
         request.num_published = end
-        return InsertedPrefix(inserted.node, inserted.added_from)
+        publication = InsertedPrefix(inserted.node, inserted.added_from)
+        self._unproven.add(publication)
+        return publication
+
+    def prove(self, publications: Iterable[InsertedPrefix | None]) -> None:
+        """The plan that was to write these has done so."""
+        self._unproven.difference_update(publications)
+
+    def suspect(self, publications: Iterable[InsertedPrefix]) -> None:
+        """These were not written, and cannot be unpublished yet."""
+        self._unproven.update(publications)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Free all that the request holds; with `keep`, the KV that it computed stays cached."""
@@ -179,7 +190,9 @@ class KVCacheManager(PrefixCache):
         start = request.num_published // self.page_size
         own = request.pages[start:]
         if keep and self.stored is not None and request.state is RequestState.RUNNING:
-            done = request.token_ids[: request.num_computed_tokens]
+            num_proven = self._num_proven(node)
+            end = request.num_computed_tokens if num_proven == node.end else num_proven
+            done = request.token_ids[:end]
             self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
         num_whole = request.num_computed_tokens // self.page_size - start
         if keep and num_whole > 0:
@@ -202,6 +215,7 @@ class KVCacheManager(PrefixCache):
     def unpublish(self, publications: Iterable[InsertedPrefix]) -> None:
         """Remove inserts of a failed step, except for what a healthy request still reads."""
         for publication in publications:
+            self._unproven.discard(publication)
             node, kept = publication.node, publication.added_from
             if node.lock_ref:
                 continue

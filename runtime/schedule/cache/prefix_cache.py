@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
@@ -97,6 +97,7 @@ class PrefixCache:
         self._num_prefetches = 0
         self._loads: list[InsertedPrefix] = []  # of the next plan
         self._beneficiary: Request | None = None  # for which pages are being freed
+        self._unproven: set[InsertedPrefix] = set()  # whose KV a plan is to write, or has failed to
 
     @property
     def num_free_pages(self) -> int:
@@ -210,12 +211,12 @@ class PrefixCache:
             age_path(node, self.tree.use_order)
 
     def demote(self, namespace: Hashable, token_ids: Sequence[int]) -> int:
-        """Copy what the device has of a prefix to the host, and evict it next on the device;
+        """Copy what has been computed of a prefix to the host, and evict it next on the device;
         returns how many of its tokens the host has."""
         assert self.host is not None, "there is no host tier"
         node = self._node_of(namespace, token_ids)
         if node is not None:
-            self.host.store(namespace, *self.tree.path(node), node.owner)
+            self._copy_to_host(node)
             age_path(node, self.tree.use_order)
         return self.host.tree.match_length(namespace, token_ids)
 
@@ -241,14 +242,14 @@ class PrefixCache:
         return (None if node.is_root else node), len(pages) * self.page_size
 
     def share(self, namespace: Hashable, token_ids: Sequence[int]) -> int | None:
-        """Save what is cached of a prefix to disk, in whole blocks. Returns how many of its tokens
-        will be there; None without a writable store."""
+        """Save what has been computed of a prefix to disk, in whole blocks. Returns how many of its
+        tokens will be there; None without a writable store."""
         if self.stored is None or not self.stored.can_save:
             return None
         if namespace not in self.tree.roots:
             return 0
         match = self.tree.match(namespace, token_ids)
-        cached = array("i", token_ids[: match.num_tokens])
+        cached = array("i", token_ids[: self._num_proven(match.node)])
         self._copies.extend(self.stored.saves(namespace, cached, match.pages))
         return self.stored.num_kept_tokens(namespace, cached)
 
@@ -326,7 +327,28 @@ class PrefixCache:
             num_tokens = (len(leaf.pages) - num_kept_pages) * self.page_size
             request.evicted[label] = request.evicted.get(label, 0) + num_tokens
         if self.host is not None and leaf.last_use:
-            self.host.store(leaf.namespace, *self.tree.path(leaf), leaf.owner)
+            self._copy_to_host(leaf)
+
+    def _copy_to_host(self, node: Node) -> None:
+        assert self.host is not None
+        token_ids, pages = self.tree.path(node)
+        end = self._num_proven(node)
+        if end:
+            in_pages = pages[: end // self.page_size]
+            self.host.store(node.namespace, token_ids[:end], in_pages, node.owner)
+
+    def _num_proven(self, node: Node) -> int:
+        """How many tokens of the path to `node` have their KV. What plans in flight are to write is
+        cached already, but may never come: it must not reach another tier."""
+        end = node.end
+        path = set(_upwards(node)) if self._unproven else ()
+        for insert in self._unproven:
+            for step in _upwards(insert.node):
+                if step.end <= insert.added_from:
+                    break
+                if step in path:
+                    end = min(end, max(step.start, insert.added_from))
+        return end
 
     def _note_break(self, lease: Lease) -> None:
         """A lease is about to lose part of its end, which goes to the host."""
@@ -394,6 +416,13 @@ class PrefixCache:
         if node is not None and not lease.is_pin and node.end > lease.num_kept_tokens:
             self.leases.move(lease, node)
         return num_tokens
+
+
+def _upwards(node: Node | None) -> Iterator[Node]:
+    """The path from a node to its root."""
+    while node is not None:
+        yield node
+        node = node.parent
 
 
 def _saves(transfers: Sequence[TierCopy]) -> list[BlockSave]:

@@ -15,7 +15,7 @@ Under policy `program` a request's program must be in the working set, or join i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +26,7 @@ from ..request import Request
 from ..stats import SchedulerStats
 from .policy import OutputShare
 from .prompt_limits import PromptLimits
-from .waiting_queue import WaitingQueue
+from .waiting_queue import NOBODY, WaitingQueue
 from .working_set import WorkingSet
 
 MAX_HELD_BACK = 32  # candidates that one round may pass over (guess)
@@ -82,16 +82,17 @@ class NewTokenEstimate:
         """The estimate was too low."""
         self._decaying = min(1.0, self.ratio + RISE)
 
+    def end(self, request: Request) -> int:
+        """The tokens that a request is expected to have at its end."""
+        return request.num_tokens + _expected(request, self.ratio)
+
     def peak(self, requests: Iterable[Request]) -> int:
         """The most tokens that these requests will need at once beyond what they hold.
 
         All generate a token a step; one that ends gives back what it has generated. O(n log n).
         """
         ratio = self.ratio
-        ends = sorted(
-            (min(MAX_RESERVED, int(r.num_new_tokens * ratio)), r.num_output_tokens)
-            for r in requests
-        )
+        ends = sorted((_expected(r, ratio), r.num_output_tokens) for r in requests)
         peak = given_back = 0
         num_left = len(ends)
         for num_new, num_output in ends:
@@ -104,6 +105,10 @@ class NewTokenEstimate:
         """Raises when the sum is wrong (tests)."""
         num_new_tokens = sum(request.num_new_tokens for request in running)
         assert self.num_running == num_new_tokens, f"{self.num_running} {num_new_tokens}"
+
+
+def _expected(request: Request, ratio: float) -> int:
+    return min(MAX_RESERVED, int(request.num_new_tokens * ratio))
 
 
 class Admission:
@@ -130,10 +135,12 @@ class Admission:
         self._stats = stats
         self.has_parked = False  # in this step
         self.has_unasked = False  # the step's round ended before all had been offered
+        self.unplaced: Request | None = None  # for which the step's round had no pages
 
     def begin_step(self) -> None:
         """A step is being planned; it may have a round, or none."""
         self.has_parked = self.has_unasked = False
+        self.unplaced = None
 
     def round(
         self,
@@ -142,16 +149,18 @@ class Admission:
         running: Sequence[Request],
         cut: list[CutPrompt],
         *,
+        first: Hashable = NOBODY,
         may_break_pins: bool,
     ) -> Iterator[tuple[Request, int]]:
         """Admit requests by policy while there are `budget` tokens, table rows and pages: each with
         the size of its first chunk. `cut` grows by the chunks that end within a prompt.
 
         One that shares with a prompt whose chunk was cut waits for it, unless it is due.
+        `first`: whose requests are the first to be asked (`claims.py`).
         `may_break_pins`: for a request that would run alone, if it does not fit otherwise.
         """
         num_held_back = 0
-        with closing(self._waiting.candidates()) as candidates:
+        with closing(self._waiting.candidates(first)) as candidates:
             while budget > 0 and num_rows and num_held_back < MAX_HELD_BACK:
                 request = next(candidates, None)
                 if request is None:
@@ -164,6 +173,7 @@ class Admission:
                     continue
                 outcome = self._reserve(request, budget, running, cut, may_break_pins)
                 if outcome is NotAdmitted.NO_PAGES:
+                    self.unplaced = request
                     return
                 if outcome is NotAdmitted.PARKED:
                     num_held_back += 1

@@ -40,8 +40,22 @@ class TenantShares:
         self._quantum = quantum
         self._times: OrderedDict[Hashable, float] = OrderedDict()  # the last to come back last
         self._num_open: dict[Hashable, int] = {}  # requests, of tenants that have some
+        self._open_weight = 0.0  # of these tenants, added up
         self._by_time: list[tuple[float, int, Hashable]] = []  # of these; its times may be past
         self._num_entered = 0
+
+    @property
+    def num_open(self) -> int:
+        """Tenants that have requests."""
+        return len(self._num_open)
+
+    def weight(self, tenant: Hashable) -> float:
+        """1 unless stated."""
+        return self.weights.get(tenant, 1.0)
+
+    def part(self, tenant: Hashable) -> float:
+        """A tenant's share, in (0, 1], of what those have that have requests, it among them."""
+        return min(1.0, self.weight(tenant) / self._open_weight)
 
     def enter(self, request: Request) -> None:
         """A request has come."""
@@ -50,6 +64,7 @@ class TenantShares:
             self._times[tenant] = max(self._times.get(tenant, 0.0), self._least())
             self._times.move_to_end(tenant)
             self._num_open[tenant] = 0
+            self._open_weight += self.weight(tenant)
             self._note_open(tenant)
         self._num_open[tenant] += 1
 
@@ -60,7 +75,9 @@ class TenantShares:
         if self._num_open[tenant]:
             return
         del self._num_open[tenant]
+        self._open_weight -= self.weight(tenant)
         if not self._num_open:
+            self._open_weight = 0.0
             self._times.clear()  # nobody has work: all are equal again
             self._by_time.clear()
         while len(self._times) - len(self._num_open) > _MAX_TENANTS:
@@ -71,12 +88,12 @@ class TenantShares:
         if request.program is not None:
             request.program.service += service
         tenant = tenant_of(request)
-        self._times[tenant] += service / self.weights.get(tenant, 1.0)
+        self._times[tenant] += service / self.weight(tenant)
 
     def place(self, tenant: Hashable, num_more: float = 0.0) -> int:
         """Quanta that a tenant is ahead of the one that has had least, with `num_more` tokens that
         it is about to have."""
-        time = self._times.get(tenant, 0.0) + num_more / self.weights.get(tenant, 1.0)
+        time = self._times.get(tenant, 0.0) + num_more / self.weight(tenant)
         return int((time - self._least()) // self._quantum)
 
     def _note_open(self, tenant: Hashable) -> None:

@@ -1,6 +1,6 @@
 """One tenant's waiting requests, in the order of a policy, with aging.
 
-    those that are due (aging)   ->   by the policy's key
+    preempted, the last one first   ->   those that are due (aging)   ->   by the policy's key
 
 A request that the working set has no room for (`working_set.py`) is parked: it keeps its key, those
 of programs that have begun before those of new ones, and once one of the parked is refused in a
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 from typing import NamedTuple
 
 from ..program_record import ProgramRecord
@@ -48,7 +49,8 @@ class TenantQueue:
     longest queue that it or anyone before it has found. So where first come, first served lets it
     wait for n admissions, it waits for 2 n + `max_overtakes` at most. A request is due when as many
     have left the queue as arrived before it, and its overtakes more; due ones go in order of
-    arrival, at most one becomes due for each that leaves, and nobody overtakes them.
+    arrival, at most one becomes due for each that leaves, and nobody overtakes them. A preempted
+    request comes before all that never ran.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class TenantQueue:
         self._adapters = adapters
         self._policy = policy
         self._arrivals: OrderedDict[Request, _Arrival] = OrderedDict()
+        self._preempted: OrderedDict[Request, None] = OrderedDict()  # the last one last
+        self._to_resume: deque[Request] = deque()  # of these, to be offered in this round
         self._unranked: deque[Request] = deque()  # and some that have left
         self._to_refresh: deque[Request] = deque()  # the ranked, and some that have left
         self._items: dict[Request, _Item] = {}  # of the ranked: its valid entry in a heap
@@ -83,14 +87,15 @@ class TenantQueue:
         self._num_checks = 0  # that this round may still make
 
     def __len__(self) -> int:
-        return len(self._arrivals)
+        return len(self._preempted) + len(self._arrivals)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._arrivals
+        return request in self._arrivals or request in self._preempted
 
     def __iter__(self) -> Iterator[Request]:
-        """In order of arrival."""
-        return iter(self._arrivals)
+        """The preempted, then the others in order of arrival."""
+        yield from reversed(self._preempted)
+        yield from self._arrivals
 
     def add(self, request: Request) -> None:
         """A request has arrived."""
@@ -104,8 +109,19 @@ class TenantQueue:
         if request.program is not None and self._policy.has_gangs:
             self._siblings.setdefault(request.program, {})[request] = None
 
+    def put_back(self, request: Request) -> None:
+        """A request was preempted: it is the tenant's first to run again."""
+        self._preempted[request] = None
+
+    def is_preempted(self, request: Request) -> bool:
+        """Whether it has run already, and lost its pages to others."""
+        return request in self._preempted
+
     def remove(self, request: Request) -> None:
         """A request is admitted or has ended."""
+        if request in self._preempted:
+            del self._preempted[request]
+            return
         del self._arrivals[request]
         self._num_stale += self._items.pop(request, None) is not None
         if request in self._parked:
@@ -130,9 +146,11 @@ class TenantQueue:
 
     def has_open(self, *, also_parked: bool) -> bool:
         """Whether a round that begins now would offer anything."""
-        if (also_parked and self._parked) or any(True for _ in self._adapters.among(self._num_of)):
+        if self._preempted or (also_parked and self._parked):
             return True
-        return self.is_due(next(iter(self._arrivals)))
+        if any(True for _ in self._adapters.among(self._num_of)):
+            return True
+        return any(self.is_due(oldest) for oldest in islice(self._arrivals, 1))
 
     def is_due(self, request: Request) -> bool:
         """Whether aging lets nobody overtake this request any more."""
@@ -145,6 +163,7 @@ class TenantQueue:
 
     def begin_round(self, num_refreshed: int) -> None:
         """Rank what has arrived, and again the `num_refreshed` whose keys are oldest."""
+        self._to_resume.extend(reversed(self._preempted))
         if self._policy.window is None:
             self._rank_window()
         requests: list[Request] = []
@@ -162,8 +181,12 @@ class TenantQueue:
         heapify(self._heads)
 
     def best(self, *, also_parked: bool = True) -> tuple[Key, Request] | None:
-        """The next request to offer in this round, with its key: due, then with the smallest key
-        that was not offered in this round."""
+        """The next request to offer in this round, with its key: preempted, due, then with the
+        smallest key that was not offered in this round."""
+        while self._to_resume:
+            request = self._to_resume.popleft()
+            if request in self._preempted:
+                return (), request
         oldest = next(iter(self._arrivals), None)
         if oldest is not None and self.is_due(oldest):
             return (), oldest
@@ -191,6 +214,7 @@ class TenantQueue:
         for request, item in self._offered.items():
             if self._items.get(request) is item:
                 heappush(self._heap_of(request), item)
+        self._to_resume.clear()
         self._offered.clear()
         self._gang.clear()
         self._heads.clear()

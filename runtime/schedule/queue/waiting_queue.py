@@ -1,14 +1,13 @@
 """The waiting requests, and in which order they are offered for admission.
 
-    preempted, the last one first   ->   tenant by tenant (fairness.py)   ->   the tenant's queue
+    the tenant that others give way to   ->   tenant by tenant (fairness.py)   ->   its queue
 
 Under a policy that is not fair all requests stand in one queue (`tenant_queue.py`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Collection, Generator, Hashable, Iterator
 from heapq import heappop, heappush
 
 from ..request import Request
@@ -20,6 +19,7 @@ from .tenant_queue import TenantQueue
 MAX_QUEUES = 64  # of equal shares whose best requests are compared with each other (guess)
 # Of a request that found an empty queue; docs/decisions/0011-aging.md has the price.
 MAX_OVERTAKES = 128
+NOBODY = object()  # a tenant that nobody is
 
 # Of a tenant's queue: the tenant's place, its best request's key, the queue's number.
 _Head = tuple[int, Key, int, Hashable, Request]
@@ -28,8 +28,8 @@ _Head = tuple[int, Key, int, Hashable, Request]
 class WaitingQueue:
     """Owns the order of the requests that wait.
 
-    Invariant: a preempted request comes before all that never ran; within a tenant the bound on
-    overtakes is TenantQueue's; between tenants it is TenantShares'.
+    Invariant: within a tenant the order and the bound on overtakes are TenantQueue's; between
+    tenants it is TenantShares'.
     """
 
     def __init__(
@@ -45,23 +45,21 @@ class WaitingQueue:
         self._max_overtakes = max_overtakes
         self._policy = policy
         self._shares = shares or TenantShares()
-        self._preempted: OrderedDict[Request, None] = OrderedDict()  # the last one last
         self._queues: dict[Hashable, TenantQueue] = {}
         self._has_parked = False  # in this round
         self._adapters = AdapterAdmission(adapters)
 
     def __len__(self) -> int:
-        return len(self._preempted) + sum(map(len, self._queues.values()))
+        return sum(map(len, self._queues.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._preempted or self._queues)
+        return bool(self._queues)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._preempted or request in self._queues.get(self._tenant(request), ())
+        return request in self._queues.get(self._tenant(request), ())
 
     def __iter__(self) -> Iterator[Request]:
-        """The preempted, then the others, of each tenant in order of arrival."""
-        yield from reversed(self._preempted)
+        """Of each tenant the preempted, then the others in order of arrival."""
         for queue in self._queues.values():
             yield from queue
 
@@ -72,32 +70,25 @@ class WaitingQueue:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        waiting = sorted(
-            (request for queue in self._queues.values() for request in queue), key=lambda r: r.id
-        )
+        preempted = [r for r in self if self.is_preempted(r)]
+        waiting = sorted((r for r in self if not self.is_preempted(r)), key=lambda r: r.id)
         self._policy = policy
         self._queues.clear()
         for request in waiting:
             self.add(request)
+        for request in reversed(preempted):
+            self.put_back(request)
 
     def add(self, request: Request) -> None:
         """A request has arrived."""
-        tenant = self._tenant(request)
-        if tenant not in self._queues:
-            self._queues[tenant] = TenantQueue(
-                self._policy, self._around, self._max_overtakes, self._adapters
-            )
-        self._queues[tenant].add(request)
+        self._queue_of(request).add(request)
 
     def put_back(self, request: Request) -> None:
-        """A request was preempted: it is the first to run again."""
-        self._preempted[request] = None
+        """A request was preempted: it is the first of its tenant's to run again."""
+        self._queue_of(request).put_back(request)
 
     def remove(self, request: Request) -> None:
         """A request is admitted or has ended."""
-        if request in self._preempted:
-            del self._preempted[request]
-            return
         tenant = self._tenant(request)
         self._queues[tenant].remove(request)
         if not len(self._queues[tenant]):
@@ -110,7 +101,8 @@ class WaitingQueue:
 
     def is_preempted(self, request: Request) -> bool:
         """Whether it has run already, and lost its pages to others."""
-        return request in self._preempted
+        queue = self._queues.get(self._tenant(request))
+        return queue is not None and queue.is_preempted(request)
 
     def is_parked(self, request: Request) -> bool:
         """Whether it waits for the working set."""
@@ -132,8 +124,17 @@ class WaitingQueue:
             self._adapters.hold()
         return False
 
-    def candidates(self) -> Generator[Request, None, None]:
-        """One round: requests to admit, best first.
+    def num_of(self, tenant: Hashable) -> int:
+        """How many of a tenant's wait."""
+        return len(self._queues.get(tenant, ()))
+
+    @property
+    def tenants(self) -> Collection[Hashable]:
+        """Those that have requests here; one for all under a policy that is not fair."""
+        return self._queues.keys()
+
+    def candidates(self, first: Hashable = NOBODY) -> Generator[Request, None, None]:
+        """One round: requests to admit, best first; that of tenant `first` before all others.
 
         The caller removes what it admits before it asks for the next; the others keep their places.
         A due request that is passed over ends the round of its tenant. Of the others those that
@@ -141,24 +142,28 @@ class WaitingQueue:
         """
         self._has_parked = False
         self._adapters.begin_round()
-        yield from tuple(reversed(self._preempted))
         opened: list[TenantQueue] = []
         try:
-            yield from self._by_share(opened)
+            yield from self._by_share(opened, first)
         finally:
             for queue in opened:
                 queue.end_round()
 
-    def _by_share(self, opened: list[TenantQueue]) -> Iterator[Request]:
+    def _by_share(self, opened: list[TenantQueue], first: Hashable) -> Iterator[Request]:
         """Each tenant's best, that of the tenant with the least service first, until all queues are
         through. Queues are opened as they are needed: a round costs the same with ten tenants and
         with thousands, but for putting these in order."""
         num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._queues), MAX_QUEUES)))
         queues = dict(self._queues)
-        place = self._shares.place
+
+        def place(tenant: Hashable) -> int:
+            if tenant == first and not given[tenant]:
+                return -1
+            return self._shares.place(tenant, given[tenant])
+
+        given: dict[Hashable, int] = dict.fromkeys(queues, 0)  # tokens, in this round
         rest = sorted(((place(tenant), i, tenant) for i, tenant in enumerate(queues)), reverse=True)
         heads: list[_Head] = []
-        given: dict[Hashable, int] = dict.fromkeys(queues, 0)  # tokens, in this round
         while heads or rest:
             if rest and (not heads or rest[-1][0] < heads[0][0]):
                 for _ in range(min(len(rest), MAX_QUEUES)):
@@ -167,7 +172,7 @@ class WaitingQueue:
                         continue
                     queues[tenant].begin_round(num_refreshed)
                     opened.append(queues[tenant])
-                    self._push_head(heads, number, tenant, queues[tenant], 0)
+                    self._push_head(heads, place(tenant), number, tenant, queues[tenant])
                 continue
             _, _, number, tenant, request = heappop(heads)
             queue = queues[tenant]
@@ -178,15 +183,22 @@ class WaitingQueue:
                     given[tenant] += request.num_tokens
                 elif is_due:
                     continue
-            self._push_head(heads, number, tenant, queue, given[tenant])
+            self._push_head(heads, place(tenant), number, tenant, queue)
 
     def _push_head(
-        self, heads: list[_Head], number: int, tenant: Hashable, queue: TenantQueue, num_given: int
+        self, heads: list[_Head], place: int, number: int, tenant: Hashable, queue: TenantQueue
     ) -> None:
         best = queue.best(also_parked=not self._has_parked)
         if best is not None:
-            share = self._shares.place(tenant, num_given)
-            heappush(heads, (share, best[0], number, tenant, best[1]))
+            heappush(heads, (place, best[0], number, tenant, best[1]))
+
+    def _queue_of(self, request: Request) -> TenantQueue:
+        tenant = self._tenant(request)
+        if tenant not in self._queues:
+            self._queues[tenant] = TenantQueue(
+                self._policy, self._around, self._max_overtakes, self._adapters
+            )
+        return self._queues[tenant]
 
     def _tenant(self, request: Request) -> Hashable:
         return tenant_of(request) if self._policy.is_fair else None

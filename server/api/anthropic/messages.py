@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from ...generation.answer import answer
 from ...generation.service import Service
-from ...protocol.json_route import json_routes
+from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.task import Message
 from ..openai.chat import chat_task
 from .reply import MessagesReply
@@ -25,16 +25,19 @@ def router(service: Service) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Anthropic's Messages."""
         served = service.served(body.model)
-        task, new_reader = chat_task(service, body.chat(), served)
+        task, new_reader = await beside_loop(
+            request, lambda: chat_task(service, body.chat(), served)
+        )
         max_model_len = int(service.info["max_model_len"])
         reply = MessagesReply(served.name, new_reader(), max_model_len=max_model_len)
         return await answer(service, request, task, reply)
 
     @routes.post("/v1/messages/count_tokens")
-    async def count_tokens(body: PromptFields) -> dict[str, int]:
+    async def count_tokens(body: PromptFields, request: Request) -> dict[str, int]:
         """How long the prompt of such a message would be."""
         await service.require_model(body.model)
-        task, _ = chat_task(service, body.prompt_chat(), service.served(body.model))
+        served = service.served(body.model)
+        task, _ = await beside_loop(request, lambda: chat_task(service, body.prompt_chat(), served))
         encode = partial(
             service.text.encode_chat,
             [message for message in task.prompts[0] if isinstance(message, Message)],

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.known_fields import Items
+from ...protocol.known_fields import FewItems
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
@@ -55,7 +55,7 @@ class ToolResultBlock(BaseModel):
     model_config = _LENIENT
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Items[TextBlock] = ""
+    content: str | FewItems[TextBlock] = ""
     is_error: bool = False
 
 
@@ -69,7 +69,7 @@ class InputMessage(BaseModel):
 
     model_config = _LENIENT
     role: Literal["user", "assistant"]
-    content: str | Items[Block]
+    content: str | FewItems[Block]
 
 
 class CustomTool(BaseModel):
@@ -122,9 +122,9 @@ class PromptFields(BaseModel):
     model_config = _LENIENT
 
     model: str | None = None
-    messages: Items[InputMessage] = Field(min_length=1)
-    system: str | Items[TextBlock] | None = None
-    tools: Items[CustomTool] | None = None
+    messages: FewItems[InputMessage] = Field(min_length=1)
+    system: str | FewItems[TextBlock] | None = None
+    tools: FewItems[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -138,7 +138,7 @@ class MessagesRequest(PromptFields):
     """Body of /v1/messages; `seed`, `min_p`, `kv_hints` and the like are extras of this server."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: Items[str] | None = None
+    stop_sequences: FewItems[str] | None = None
     stream: bool = False
     temperature: float | None = None
     top_k: int | None = None

@@ -20,7 +20,6 @@ def router(service: Service) -> APIRouter:
     async def ask(method: str, **args: Any) -> Any:
         return await service.engine.connection.acall(method, **args)
 
-    @routes.get("/flush_cache")
     @routes.post("/flush_cache")
     async def flush_cache() -> dict[str, Any]:
         """Drop cached KV that nothing uses; what is in use or kept by hints stays."""

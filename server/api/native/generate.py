@@ -14,7 +14,7 @@ from ....errors import InvalidRequest
 from ...generation.answer import answer
 from ...generation.service import Service
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.json_route import json_routes
+from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import Task
 from .generate_reply import GenerateReply, LogprobForm
@@ -35,7 +35,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """SGLang's native generation."""
-        task = body.task(service)
+        task = await beside_loop(request, lambda: body.task(service))
         form = LogprobForm(body.return_logprob is not False, body.return_text_in_logprobs)
         reply = GenerateReply(
             body.rid or f"gen-{secrets.token_hex(12)}",

@@ -1,4 +1,7 @@
-"""Whether the server lives (`/live`), its engine works (`/health`) and it takes work (`/ready`)."""
+"""Whether the server lives (`/live`), its engine works (`/health`) and it takes work (`/ready`).
+
+They answer HEAD too, with which `wget --spider` and some monitors ask.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
     check = EngineCheck(service)
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
+    @routes.head("/health_generate", include_in_schema=False)
     @routes.get("/health_generate", include_in_schema=False)  # SGLang's name
+    @routes.head("/ping", include_in_schema=False)
     @routes.get("/ping", include_in_schema=False)  # SageMaker's
     async def health() -> dict[str, Any]:
         """200 when the engine has just completed a step, else 503 with the reason."""
@@ -27,12 +33,14 @@ def router(service: Service) -> APIRouter:
             raise EngineError(problem)
         return {"status": "ok"}
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready")
     async def ready() -> dict[str, Any]:
         """200 when the server takes work, else 503 with the reason."""
         service.require_open()
         return {"status": "ready"}
 
+    @routes.head("/live", include_in_schema=False)
     @routes.get("/live")
     async def live() -> dict[str, Any]:
         """200 as long as the HTTP server answers, whatever its engine does."""

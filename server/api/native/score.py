@@ -15,7 +15,7 @@ from ....frontend.protocol import ir
 from ...generation.completion import prompt_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
-from ...protocol.json_route import json_routes
+from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
 from ..openai.chat_messages import ChatMessage
@@ -32,9 +32,8 @@ def router(service: Service) -> APIRouter:
     async def score(body: ScoreRequest, request: Request) -> Any:
         """Log probabilities of choices after a prompt, or after each of several."""
         served = service.served(body.model)
-        answers = await values_of(
-            service, request, body.programs(), body.cache_salt, served.lora_path
-        )
+        programs = await beside_loop(request, body.programs)
+        answers = await values_of(service, request, programs, body.cache_salt, served.lora_path)
         told = [body.answer(answer) for answer in answers]
         return told if body.is_batch else told[0]
 
@@ -42,7 +41,8 @@ def router(service: Service) -> APIRouter:
     async def label_scores(body: LabelScoreRequest, request: Request) -> dict[str, Any]:
         """SGLang's scoring: the probabilities of labels after each query with its item."""
         served = service.served(body.model)
-        answers = await values_of(service, request, body.programs(), lora_path=served.lora_path)
+        programs = await beside_loop(request, body.programs)
+        answers = await values_of(service, request, programs, lora_path=served.lora_path)
         return {
             "object": "scoring",
             "model": served.name,

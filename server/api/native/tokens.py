@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest
 from ...generation.model_text import ModelText
 from ...generation.service import Service
 from ...protocol.json_route import json_routes
-from ...protocol.known_fields import Items
+from ...protocol.known_fields import FewItems, Items
 from ...protocol.task import MAX_PROMPTS
 from ..openai.chat_messages import ChatMessage
 
@@ -25,17 +27,18 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/tokenize")
     @routes.post("/v1/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Any:
+    async def tokenize(body: TokenizeRequest) -> Response:
         """Ids of a text, of several, or of a chat."""
         await service.require_model(body.model)
-        return await texts.in_thread(lambda: body.answer(texts, service.info["max_model_len"]))
+        max_model_len = service.info["max_model_len"]
+        return await texts.in_thread(lambda: _json(body.answer(texts, max_model_len)))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Any:
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of ids, or the texts of several lists of them."""
         await service.require_model(body.model)
-        return await texts.in_thread(lambda: body.answer(texts))
+        return await texts.in_thread(lambda: _json(body.answer(texts)))
 
     return routes
 
@@ -49,8 +52,8 @@ class TokenizeRequest(BaseModel):
     model: str | None = None
     text: str | Items[str] | None = None
     prompt: str | Items[str] | None = None
-    messages: Items[ChatMessage] | None = None
-    tools: Items[dict[str, Any]] | None = None
+    messages: FewItems[ChatMessage] | None = None
+    tools: FewItems[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -109,6 +112,10 @@ class DetokenizeRequest(BaseModel):
         else:
             text = texts.decode(ids, skip_special=skip)
         return {"text": text, "prompt": text}
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 def _require_count(field: str, items: Sequence[object]) -> None:

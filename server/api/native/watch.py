@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...generation.service import Service
 from ...protocol.caller import caller_of
-from ...protocol.connections import hang_up, transport_of
+from ...protocol.connections import connection_of
 from .watch_feed import WatchFeed
 
 MAX_WATCHERS = 64
@@ -60,9 +60,9 @@ class FeedResponse(StreamingResponse):
                 async with asyncio.timeout(self._stall_s):
                     await send(message)
             except TimeoutError as error:
-                transport = transport_of(scope)
-                if transport is not None:
-                    hang_up(transport)
+                connection = connection_of(scope)
+                if connection is not None:
+                    connection.hang_up()
                 raise OSError("its reader took nothing for too long") from error
 
         async with aclosing(self.body_iterator):  # type: ignore[type-var]

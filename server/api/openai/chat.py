@@ -15,14 +15,15 @@ from pydantic import Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.protocol.ir import GenParams
+from ....frontend.protocol.numbers import MAX_LOGPROBS
 from ...generation.answer import answer
 from ...generation.service import Served, Service
 from ...parsers.chat_format import ChatFormat
 from ...parsers.output_reader import OutputReader
 from ...parsers.reasoning import ReasoningTags
 from ...parsers.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
-from ...protocol.json_route import json_routes
-from ...protocol.known_fields import Items
+from ...protocol.json_route import beside_loop, json_routes
+from ...protocol.known_fields import FewItems, Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Message, Task
 from .chat_messages import ChatMessage, fitting
@@ -37,7 +38,7 @@ from .reply import (
     fingerprint_of,
     prompt_logprobs_of,
 )
-from .sampling_fields import MAX_LOGPROBS, SamplingFields
+from .sampling_fields import SamplingFields
 
 
 def router(service: Service) -> APIRouter:
@@ -48,7 +49,7 @@ def router(service: Service) -> APIRouter:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """OpenAI's chat completions."""
         served = service.served(body.model, body.lora_path)
-        task, new_reader = chat_task(service, body, served)
+        task, new_reader = await beside_loop(request, lambda: chat_task(service, body, served))
         fingerprint = fingerprint_of(service.info)
         reply = ChatReply(
             served.name, new_reader, body.wanted, fingerprint=fingerprint, echo=body.echoed
@@ -75,6 +76,8 @@ def chat_task(
         tools=tool_use.for_template,
         template_kwargs=json.dumps(variables) if variables else None,
     )
+    if tool_use.is_forced:
+        task = replace(task, constraint_field="tools")
     warnings = body.reasoning_warnings(variables, chat_format)
     reasoning = body.reasoning_use(
         chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced
@@ -87,7 +90,7 @@ def chat_task(
 class ChatRequest(ReasoningFields, SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: Items[ChatMessage] = Field(min_length=1)
+    messages: FewItems[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
@@ -147,21 +150,21 @@ class ChatRequest(ReasoningFields, SamplingFields):
     ) -> tuple[GenParams, bool]:
         """Sampling as the program's gen takes it, and whether the output begins within reasoning.
 
-        A constraint holds behind the reasoning if there is some and what follows is JSON; any other
-        one holds for the whole output, which then is no reasoning. Raises InvalidRequest.
+        A response format is of what a message says, and so of no call that must come instead; other
+        constraints are of all that is generated. Either holds behind the reasoning if there is some
+        and what follows is JSON; any other one holds for the whole output, which then is no
+        reasoning. Raises InvalidRequest.
         """
         self._refuse_what_chats_lack()
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
         params = self.gen_params(next(value for value in given if value is not None))
         tags, starts_inside = self._reasoning(chat_format, variables)
-        if params.constraint is None:
+        field = self.constraint_field
+        if tool_use.is_forced and field is not None and field != "response_format":
+            allowed = "left out where tool_choice asks for a call"
+            raise InvalidRequest.of(field, "...", allowed)
+        if params.constraint is None or tool_use.is_forced:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
-        if tool_use.is_forced:
-            raise InvalidRequest.of(
-                self.constraint_field or "tools",
-                "...",
-                "left out where tool_choice asks for a call",
-            )
         behind = None if tags is None else behind_reasoning(tags, params.constraint)
         if behind is None:
             return params, False

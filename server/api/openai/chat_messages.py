@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from ....errors import InvalidRequest
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
 from ...parsers.chat_format import ChatFormat
-from ...protocol.known_fields import Items
+from ...protocol.known_fields import FewItems, Items
 from ...protocol.task import Message
 from .content_parts import ContentPart, text_of
 
@@ -38,7 +38,7 @@ class ChatMessage(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[ContentPart] | None = None
+    content: str | FewItems[ContentPart] | None = None
     name: str | None = Field(default=None, max_length=256)
     tool_calls: Items[ToolCall] | None = Field(default=None, max_length=MAX_CALLS)
     tool_call_id: str | None = Field(default=None, max_length=256)

@@ -13,10 +13,11 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ....errors import InvalidRequest
-from ....frontend.protocol.ir import MAX_SAMPLES, GenParams
+from ....frontend.protocol.ir import GenParams
+from ....frontend.protocol.numbers import MAX_LOGPROBS, MAX_SAMPLES
 from ...generation.answer import answer
 from ...generation.service import Service
-from ...protocol.json_route import json_routes
+from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.server_sent_events import event
@@ -30,7 +31,7 @@ from .reply import (
     fingerprint_of,
     prompt_logprobs_of,
 )
-from .sampling_fields import MAX_LOGPROBS, SamplingFields
+from .sampling_fields import SamplingFields
 
 
 def router(service: Service) -> APIRouter:
@@ -41,7 +42,9 @@ def router(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""
         served = service.served(body.model, body.lora_path)
-        task = body.to_task(body.prompts(), body.params(), served)
+        task = await beside_loop(
+            request, lambda: body.to_task(body.prompts(), body.params(), served)
+        )
         reply = TextReply(
             served.name,
             body.wanted,

@@ -21,7 +21,7 @@ from ....frontend.protocol import ir
 from ...generation.completion import prompt_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
-from ...protocol.json_route import json_routes
+from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS
 
@@ -34,7 +34,8 @@ def router(service: Service) -> APIRouter:
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """OpenAI's embeddings."""
         served = service.served(body.model, body.lora_path)
-        programs = body.programs(service.info["embedding"])
+        info = service.info["embedding"]
+        programs = await beside_loop(request, lambda: body.programs(info))
         answers = await values_of(service, request, programs, body.cache_salt, served.lora_path)
         answer = await asyncio.to_thread(_answer, served.name, body, answers)
         return Response(answer, media_type="application/json")

@@ -1,13 +1,16 @@
-"""`/v1/models`."""
+"""`/v1/models`, of OpenAI's API and, for clients that say so, of Anthropic's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from ....errors import model_not_found
 from ...generation.service import Service
+from ...protocol import anthropic_errors as anthropic
 
 
 def router(service: Service) -> APIRouter:
@@ -15,23 +18,33 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The model that is served, and its adapters."""
+    async def models(request: Request) -> dict[str, Any]:
+        """The model that is served, and its adapters: OpenAI's list, or Anthropic's for clients
+        that send `anthropic-version`."""
         adapters = [_adapter(service, told) for told in await service.adapters()]
-        return {"object": "list", "data": [_model(service), *adapters]}
+        found = [_model(service), *adapters]
+        if anthropic.is_spoken(request.scope):
+            return _anthropic_list(found)
+        return {"object": "list", "data": found}
 
     @routes.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str, request: Request) -> dict[str, Any]:
         """The model of this name, or the adapter."""
-        if name == service.model:
-            return _model(service)
-        adapters = await service.adapters()
-        for told in adapters:
-            if told["name"] == name.removeprefix(f"{service.model}:"):
-                return _adapter(service, told)
-        raise model_not_found(name, service.model, tuple(told["name"] for told in adapters))
+        found = await _find(service, name)
+        return _anthropic_model(found) if anthropic.is_spoken(request.scope) else found
 
     return routes
+
+
+async def _find(service: Service, name: str) -> dict[str, Any]:
+    """Raises ModelNotFound."""
+    if name == service.model:
+        return _model(service)
+    adapters = await service.adapters()
+    for told in adapters:
+        if told["name"] == name.removeprefix(f"{service.model}:"):
+            return _adapter(service, told)
+    raise model_not_found(name, service.model, tuple(told["name"] for told in adapters))
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -51,3 +64,22 @@ def _adapter(service: Service, told: dict[str, Any]) -> dict[str, Any]:
     `revision`, with which the namespace of its KV ends."""
     own = {"id": told["name"], "root": told["path"], "parent": service.model}
     return {**_model(service), **own, "created": told["loaded_s"], "revision": told["revision"]}
+
+
+def _anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A model in Anthropic's words."""
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": created.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "max_input_tokens": model["max_model_len"],
+    }
+
+
+def _anthropic_list(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All in one page, as Anthropic lists them."""
+    data = list(map(_anthropic_model, models))
+    first, last = data[0]["id"], data[-1]["id"]
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from ....frontend.protocol.ir import MAX_SAMPLES, GenParams, logit_bias_of, texts_of
-from ...protocol.known_fields import Entries, Items
+from ....frontend.protocol.ir import GenParams, logit_bias_of, texts_of
+from ....frontend.protocol.numbers import MAX_SAMPLES
+from ...protocol.known_fields import Entries, FewItems
 
 
 class SamplerFields(BaseModel):
@@ -27,9 +28,9 @@ class SamplerFields(BaseModel):
     logit_bias: Entries[str, float] | None = None
     seed: int | None = None
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
-    stop: str | Items[str] | None = None
-    stop_token_ids: Items[int] | None = None
-    stop_regex: str | Items[str] | None = None
+    stop: str | FewItems[str] | None = None
+    stop_token_ids: FewItems[int] | None = None
+    stop_regex: str | FewItems[str] | None = None
     ignore_eos: bool | None = None
 
     def params_with(self, *, seed: int | None, top_k: int | None, **others: Any) -> GenParams:

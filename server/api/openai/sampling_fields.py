@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ....frontend.protocol.ir import GenParams
+from ....frontend.protocol.numbers import MAX_DEADLINE_S, MAX_LOGPROBS
 from ...generation.service import Served
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.task import Prompt, Task
@@ -20,8 +21,6 @@ from .other_fields import OtherFields
 from .reply import Wanted
 from .sampler_fields import SamplerFields
 
-MAX_LOGPROBS = 64
-MAX_DEADLINE_S = 86_400.0
 _SEEDS = 2**63  # the runtime's are [0, 2**63)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,8 +13,10 @@ from ....errors import InvalidRequest
 from ...generation.answer import answer
 from ...generation.service import Service
 from ...protocol.caller import Caller, caller_of
-from ...protocol.json_route import json_routes
+from ...protocol.json_route import beside_loop, json_routes
+from ...protocol.task import Task
 from ..openai.chat import chat_task
+from ..openai.message_reader import MessageReader
 from .reply import ResponsesReply
 from .schema import ResponsesRequest
 from .store import ResponseStore, StoredResponse
@@ -29,9 +32,13 @@ def router(service: Service) -> APIRouter:
         """OpenAI's Responses; `previous_response_id` continues what this server still keeps."""
         served = service.served(body.model)
         caller = caller_of(request)
-        messages = [*_before(store, caller, body.previous_response_id), *body.messages()]
-        chat = body.chat(messages)
-        task, new_reader = chat_task(service, chat, served)
+        before = _before(store, caller, body.previous_response_id)
+
+        def build() -> tuple[list[dict[str, Any]], Task, Callable[[], MessageReader]]:
+            messages = [*before, *body.messages()]
+            return messages, *chat_task(service, body.chat(messages), served)
+
+        messages, task, new_reader = await beside_loop(request, build)
 
         def keep(made: dict[str, Any], message: dict[str, Any]) -> None:
             if body.store:

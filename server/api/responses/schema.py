@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.known_fields import Entries, Items
+from ...protocol.known_fields import Entries, FewItems
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
@@ -37,12 +37,12 @@ class InputItem(BaseModel):
     model_config = _LENIENT
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Items[ItemPart] | None = None
-    summary: Items[ItemPart] | None = None
+    content: str | FewItems[ItemPart] | None = None
+    summary: FewItems[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | Items[ItemPart] | None = None
+    output: str | FewItems[ItemPart] | None = None
 
 
 class FunctionTool(BaseModel):
@@ -95,7 +95,7 @@ class ResponsesRequest(BaseModel):
     model_config = _LENIENT
 
     model: str | None = None
-    input: str | Items[InputItem]
+    input: str | FewItems[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
@@ -104,8 +104,8 @@ class ResponsesRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: Items[str] | None = None
-    tools: Items[FunctionTool] | None = None
+    include: FewItems[str] | None = None
+    tools: FewItems[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool = True
     text: TextConfig = Field(default_factory=TextConfig)

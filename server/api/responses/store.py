@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -27,18 +27,26 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by id; the oldest is dropped first. A continued response shares its messages with
-    its continuation but counts in full, so that the bound holds whichever is dropped."""
+    """Responses by id. Where there is no room the oldest of the owner that has most is dropped: of
+    k owners none loses what it has while that is less than a k-th. A continued response shares its
+    messages with its continuation but counts in full, so that the bound holds whichever is dropped.
+    """
 
     def __init__(self, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`ttl_s`: how long a response is stored after its creation."""
         self._ttl_s = ttl_s
         self._clock = clock
         self._by_id: OrderedDict[str, StoredResponse] = OrderedDict()
-        self.num_bytes = 0
+        self._num_of: Counter[Hashable] = Counter()  # responses, by owner
+        self._bytes_of: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all responses."""
+        return self._bytes_of.total()
 
     def put(
         self,
@@ -54,7 +62,8 @@ class ResponseStore:
         expires_s = self._clock() + self._ttl_s
         kept = StoredResponse(owner, body, input_items, messages, num_bytes, expires_s)
         self._by_id[body["id"]] = kept
-        self.num_bytes += num_bytes
+        self._num_of[owner] += 1
+        self._bytes_of[owner] += num_bytes
         self._forget_old()
 
     def get(self, owner: Hashable, response_id: str) -> StoredResponse | None:
@@ -67,15 +76,26 @@ class ResponseStore:
         """Remove it; returns whether there was one."""
         if self.get(owner, response_id) is None:
             return False
-        self.num_bytes -= self._by_id.pop(response_id).num_bytes
+        self._drop(response_id)
         return True
 
     def _forget_old(self) -> None:
         now = self._clock()
-        while self._by_id:
-            oldest = next(iter(self._by_id.values()))
-            is_full = len(self._by_id) > MAX_RESPONSES or self.num_bytes > MAX_BYTES
-            if not is_full and oldest.expires_s > now:
-                return
-            self._by_id.popitem(last=False)
-            self.num_bytes -= oldest.num_bytes
+        while self._by_id and next(iter(self._by_id.values())).expires_s <= now:
+            self._drop(next(iter(self._by_id)))
+        while len(self._by_id) > MAX_RESPONSES:
+            self._drop_oldest_of(self._num_of)
+        while self.num_bytes > MAX_BYTES:
+            self._drop_oldest_of(self._bytes_of)
+
+    def _drop_oldest_of(self, held: Counter[Hashable]) -> None:
+        """Of the owner that has most."""
+        most = max(held, key=held.__getitem__)
+        self._drop(next(key for key, kept in self._by_id.items() if kept.owner == most))
+
+    def _drop(self, response_id: str) -> None:
+        kept = self._by_id.pop(response_id)
+        for held, num in ((self._num_of, 1), (self._bytes_of, kept.num_bytes)):
+            held[kept.owner] -= num
+            if not held[kept.owner]:
+                del held[kept.owner]

@@ -189,7 +189,7 @@ def test_huge_automata_take_little_memory() -> None:
         "from stemma.constrained.regular.build import TooManyStates, build_dfa\n"
         "from stemma.constrained.regular.regex_parser import parse_regex\n"
         f"for pattern in {[*HUGE[:3], *DENSE]!r}:\n"
-        "    try: build_dfa(Grammar.of(parse_regex(pattern, anchored=True)), deadline_s=2.0)\n"
+        "    try: build_dfa(Grammar.of(parse_regex(pattern, anchored=True)), max_cpu_s=2.0)\n"
         "    except TooManyStates: pass\n"
         "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
@@ -200,7 +200,7 @@ def test_huge_automata_take_little_memory() -> None:
 def test_the_deadline_ends_a_build() -> None:
     grammar = Grammar.of(parse_regex("(a|b)*a(a|b){14}", anchored=True))
     with pytest.raises(TooManyStates, match="time"):
-        build_dfa(grammar, deadline_s=0.0)
+        build_dfa(grammar, max_cpu_s=0.0)
     with pytest.raises(TooManyStates, match="time"):
         reference_dfa(grammar, Budget.of(50_000, 0.0))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stemma.constrained.regular import charsets, unicode_classes
 from stemma.constrained.regular.charsets import ALL, Ranges
+from stemma.constrained.regular.letter_case import ignoring_case
 
 SCALARS = st.integers(0, 0xD7FF) | st.integers(0xE000, 0x10FFFF)
 EDGES = st.sampled_from([0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF])
@@ -59,15 +60,43 @@ def test_surrogates_are_in_no_set() -> None:
     assert charsets.normalized([(0xD800, 0xDFFF)]) == ()
 
 
-@pytest.mark.parametrize("name", ["L", "Lu", "Nd", "P", "Cn", "Zs"])
-def test_general_categories_are_those_of_unicodedata(name: str) -> None:
-    found = unicode_classes.property_set(name)
-    assert found is not None
-    sample = itertools.chain(range(0x600), range(0xFF00, 0x10200), range(0x10FFF0, 0x110000))
-    for code in sample:
-        if not 0xD800 <= code <= 0xDFFF:
-            expected = unicodedata.category(chr(code)).startswith(name)
-            assert charsets.contains(found, code) == expected, hex(code)
+def test_general_categories_are_those_of_unicodedata() -> None:
+    """All code points: whole planes are taken for unassigned without a look at them."""
+    expected: dict[str, list[tuple[int, int]]] = {}
+    for code in charsets.code_points(ALL):
+        expected.setdefault(unicodedata.category(chr(code)), []).append((code, code))
+    assert len(expected) == 29  # of 30: surrogates are in no set
+    for name, codes in expected.items():
+        assert unicode_classes.property_set(name) == charsets.normalized(codes), name
+
+
+@pytest.mark.parametrize(
+    ("found", "pattern"),
+    [
+        (unicode_classes.python_word, r"\w+"),
+        (unicode_classes.python_space, r"\s+"),
+        (unicode_classes.python_digits, r"\d+"),
+    ],
+)
+def test_classes_are_those_of_pythons_re(found: Callable[[], Ranges], pattern: str) -> None:
+    everything = "".join(map(chr, range(0x110000)))
+    spans = (match.span() for match in re.finditer(pattern, everything))
+    assert found() == charsets.normalized((first, end - 1) for first, end in spans)
+
+
+@pytest.mark.parametrize(("name", "has"), [("Lower", str.islower), ("Upper", str.isupper)])
+def test_letters_of_a_case_are_those_of_python(name: str, has: Callable[[str], bool]) -> None:
+    codes = [code for code in charsets.code_points(ALL) if has(chr(code))]
+    assert unicode_classes.property_set(name) == charsets.normalized((c, c) for c in codes)
+
+
+def test_what_cannot_have_case_folds_to_itself_and_nothing_folds_to_it() -> None:
+    case = unicode_classes.may_have_case()
+    without = charsets.difference(ALL, case)
+    assert all(chr(code).casefold() == chr(code).lower() == chr(code)
+               for code in charsets.code_points(without))  # fmt: skip
+    folded = {chr(code).casefold() for code in charsets.code_points(case)}
+    assert not folded & set(map(chr, charsets.code_points(without)))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +127,7 @@ def test_unknown_properties_are_unknown() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.text("abkKsSßéÉσςΣ1\u212a\u017f\u1e9e", min_size=1, max_size=1), SCALARS)
 def test_case_is_ignored_as_simple_folding_does(character: str, code: int) -> None:
-    found = charsets.ignoring_case(charsets.of_text(character))
+    found = ignoring_case(charsets.of_text(character))
     for other in (chr(code), *"kKsSßéÉσςΣ\u212a\u017f\u1e9e"):
         expected = re.fullmatch(re.escape(character), other, re.IGNORECASE) is not None
         assert charsets.contains(found, ord(other)) == expected

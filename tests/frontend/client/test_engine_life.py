@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dsl_programs import GREEDY, deadline, two_gens, wait_until_idle
 
 import stemma as st
+from stemma.frontend.client.client import Connection
 
 pytestmark = pytest.mark.usefixtures("default_engine", "no_test_hangs")
 
@@ -35,15 +37,45 @@ def test_an_engine_killed_in_the_middle_ends_every_wait(checkpoint: Path) -> Non
         pieces = state.text_iter("x")
         next(pieces)
         os.kill(doomed.pid, signal.SIGKILL)
-        with deadline(30):
+        with deadline(120):
             with pytest.raises(st.EngineError, match="ended"):
                 list(pieces)
             with pytest.raises(st.EngineError):
                 state["x"]
-            with pytest.raises(st.EngineError, match="exit code -9"):
-                long.run(backend=doomed)
-            with pytest.raises(st.EngineError):
-                doomed.get_server_info()
+            wait = doomed._channel
+            assert isinstance(wait, Connection) and "exit code -9" in str(wait.wait_ended())
+
+
+def test_an_engine_that_died_is_started_again_by_the_next_run(checkpoint: Path) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_total_tokens": 4096}
+    with st.Engine(checkpoint, **options) as engine:
+        before, endpoint = two_gens.run("mortal", backend=engine).text(), engine.endpoint
+        first = engine.pid
+        os.kill(first, signal.SIGKILL)
+        with deadline(60), pytest.raises(st.EngineError, match="exit code -9"):
+            while True:  # until its death is known
+                two_gens.run("mortal", backend=engine)
+        assert two_gens.run("mortal", backend=engine).text() == before
+        assert engine.pid != first and engine.get_server_info()["total_tokens"] == 4096
+        assert not Path(endpoint.removeprefix("ipc://")).parent.exists(), "it left its folder"
+    with pytest.raises(st.EngineError, match="closed"):
+        two_gens.run("mortal", backend=engine)
+
+
+def test_a_runtime_is_reached_again_whenever_it_is_back(checkpoint: Path, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/programs.ipc"
+    options: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_total_tokens": 4096}
+    with st.Engine(checkpoint, listen=[endpoint], **options):
+        runtime = st.Runtime(endpoint, timeout_s=60)
+        before = two_gens.run("away", backend=runtime).text()
+    connection = runtime._channel
+    assert isinstance(connection, Connection) and "stopped" in str(connection.wait_ended())
+    with st.Engine(checkpoint, listen=[endpoint], **options):
+        assert two_gens.run("away", backend=runtime).text() == before
+        assert runtime.get_server_info()["num_programs"] == 0
+        runtime.shutdown()
+        with pytest.raises(st.EngineError, match="closed"):
+            two_gens.run("away", backend=runtime)
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -53,8 +85,8 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_an_unknown_flag_is_named(checkpoint: Path) -> None:
-    with deadline(120), pytest.raises(st.EngineError, match="--frobnicate"):
-        st.Engine(checkpoint, frobnicate=3)
+    with deadline(120), pytest.raises(st.EngineError, match="--page-size"):
+        st.Engine(checkpoint, page_size="three")  # type: ignore[arg-type]
 
 
 def test_nobody_at_an_endpoint_is_an_error(tmp_path: Path) -> None:
@@ -82,10 +114,11 @@ def program(s):
 print("says", repr(program.run()["x"]))
 child = os.fork()
 if child == 0:
-    try:
-        program.run(backend=engine)
-    except st.EngineError as error:
-        print("child", error)
+    for options in ({{"backend": engine}}, {{}}):
+        try:
+            print("child answered", program.run(**options)["x"])
+        except st.EngineError as error:
+            print("child", error)
     sys.exit(0)
 os.waitpid(child, 0)
 assert os.path.exists(engine.endpoint.removeprefix("ipc://")), "the child took the engine down"
@@ -104,10 +137,12 @@ def test_a_script_needs_no_main_guard_and_a_fork_cannot_use_or_end_the_engine(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("says") >= 1
-    assert "child a connection cannot be used after fork()" in done.stdout
+    refusal = "child a connection cannot be used after fork()"
+    assert done.stdout.count(refusal) == 2, "with a backend that is named, or that was set before"
+    assert "child answered" not in done.stdout
     assert "parent True" in done.stdout
     pid = int(done.stdout.rsplit("pid ", 1)[1])
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while _is_alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not _is_alive(pid), "the engine outlived its parent"

@@ -57,7 +57,7 @@ def test_a_value_of_a_streaming_run_can_be_read_before_its_gen_was_appended() ->
 
     @st.function
     def program(s: st.ProgramState) -> None:
-        assert "x" not in s and go_on.wait(20)
+        assert "x" not in s and go_on.wait(120)
         s += "late" + st.gen("x", max_tokens=3, **GREEDY)
 
     state = program.stream()
@@ -73,7 +73,7 @@ def test_a_whole_text_of_a_streaming_run_waits_for_its_end() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
         with s.user():
-            assert s.text() and go_on.wait(20)
+            assert s.text() and go_on.wait(120)
             s += "late"
 
     state = program.stream()
@@ -88,7 +88,7 @@ def test_text_appended_before_a_pause_is_streamed_during_it() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
         s += "early"
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         s += " late"
 
     pieces = program.stream().text_iter()

@@ -99,7 +99,7 @@ def test_the_first_of_several_branches_is_enough_and_the_others_are_stopped() ->
         s += " end " + st.gen("y", max_tokens=2, **GREEDY)
 
     before = num_computed()
-    with deadline(60):
+    with deadline(120):
         state = program.run()
     assert num_computed() - before < 2500, "the long branch went on"
     assert len(state["x"]) == 2 and state["y"]
@@ -126,7 +126,7 @@ def test_forks_of_losers_and_of_dropped_branches_stop_and_are_no_errors() -> Non
         return s["y"], of_loser
 
     before = num_computed()
-    with deadline(60):
+    with deadline(120):
         program.run()
     assert num_computed() - before < 2500, "a branch that nobody reads went on"
 
@@ -144,7 +144,7 @@ def test_a_dropped_fork_is_stopped_while_the_program_goes_on() -> None:
         return num_computed()
 
     before = num_computed()
-    with deadline(60):
+    with deadline(120):
         after = program.run().ret_value
     assert after - before < 2500, "the dropped fork went on"
 

@@ -35,7 +35,7 @@ async def waiting_async(s: st.ProgramState, i: int = 0) -> str:
 BOTH = pytest.mark.parametrize("fn", [waiting, waiting_async], ids=["plain", "async"])
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"
@@ -146,9 +146,7 @@ def test_a_stream_whose_state_is_kept_goes_on_without_its_iterator(fn: st.Functi
         pieces = state.text_async_iter()
         assert await anext(pieces) == "number 0"
         await pieces.aclose()
-        for _ in range(1000):
-            if channel.num_flushes[1]:
-                break
+        while not channel.num_flushes[1]:
             await asyncio.sleep(0.002)
         channel.deliver(1)
         assert await state.aget("x") == "<x>"
@@ -262,14 +260,20 @@ def test_forks_that_a_function_leaves_at_its_end_are_not_dropped_while_a_reader_
 def test_a_runtime_stops_a_fork_that_is_dropped_during_a_wait() -> None:
     forks: list[Any] = []
 
+    def clear_once_it_waits(s: st.ProgramState) -> None:
+        until(lambda: s._program._num_waits)
+        forks.clear()
+
     @st.function
     def program(s: st.ProgramState) -> None:
         s += "q"
         forks.append(s.copy())
         forks[0].append(st.gen("long", max_tokens=3500, **GREEDY))
-        threading.Timer(0.02, forks.clear).start()
+        clearing = threading.Thread(target=clear_once_it_waits, args=(s,))
+        clearing.start()
         s += st.gen("x", max_tokens=600, **GREEDY)
         s.sync()
+        clearing.join()
 
     engine = st.frontend.backend.get_default_backend()
     before = engine.get_server_info()["stats"]["num_computed_tokens"]

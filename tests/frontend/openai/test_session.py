@@ -23,6 +23,7 @@ from stemma.frontend.protocol.ir import (
     Join,
     Op,
     Pause,
+    Resume,
     RoleBegin,
     RoleEnd,
     Text,
@@ -356,6 +357,42 @@ def test_a_defect_of_the_caller_fails_the_branch_and_not_in_silence() -> None:
         await run.send(Text(0, 0, None, "."), gen(0, 1), end=True)
         assert run.failures() == {(0, 1): "KeyError: 'x'"}
         assert run.is_done
+
+    asyncio.run(main())
+
+
+def test_a_branch_that_failed_goes_on_from_before_the_op_that_did() -> None:
+    async def main() -> None:
+        run = Run()
+        await run.send(Text(0, 0, None, "ab"), gen(0, 1, "bad"), Text(0, 2, None, "lost"))
+        assert run.failures() == {(0, 1): "it broke"}
+        await run.send(Resume(0, 3, None), Text(0, 4, None, "c"), gen(0, 5), end=True)
+        assert run.caller.prompts[-1].text == "abc"
+        assert run.value(0, 5)["text"] == "[3]" and run.is_done
+
+    asyncio.run(main())
+
+
+def test_a_message_that_failed_can_be_asked_for_again() -> None:
+    async def main() -> None:
+        run = Run()
+        question = (RoleBegin(0, 0, None, "user"), Text(0, 1, None, "q"), RoleEnd(0, 2, None))
+        answer = (RoleBegin(0, 3, None, "assistant"), gen(0, 4, "bad"), RoleEnd(0, 5, None))
+        await run.send(*question, *answer)
+        again = (RoleBegin(0, 7, None, "assistant"), gen(0, 8), RoleEnd(0, 9, None))
+        await run.send(Resume(0, 6, None, drops_message=True), *again, end=True)
+        assert run.caller.prompts[-1].messages == (("user", "q"),)
+        assert run.is_done and set(run.failures()) == {(0, 4)}
+
+    asyncio.run(main())
+
+
+def test_a_branch_that_was_stopped_or_never_began_fails_again() -> None:
+    async def main() -> None:
+        run = Run()
+        await run.send(gen(0, 0, "bad"), Fork(0, 1, None, (1,)), Text(1, 0, None, "."))
+        await run.send(Resume(1, 1, None), Text(1, 2, None, "."), end=True)
+        assert {(1, 0), (1, 1)} <= set(run.failures()) and run.is_done
 
     asyncio.run(main())
 

@@ -75,6 +75,7 @@ OPS = st.one_of(
         st.none() | st.sampled_from(ir.TIERS),
     ),
     st.builds(ir.Drop, INT, INT, SOURCE),
+    st.builds(ir.Resume, INT, INT, SOURCE, st.booleans()),
     st.builds(ir.Var, INT, INT, SOURCE, INT, INT),
     st.builds(ir.End, INT, INT, SOURCE),
 )  # fmt: skip
@@ -90,7 +91,7 @@ def test_every_kind_of_op_is_in_the_round_trip() -> None:
     kinds = {cls.kind for cls in ir.Op.__subclasses__()}
     assert kinds == {
         "text", "tokens", "gen", "select", "embed", "role_begin", "role_end", "fork", "join", "var",
-        "pause", "hint", "drop", "end",
+        "pause", "hint", "drop", "resume", "end",
     }  # fmt: skip
 
 

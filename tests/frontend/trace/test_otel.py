@@ -170,7 +170,7 @@ def test_the_standard_variable_alone_exports_over_http(tmp_path: Path) -> None:
             "PYTHONPATH": str(Path(__file__).parents[2] / "support"),
         }
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60
+            [sys.executable, "-c", code], env=environment, capture_output=True, timeout=120
         )
         server.shutdown()
     assert done.returncode == 0 and not done.stderr, done.stderr.decode()

@@ -218,7 +218,7 @@ def test_a_browser_lays_it_out_without_an_error(tmp_path: Path) -> None:
     page.write_text(page_of(Report([program_of(0, 2), program_of(1, 3)], TREE)))
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/user"]
     command = [str(BROWSER), *flags, "--window-size=390,800", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     shown = Page(done.stdout.replace("<!DOCTYPE html>", ""))
     assert len(list(shown.with_class("tick"))) > 2, "ticks are made by the script"

@@ -22,11 +22,12 @@ import torch
 from checkpoints import make_checkpoint
 from fakes import FakeListener
 from step_plans import PlanDriver
+from waiting import PATIENCE_S
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
-from stemma.constrained.vocabulary import Vocabulary
+from stemma.constrained.vocabulary import single_bytes
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
@@ -35,7 +36,7 @@ from stemma.runtime.schedule.request import HiddenSum, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 TEXT = list(range(40, 70))
-BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 260)
+BYTES = single_bytes(260)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,8 @@ def test_the_command_line_runs_on_the_device_that_it_names(tiny: Path) -> None:
         "--max-model-len", "32", "--device", "cuda",
     ]  # fmt: skip
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     assert bytes(expected).decode("utf-8", "replace") in json.loads(done.stdout).values()

@@ -24,7 +24,7 @@ from step_plans import GREEDY, Feed, PlanDriver
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
-from stemma.constrained.vocabulary import Vocabulary
+from stemma.constrained.vocabulary import single_bytes
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
@@ -45,7 +45,7 @@ MakeRequests = Callable[[LoadedModel], list[Request]]
 _RANDOM = random.Random(3)
 TEXT = [_RANDOM.randrange(256) for _ in range(60)]
 PROMPTS = [TEXT[:40], [*TEXT[:33], 5], TEXT[:32], [9], [*TEXT[:16], 1, 2, 3], TEXT[20:]]
-BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 260)
+BYTES = single_bytes(260)
 LIST = GrammarSpec("regex", r'\{"id":[0-9]{1,4},"by":"[a-z]*"\}')
 
 

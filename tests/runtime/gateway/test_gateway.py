@@ -17,6 +17,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from malformed_clients import RawClient, Served
+from waiting import PATIENCE_S, wait_until
 
 import stemma
 from stemma.errors import ProtocolError
@@ -197,30 +198,38 @@ def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[byt
     raw_client.socket.close()
 
 
-def test_a_silent_clients_programs_are_cancelled_and_their_pages_freed(
+def test_a_client_without_a_connection_loses_its_programs_and_a_silent_one_does_not(
     served: Served,
     raw_client: RawClient,
     healthy: stemma.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    lost = RawClient(served)
+    session = lost.hello().header["session"]
     raw_client.hello()
     ops = [
         ["text", 0, 0, None, "silence"],
         ["gen", 0, 1, None, "x", {"max_tokens": 3900, "ignore_eos": True}],
     ]
     start = time.monotonic()
-    for number in (1, 2):
-        raw_client.say_ops(number, ops, create={"seed": number})
+    for client in (raw_client, lost):
+        client.say_ops(1, ops, create={"seed": 1})
     wait_for(healthy, lambda info: info["num_running"] == 2)
     monkeypatch.setattr(served.gateway, "_grace_s", GRACE_S)
-    wait_for(healthy, lambda info: info["num_running"] == 0 and info["num_programs"] == 0)
+    lost.socket.close()
+    wait_for(healthy, lambda info: info["num_running"] == 1)
     assert time.monotonic() - start > GRACE_S, "it was given its time"
+    raw_client.say("ping")
+    while raw_client.hear().op != "pong":  # its programs run, however long it was silent
+        pass
+    raw_client.say("cancel", program=1)
+    wait_for(healthy, lambda info: info["num_running"] == 0 and info["num_programs"] == 0)
     info = healthy.get_server_info()
     assert info["free_tokens"] + info["evictable_tokens"] == info["total_tokens"]
-    while raw_client.socket.poll(0):
-        raw_client.hear()  # deltas were not asked for: at most an error
-    raw_client.say("ping")
-    assert "ping before hello (or after too long a silence)" in raw_client.hear().header["message"]
+    other = RawClient(served)
+    other.say("hello", session=session)
+    assert "without a connection for longer than the grace" in other.hear().header["message"]
+    other.socket.close()
 
 
 def test_a_cancelled_program_stops_at_once_and_says_no_more(
@@ -236,11 +245,8 @@ def test_a_cancelled_program_stops_at_once_and_says_no_more(
     wait_for(healthy, lambda info: info["num_running"] == 0)
 
 
-def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition(info := backend.get_server_info()):
-        assert time.monotonic() < end, info
-        time.sleep(0.01)
+def wait_for(backend: stemma.Runtime, condition: Any) -> None:
+    wait_until(lambda: bool(condition(backend.get_server_info())))
 
 
 def test_a_message_that_found_its_queue_full_is_sent_later(
@@ -321,18 +327,16 @@ def test_an_address_that_cannot_be_bound_is_an_error(served: Served, tmp_path: P
 def test_what_wakes_the_loop_is_taken_so_that_it_sleeps_again(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Else an idle engine would spin after the first block from disk."""
+    """Else an idle engine would spin after the first block from disk, or a compiled grammar."""
     config = EngineConfig(checkpoint, dtype="float32", max_total_tokens=512, kv_store=tmp_path)
     loaded = LoadedModel(config)
     gateway = Gateway(loaded, ["inproc://woken"], context=zmq.Context())
     thread = threading.Thread(target=gateway.run, daemon=True)
-    store = loaded.engine.kv_store
-    assert store is not None
-    os.write(store._wake_w, b"\0")
+    sources = [loaded.engine.kv_store, loaded.engine.grammars]
+    for source in sources:
+        assert source is not None
+        os.write(source._wake_w, b"\0")
     thread.start()
-    until_s = time.monotonic() + 10.0
-    while select.select([store], [], [], 0.0)[0] and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert not select.select([store], [], [], 0.0)[0]
+    wait_until(lambda: not select.select(sources, [], [], 0.0)[0])
     gateway.stop()
-    thread.join(10)
+    thread.join(PATIENCE_S)

@@ -6,19 +6,21 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 import zmq
 from malformed_clients import Served
+from waiting import PATIENCE_S
 
 import stemma
 from stemma.bench.serving.runners.ports import free_port
 from stemma.errors import EngineError, InvalidRequest
 from stemma.frontend.client.greeting import mechanism_of
 from stemma.frontend.protocol.keys import client_keys, read_public, read_secret, write_pair
+from stemma.runtime.gateway import clients as clients_module
 from stemma.runtime.gateway.listener import Listener, ServerKeys
 
 
@@ -77,7 +79,7 @@ def test_a_wrong_key_is_a_clear_error_after_a_short_while(
         "client_key": keys / client_key if client_key else None,
     }
     with pytest.raises(EngineError, match=message):
-        stemma.Runtime(served.tcp_endpoint, timeout_s=20.0, **options)
+        stemma.Runtime(served.tcp_endpoint, timeout_s=PATIENCE_S, **options)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_a_runtime_that_hangs_up_before_it_has_said_why_is_asked(
     """As a busy one does: it reads all of the greeting before the rest of its own is sent."""
     options = _alice(keys) if has_keys else {}
     with _hanging_up(mechanism) as port, pytest.raises(EngineError, match=message):
-        stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=20.0, **options)
+        stemma.Runtime(f"tcp://127.0.0.1:{port}", timeout_s=PATIENCE_S, **options)
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
@@ -167,6 +169,20 @@ def test_a_client_may_be_added_while_the_server_runs(served: Served, keys: Path)
     options = {**_alice(keys), "client_key": keys / "bob.key_secret"}
     with stemma.Runtime(served.tcp_endpoint, **options) as backend:
         assert program.run(backend=backend)["x"]
+
+
+def test_a_key_that_opens_sessions_without_end_leaves_room_for_another(
+    served: Served, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "MAX_CLIENTS", 8)
+    write_pair(keys, keys / "clients", "carol")
+    carol = {**_alice(keys), "client_key": keys / "carol.key_secret"}
+    with ExitStack() as held:
+        with pytest.raises(EngineError, match="of them yours"):
+            for _ in range(5):
+                held.enter_context(stemma.Runtime(served.tcp_endpoint, **_alice(keys)))
+        with stemma.Runtime(served.tcp_endpoint, **carol) as backend:
+            assert program.run(backend=backend)["x"]
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5555", "tcp://192.0.2.1:5555", "tcp://*:5555"])

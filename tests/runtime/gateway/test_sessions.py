@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from malformed_clients import RawClient, Served
+from waiting import wait_until
 
 import stemma
 from stemma.bench.harness.tcp_proxy import TcpProxy
@@ -71,11 +72,8 @@ GEN: list[list[object]] = [
 ]
 
 
-def wait_for(backend: stemma.Runtime, condition: Any, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition(info := backend.get_server_info()):
-        assert time.monotonic() < end, info
-        time.sleep(0.01)
+def wait_for(backend: stemma.Runtime, condition: Any) -> None:
+    wait_until(lambda: bool(condition(backend.get_server_info())))
 
 
 # --- connections that break -----------------------------------------------------------------------
@@ -119,9 +117,7 @@ def test_a_client_that_is_away_for_longer_than_the_grace_period_loses_its_progra
         state = program.stream(max_tokens=3000, backend=backend)
         wait_for(healthy, lambda info: info["num_running"] == 1)
         proxy.cut(come_back=False)
-        start = time.monotonic()
         wait_for(healthy, lambda info: info["num_running"] == 0)
-        assert time.monotonic() - start < 20.0
         with pytest.raises(EngineError, match="broke and was not back in 1 s"):
             "".join(state.text_iter())
 
@@ -186,16 +182,13 @@ def test_a_client_that_never_acknowledges_gets_a_window_and_merged_text_then_is_
     raw_client.hello()
     ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 400, "ignore_eos": True}]]
     raw_client.say_ops(1, ops, create={"stream": True}, end=True)
-    wait_for(healthy, lambda info: info["stats"]["num_finished"] > num_finished, 60)
+    wait_for(healthy, lambda info: info["stats"]["num_finished"] > num_finished)
     clients = list(served.gateway._clients.by_session.values())
     (client,) = [c for c in clients if c.events]
     assert client.link.unacked_bytes < 500 + 300, "the window"
     assert len(client.events._events) <= 3, "all later text is one event"
     asking = max((c for c in clients if c is not client), key=lambda c: c.last_heard_s)
-    deadline = time.monotonic() + 30
-    while asking.behind_bytes:  # else it is the healthy one that goes
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not asking.behind_bytes)  # else it is the healthy one that goes
     monkeypatch.setattr(gateway_module, "MAX_BEHIND_BYTES", 600)
     reply = raw_client.hear()
     while reply.op in ("events", "credit"):
@@ -216,7 +209,7 @@ def test_a_client_that_says_goodbye_frees_its_programs_at_once(
     raw_client.say_ops(1, GEN, create={})
     wait_for(healthy, lambda info: info["num_running"] == 1)
     raw_client.say("bye")
-    wait_for(healthy, lambda info: info["num_running"] == info["num_programs"] == 0, 5.0)
+    wait_for(healthy, lambda info: info["num_running"] == info["num_programs"] == 0)
 
 
 CLIENT = """

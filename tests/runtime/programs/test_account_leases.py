@@ -108,7 +108,7 @@ def test_a_response_is_a_target_within_its_own_namespace_alone(
 
     def outcome(namespace: str) -> str:
         desk = HintTargets(byte_tokenizer, responses, 260, 1000, namespace, "account")
-        return str(desk.carry_out([action], stated)[0]["outcome"])
+        return str(desk.carry_out([action], stated, desk.tokenized([action]))[0]["outcome"])
 
     assert [outcome(name) for name in ("a", "b", "c")] == ["accepted", "accepted", "missing"]
     assert fake.asked == [("a", [5, 6]), ("b", [7])]

@@ -65,11 +65,12 @@ def test_a_pin_before_the_first_call_is_carried_out_after_it(
 def test_a_hint_splits_no_text_segment(hinted: ProgramHarness) -> None:
     encoded: list[str] = []
     tokenizer = hinted.context.tokenizer
-    plain, tokenizer.encode = tokenizer.encode, lambda t: encoded.append(t) or plain(t)  # type: ignore[assignment, func-returns-value]
+    plain = tokenizer.encode_array
+    tokenizer.encode_array = lambda text, *most: encoded.append(text) or plain(text, *most)  # type: ignore[method-assign, func-returns-value]
     try:
         hinted.on(0, text("ab"), hint("demote"), text("cd"), gen())
     finally:
-        del tokenizer.encode
+        del tokenizer.encode_array
     assert encoded == ["abcd"]
 
 

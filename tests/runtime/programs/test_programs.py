@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,9 +53,9 @@ def test_a_text_segment_is_the_same_however_it_was_cut(
         def __init__(self) -> None:
             self.__dict__.update(byte_tokenizer.__dict__)
 
-        def encode(self, text: str) -> list[int]:
+        def encode_array(self, text: str, max_tokens: int = sys.maxsize) -> array[int]:
             encoded.append(text)
-            return super().encode(text)
+            return super().encode_array(text, max_tokens)
 
     queue = FakeQueue()
     harness = ProgramHarness(

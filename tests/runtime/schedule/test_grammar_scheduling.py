@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 
 import pytest
 from engine_harness import FAMILIES, EngineHarness, assert_right, listener_of
@@ -11,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stemma.constrained.serving.grammar_state import GrammarFailure, PendingGrammar
+from stemma.constrained.serving.parsed_output import ParsedOutput
+from stemma.constrained.serving.parser_host import position_of
+from stemma.constrained.serving.positions import Position
 from stemma.runtime.schedule.request import FinishReason, Request
 
 STOP_IDS = frozenset({STOP_ID})
@@ -19,6 +23,36 @@ RUN = (1, 2, 3, 4, 5, 6)
 
 def compiled(grammar: ScriptedGrammar) -> PendingGrammar:
     return PendingGrammar(bound=grammar)
+
+
+@dataclass(slots=True, eq=False)
+class ParsedElsewhere(PendingGrammar):
+    """A grammar that is followed as by another process, which answers so many steps later."""
+
+    answer_steps: int = 0
+    asked: list[tuple[int, ParsedOutput]] = field(default_factory=list)
+    clock: int = 0
+
+    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> ParsedOutput:
+        return ParsedOutput(self, self.position_after([]), jump_forward, stop_ids)
+
+    def ask(self, output: ParsedOutput) -> None:
+        self.asked.append((self.clock + self.answer_steps, output))
+
+    def forget(self, output: ParsedOutput) -> None:
+        self.asked = [item for item in self.asked if item[1] is not output]
+
+    def tick(self) -> None:
+        self.clock += 1
+        for item in [item for item in self.asked if item[0] < self.clock]:
+            self.asked.remove(item)
+            item[1].take(self.position_after(item[1].tokens))
+
+    def position_after(self, tokens: list[int]) -> Position:
+        assert self.bound is not None
+        matcher = self.bound.matcher()  # type: ignore[union-attr]
+        assert all(map(matcher.consume, tokens))
+        return position_of(matcher, -(-VOCAB_SIZE // 32))
 
 
 def random_grammar(seed: int) -> ScriptedGrammar:
@@ -52,6 +86,7 @@ REQUESTS = st.lists(
             "stop_after": st.none() | st.integers(1, 9),
             "steps_before": st.integers(0, 3),
             "compile_steps": st.integers(0, 6),
+            "answer_steps": st.none() | st.integers(0, 4),
         }
     ),
     min_size=1,
@@ -78,23 +113,29 @@ HOUSES = st.builds(
 def test_outputs_are_those_of_sampling_each_token_alone_whatever_the_workload(
     harness: EngineHarness, given: list[dict[str, object]]
 ) -> None:
-    """Jumps, chunks, late grammars, cuts and preemption change no token."""
+    """Jumps, chunks, late grammars, late answers of parsers, cuts and preemption change no
+    token."""
     late: list[tuple[int, PendingGrammar, ScriptedGrammar]] = []
     clock = 0
     for fields in given:
         fields = dict(fields)
         seed, compile_steps = fields.pop("seed"), fields.pop("compile_steps")
+        answer_steps = fields.pop("answer_steps")
         listener = FakeListener(stop_after=fields.pop("stop_after"))  # type: ignore[arg-type]
         for _ in range(int(fields.pop("steps_before"))):  # type: ignore[call-overload]
             clock = _tick(harness, late, clock)
         grammar = None
         if seed is not None:
             grammar = PendingGrammar()
+            if answer_steps is not None:
+                grammar = ParsedElsewhere(answer_steps=int(answer_steps))  # type: ignore[call-overload]
             late.append((clock + int(compile_steps), grammar, random_grammar(seed)))  # type: ignore[call-overload]
         harness.submit(listener=listener, grammar=grammar, **fields)  # type: ignore[arg-type]
     while late:
         clock = _tick(harness, late, clock)
-    harness.run()
+    while any(not request.is_finished for request in harness.requests):
+        clock = _tick(harness, late, clock)
+        assert clock < 5000
     for request in harness.requests:
         assert_right(request)
         assert request.finish_reason is not FinishReason.ERROR
@@ -104,7 +145,10 @@ def test_outputs_are_those_of_sampling_each_token_alone_whatever_the_workload(
 def _tick(
     harness: EngineHarness, late: list[tuple[int, PendingGrammar, ScriptedGrammar]], clock: int
 ) -> int:
-    """A step, after the grammars that are due."""
+    """A step, after the grammars and answers that are due."""
+    for request in harness.requests:
+        if isinstance(request.grammar, ParsedElsewhere):
+            request.grammar.tick()
     for item in [item for item in late if item[0] <= clock]:
         late.remove(item)
         item[1].bound = item[2]
@@ -229,6 +273,19 @@ def test_a_request_aborted_while_its_grammar_is_compiled_holds_nothing() -> None
     grammar.bound = ScriptedGrammar.of((1,))
     harness.run()
     assert request.finish_reason is FinishReason.ABORT
+    harness.assert_nothing_held()
+
+
+def test_a_request_aborted_while_a_parser_computes_holds_nothing_and_delays_nobody() -> None:
+    harness = EngineHarness()
+    grammar = ParsedElsewhere(answer_steps=1000, bound=ScriptedGrammar(({1: 0, 2: 0},)))
+    stuck = harness.submit(FAMILIES[0][:10], grammar=grammar)
+    healthy = harness.submit(FAMILIES[0][:10])
+    harness.run()
+    assert_right(healthy)
+    assert stuck.num_output_tokens == 1 and not stuck.is_finished and grammar.asked
+    harness.engine.abort(stuck)
+    assert stuck.finish_reason is FinishReason.ABORT and not grammar.asked
     harness.assert_nothing_held()
 
 

@@ -245,7 +245,9 @@ def test_a_chunk_ends_at_a_page_boundary_when_it_can() -> None:
 
 def test_a_prompt_larger_than_the_pool_is_refused_with_the_figures() -> None:
     harness = EngineHarness(num_pages=10)
-    with pytest.raises(PromptTooLong, match=r"the prompt has 10 tokens.*at most 9"):
+    with pytest.raises(
+        PromptTooLong, match=r"too long: 10 tokens > 9 maximum.*length is 10 tokens"
+    ):
         harness.submit([1] * 10)
     assert not harness.engine.has_work
     fits = harness.submit([1] * 9, max_tokens=5)

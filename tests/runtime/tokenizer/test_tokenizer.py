@@ -7,15 +7,28 @@ from array import array
 from pathlib import Path
 
 import pytest
-from checkpoints import BOS_ID, BYTE_VOCAB_SIZE, EOS_ID, make_byte_tokenizer
+from checkpoints import (
+    BACKTRACKS,
+    BOS_ID,
+    BYTE_VOCAB_SIZE,
+    EOS_ID,
+    make_backtracking,
+    make_byte_tokenizer,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from stemma.errors import InvalidRequest, ModelLoadError
+from stemma.errors import InvalidRequest, ModelLoadError, PromptTooLong
 from stemma.runtime.tokenizer import tokenizer as tokenizer_module
-from stemma.runtime.tokenizer.tokenizer import KeptEncodings, Tokenizer
+from stemma.runtime.tokenizer.tokenizer import (
+    LONG_CHARS,
+    UNLOCKED_CHARS,
+    VERY_LONG_CHARS,
+    KeptEncodings,
+    Tokenizer,
+)
 
 
 def test_special_tokens_in_a_users_text_are_plain_text(byte_tokenizer: Tokenizer) -> None:
@@ -115,17 +128,37 @@ def test_a_long_text_is_tokenized_once_and_its_ids_are_the_callers_own(
     byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, num_encoded = "a long text " * 40, 0
-    encode = byte_tokenizer._encode
+    encoded = tokenizer_module.encoded
 
-    def counted(text: str) -> list[int]:
+    def counted(tokenizer: HfTokenizer, text: str, max_tokens: int) -> array[int]:
         nonlocal num_encoded
         num_encoded += 1
-        return encode(text)
+        return encoded(tokenizer, text, max_tokens)
 
-    monkeypatch.setattr(byte_tokenizer, "_encode", counted)
+    monkeypatch.setattr(tokenizer_module, "encoded", counted)
     first = byte_tokenizer.encode(text)
     first.append(0)
     assert byte_tokenizer.encode(text) == list(text.encode()) and num_encoded == 1
+
+
+@pytest.mark.parametrize("num_chars", [30, LONG_CHARS, UNLOCKED_CHARS, VERY_LONG_CHARS])
+def test_a_text_over_the_limit_of_tokens_is_refused(tmp_path: Path, num_chars: int) -> None:
+    tokenizer, text = Tokenizer(make_byte_tokenizer(tmp_path), BYTE_VOCAB_SIZE), "x" * num_chars
+    for _ in range(2):  # the second time it may be kept
+        with pytest.raises(PromptTooLong, match=f"{num_chars} tokens > "):
+            tokenizer.encode_array(text, num_chars - 1)
+        assert len(tokenizer.encode_array(text, num_chars)) == num_chars
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("num_chars", [300, UNLOCKED_CHARS])
+def test_a_panic_of_the_library_is_the_texts_error(tmp_path: Path, num_chars: int) -> None:
+    tokenizer = Tokenizer(make_backtracking(make_byte_tokenizer(tmp_path)), BYTE_VOCAB_SIZE)
+    text = BACKTRACKS * (num_chars // len(BACKTRACKS))
+    for encode in (tokenizer.encode, tokenizer.encode_delimiters):
+        with pytest.raises(InvalidRequest, match=r"cannot take this text: .*retry-limit"):
+            encode(text)
+    assert tokenizer.encode("abc") == list(b"abc"), "it still works"
 
 
 def test_kept_encodings_are_bounded_and_the_least_used_go_first(

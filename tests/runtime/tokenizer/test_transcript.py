@@ -198,3 +198,35 @@ def test_raw_text_before_a_role_is_followed_by_no_bos(
     transcript.append_text("raw")
     transcript.begin_role("user")
     assert len(transcript.ids) > 3 and BOS_ID not in transcript.ids[1:]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("num_before", [0, 1, 2, 7])
+def test_a_message_that_is_dropped_leaves_what_was_before_it(
+    templates: Templates, name: str, num_before: int
+) -> None:
+    tokenizer, template = templates[name]
+    dropped, plain = Transcript(tokenizer, template), Transcript(tokenizer, template)
+    roles = ["user", "assistant"] * 4
+    for transcript in (dropped, plain):
+        for role in roles[:num_before]:
+            transcript.begin_role(role)
+            transcript.append_text(f"said by {role}")
+            transcript.end_role()
+    dropped.begin_role(roles[num_before])
+    dropped.append_text("gone")
+    dropped.drop_message()
+    assert dropped.open_role is None and dropped.ids == plain.ids
+    for transcript in (dropped, plain):
+        transcript.begin_role(roles[num_before])
+        transcript.append_text("stays")
+        transcript.settle()
+    assert dropped.ids == plain.ids and dropped.content_start == plain.content_start
+    for transcript in (dropped, plain):
+        transcript.end_role()
+    assert dropped.ids == plain.ids
+
+
+def test_a_message_is_dropped_only_while_it_is_open(templates: Templates) -> None:
+    with pytest.raises(InvalidProgram, match="no message is open"):
+        Transcript(*templates["chatml"]).drop_message()

@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from stemma.server.access.api_keys import ApiKey
 from stemma.server.access.cors import BrowserRules
-from stemma.server.access.load import Load, Ticket
+from stemma.server.access.load import Capacity, Load, Ticket
 from stemma.server.access.rates import WINDOW_S, KeyUsage
 from stemma.server.access.route_access import RouteAccess, door_of
 from stemma.server.protocol.failures import Refusal
@@ -74,20 +74,20 @@ def test_a_full_queue_says_when_there_is_room_by_the_rate_of_what_has_ended() ->
     load = Load(clock=lambda: now[0])
     tickets = [Ticket(load) for _ in range(10)]
     for ticket in tickets:
-        ticket.take(2, capacity=20)
+        ticket.take(2, Capacity(20, 0))
     late = Ticket(load)
     with pytest.raises(Refusal) as caught:
-        late.take(1, capacity=20)
+        late.take(1, Capacity(20, 0))
     assert caught.value.status_code == 429 and caught.value.code == "queue_full"
     assert (caught.value.headers or {})["retry-after"] == "1"
     for ticket in tickets[:4]:  # two samples a second
         now[0] += 1.0
-        ticket.note_outcome(5)
-        ticket.note_outcome(5)
+        load.note_end()
+        load.note_end()
         ticket.release()
-    late.take(8, capacity=20)
+    late.take(8, Capacity(20, 0))
     with pytest.raises(Refusal) as caught:
-        Ticket(load).take(16, capacity=20)
+        Ticket(load).take(16, Capacity(20, 0))
     assert (caught.value.headers or {})["retry-after"] == "6"  # 16 * 3 s / 8
     late.release()
     late.release()

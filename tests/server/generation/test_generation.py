@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import PATIENCE_S, until
 
 from stemma.frontend.protocol import wire
 from stemma.frontend.protocol.ir import GenParams
+from stemma.server.access.load import Load, Ticket
 from stemma.server.generation.event_queue import EventQueue
 from stemma.server.generation.generation import Generation
 from stemma.server.generation.values import _all_of, _Asked
@@ -34,7 +36,12 @@ def test_what_waits_together_is_joined_and_nothing_is_lost_or_late(
     async def run() -> None:
         task, outcomes = Task(["x"], GenParams(), n=3, stream=True), []
         generation = Generation(
-            EventQueue(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+            EventQueue(asyncio.get_running_loop()),
+            task,
+            Caller(),
+            "id",
+            outcomes.append,
+            lambda used: None,
         )
         sent: dict[int, list[Any]] = {0: [], 1: [], 2: []}
         got: dict[int, list[Any]] = {0: [], 1: [], 2: []}
@@ -80,7 +87,12 @@ def test_what_comes_after_the_end_is_dropped() -> None:
     async def run() -> None:
         task, outcomes = Task(["x"], GenParams(), stream=True, constraint_field="regex"), []
         generation = Generation(
-            EventQueue(asyncio.get_running_loop()), task, Caller(), "id", outcomes.append
+            EventQueue(asyncio.get_running_loop()),
+            task,
+            Caller(),
+            "id",
+            outcomes.append,
+            lambda used: None,
         )
         failure = {"message": "no", "kind": "InvalidGrammar"}
         generation._take_event(0, wire.FAILED, failure)
@@ -104,9 +116,7 @@ def test_a_mailbox_delivers_everything_in_order_from_many_threads() -> None:
         threads = [threading.Thread(target=post, args=(number,)) for number in got]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        await until(lambda: sum(len(values) for values in got.values()) == 4 * 2000)
         assert all(values == list(range(2000)) for values in got.values())
 
     asyncio.run(run())
@@ -118,7 +128,7 @@ def test_a_delivery_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixtur
         events = EventQueue(asyncio.get_running_loop())
         events.post(lambda index, kind, payload: got[index].missing, 5, "value", None)
         events.post(lambda index, kind, payload: got.append(payload), 0, "value", "mine")
-        await asyncio.sleep(0.01)
+        await until(lambda: bool(got))
         assert got == ["mine"] and "could not be delivered" in caplog.text
 
     asyncio.run(run())
@@ -140,12 +150,12 @@ class SlowConnection:
         return len(self.open)
 
     def send_op(self, program: int, op: object) -> None:
-        assert self.may_send.wait(10)
+        assert self.may_send.wait(PATIENCE_S)
 
     def flush(self, program: int, *, end: bool, is_awaited: bool) -> None:
         pass
 
-    def close_program(self, program: int) -> None:
+    def cancel_program(self, program: int) -> None:
         self.open.discard(program)
 
 
@@ -153,10 +163,11 @@ def test_values_wait_for_credit_off_the_loop_and_leave_nothing_if_their_client_g
     async def run() -> None:
         connection = SlowConnection()
         with ExitStack() as stack:
-            asked = [stack.enter_context(_Asked(connection, Caller())) for _ in range(2)]
-            work = asyncio.create_task(_all_of(connection, asked, [["op"], ["op"]]))
-            while not connection.open:
-                await asyncio.sleep(0.001)
+            asked = [
+                stack.enter_context(_Asked(connection, Caller(), Ticket(Load()))) for _ in range(2)
+            ]
+            work = asyncio.create_task(_all_of(asked, [["op"], ["op"]]))
+            await until(lambda: bool(connection.open))
             work.cancel()
         connection.may_send.set()
         await asyncio.get_running_loop().shutdown_default_executor()

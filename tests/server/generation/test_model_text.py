@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.tokenizer import chat_template
@@ -27,7 +28,7 @@ def test_threads_that_read_texts_are_nobody_elses() -> None:
     async def ask_while_all_read() -> None:
         reading = [asyncio.create_task(texts.in_thread(is_over.wait)) for _ in range(64)]
         await asyncio.sleep(0)
-        assert await asyncio.wait_for(asyncio.to_thread(threading.get_ident), 10)
+        assert await asyncio.wait_for(asyncio.to_thread(threading.get_ident), PATIENCE_S)
         is_over.set()
         assert all(await asyncio.gather(*reading))
 

@@ -11,7 +11,7 @@ import pytest
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.spec import GrammarSpec
-from stemma.constrained.vocabulary import Vocabulary
+from stemma.constrained.vocabulary import single_bytes
 from stemma.errors import InvalidRequest, UnsupportedSchema
 from stemma.frontend.protocol.constraint import Constraint
 from stemma.runtime.tokenizer.chat_template import ChatTemplate, TemplateArgs
@@ -40,7 +40,7 @@ TOOLS = [
     Tool.model_validate({"type": "function", "function": {"name": "weather", "parameters": CITY}}),
     Tool.model_validate({"type": "function", "function": {"name": "clock"}}),
 ]
-BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: list(text.encode()), 256)
+BYTES = single_bytes()
 NAMED = NamedChoice.model_validate({"type": "function", "function": {"name": "weather"}})
 CLOCK = f'{BEGIN}{{"name":"clock","arguments":{{}}}}{END}'
 CUT = f'{BEGIN}\n{{"name": "weather", "argum'

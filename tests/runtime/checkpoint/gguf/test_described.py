@@ -14,6 +14,7 @@ import pytest
 from checkpoints import make_checkpoint
 from fake_hub import COMMIT, FakeHub, ask_only, fake_hub
 from gguf_files import Kind, write_gguf
+from waiting import PATIENCE_S
 
 from stemma.cli.model_report import examine_model
 from stemma.errors import ModelLoadError
@@ -103,7 +104,9 @@ def test_the_doctor_reads_headers(hub: FakeHub, model: Path, tmp_path: Path) -> 
         "TMPDIR": str(scratch),
     }
     command = [sys.executable, "-m", "stemma", "doctor", f"{REPO}/x.gguf", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     expected = report(locate_model(model / "x.gguf"))
     told = json.loads(done.stdout)

@@ -150,7 +150,7 @@ def test_a_regular_expression_that_takes_forever_ends_at_its_limit(
 ) -> None:
     """The interpreter, which Python's own matcher would hold, goes on meanwhile."""
     monkeypatch.setattr(module_patterns, "LIMIT_S", 0)
-    monkeypatch.setattr(module_patterns, "_GRACE_S", 0.3)
+    monkeypatch.setattr(module_patterns, "_GRACE_S", 1.0)
     bomb = r"([a-z0-9_.]+)+!"
     make_adapter(tmp_path, qv, ("q_proj", "v_proj"))
     with_field(tmp_path, field, {bomb: 4} if field == "rank_pattern" else bomb)

@@ -45,7 +45,7 @@ def test_other_namespaces_and_layouts_have_other_keys() -> None:
     layouts = [
         LAYOUT,
         replace(LAYOUT, model_revision="other"),
-        replace(LAYOUT, dtype="float16"),
+        replace(LAYOUT, arithmetic="float16"),
         replace(LAYOUT, kv=KVLayout(2, (PLAIN,))),
         *(
             replace(LAYOUT, kv=KVLayout(1, (part,)))

@@ -26,6 +26,7 @@ from kv_blocks import (
     sequence,
     wait_for,
 )
+from waiting import PATIENCE_S, wait_until
 
 import stemma
 from stemma.runtime.memory.disk.folder import StoreFolder
@@ -92,7 +93,7 @@ def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
     store = open_store(tmp_path, max_pending_bytes=3 * LAYOUT.block_bytes)
     stuck = threading.Event()
     write_file = store._write_file
-    store._write_file = lambda *args: (stuck.wait(30), write_file(*args))[1]  # type: ignore
+    store._write_file = lambda *args: (stuck.wait(PATIENCE_S), write_file(*args))[1]  # type: ignore
     blocks = sequence(1, 2, 3, 4, 5)
     assert store.num_accepted() == 3
     accepted = [store.save(block, payload_of(block)) for block in blocks]
@@ -101,7 +102,7 @@ def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
     assert store.note_use(blocks) == 3, "what is on its way need not be saved again"
     assert store.longest(blocks) == 0, "and cannot be fetched yet"
     stuck.set()
-    assert store.flush(30.0) and store.longest(blocks) == 3
+    assert store.flush(PATIENCE_S) and store.longest(blocks) == 3
     store.close()
 
 
@@ -184,7 +185,7 @@ def test_a_sequence_longer_than_the_bound_keeps_its_beginning(tmp_path: Path) ->
     blocks = sequence(*range(6))
     for block in blocks:
         store.save(block, payload_of(block))
-    assert store.flush(30.0)
+    assert store.flush(PATIENCE_S)
     assert store.longest(blocks) == 3 and len(files_of(tmp_path)) == 3
     store.close()
 
@@ -204,7 +205,7 @@ def test_the_journal_stays_small_over_many_uses(tmp_path: Path, monkeypatch) -> 
     save_all(store, sequence(1, 2))
     for _ in range(500):
         store.note_use(sequence(1, 2))
-    assert store.flush(30.0)
+    assert store.flush(PATIENCE_S)
     (journal,) = tmp_path.rglob("journal")
     assert journal.stat().st_size < 60 * 80
     store.close()
@@ -230,7 +231,7 @@ def test_a_torn_block_is_dropped_and_nothing_behind_it_is_returned(
     assert fetched(store, blocks) == 1
     assert store.stats.num_corrupt == 1 and len(warnings_of(caplog)) == 1
     assert store.longest(blocks) == 1
-    assert store.flush(30.0) and not file_of(tmp_path, blocks[1].key).exists()
+    assert store.flush(PATIENCE_S) and not file_of(tmp_path, blocks[1].key).exists()
     save_all(store, [blocks[1]])
     assert fetched(store, blocks) == 3, "saved again, it serves those behind it again"
     store.close()
@@ -373,7 +374,7 @@ print("open", flush=True)
 for number in count():
     for block in sequence(number % 50, number % 7):
         store.save(block, payload_of(block))
-    store.flush(30.0)
+    store.flush(60.0)
 """
     for delay_s in (0.0, 0.03, 0.1):
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
@@ -404,17 +405,12 @@ def test_a_second_store_only_reads_and_sees_what_the_first_writes(
     blocks = sequence(1, 2, 3)
     assert not reader.save(blocks[0], payload_of(blocks[0])) and reader.num_accepted() == 0
     save_all(writer, blocks)
-    until = time.monotonic() + 30
-    while reader.longest(blocks) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: reader.longest(blocks) == 3)
     assert fetched(reader, blocks) == 3
     file_of(tmp_path, blocks[1].key).unlink()  # as the writer gives blocks up
     assert fetched(reader, blocks) == 1
     writer.close()
-    while reader.mode is not StoreMode.WRITER:
-        assert time.monotonic() < until, "the reader did not take over"
-        time.sleep(0.01)
+    wait_until(lambda: reader.mode is StoreMode.WRITER)
     save_all(reader, sequence(1, 2, 9))
     reader.close()
 
@@ -428,7 +424,7 @@ def test_a_reader_and_a_writer_at_their_bound_never_read_a_wrong_block(tmp_path:
         blocks = sequence(round_ % 7, round_ % 5, round_ % 3)
         for block in blocks:
             writer.save(block, payload_of(block))
-        writer.flush(30.0)
+        writer.flush(60.0)
         num_fetched += fetched(reader, sequence(round_ % 7, (round_ + 1) % 5, round_ % 2))
     assert num_fetched and reader.stats.num_corrupt == 0
     reader.close()
@@ -454,7 +450,7 @@ def test_a_full_disk_ends_the_writing_with_one_warning(
     blocks = sequence(1, 2, 3)
     for block in blocks:
         store.save(block, payload_of(block))
-    assert store.flush(30.0)
+    assert store.flush(PATIENCE_S)
     assert store.mode is StoreMode.FAILED and len(warnings_of(caplog)) == 1
     assert "No space left" in warnings_of(caplog)[0]
     assert not store.save(blocks[1], payload_of(blocks[1]))
@@ -475,7 +471,7 @@ store = open_store(Path({str(tmp_path)!r}))
 save_all(store, sequence(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 store.save(sequence(2)[0], payload_of(sequence(2)[0]))
-assert store.flush(30.0)
+assert store.flush(60.0)
 assert fetched(store, sequence(1)) == 1
 print(store.mode.value)
 store.close()
@@ -491,7 +487,7 @@ def test_a_folder_that_vanishes_ends_the_writing(
     save_all(store, sequence(1))
     shutil.rmtree(tmp_path / "store")
     store.save(sequence(2)[0], payload_of(sequence(2)[0]))
-    assert store.flush(30.0) and store.mode is StoreMode.FAILED
+    assert store.flush(PATIENCE_S) and store.mode is StoreMode.FAILED
     assert fetched(store, sequence(1)) == 0
     assert len(warnings_of(caplog)) == 1
     store.close()
@@ -505,7 +501,7 @@ def test_a_path_that_is_no_folder_turns_the_store_off(
     assert store.mode is StoreMode.OFF and len(warnings_of(caplog)) == 1
     assert not store.save(sequence(1)[0], payload_of(sequence(1)[0]))
     assert store.longest(sequence(1)) == 0 and store.fetch(sequence(1)).is_done
-    assert store.flush(1.0)
+    assert store.flush(PATIENCE_S)
     store.close()
 
 
@@ -532,6 +528,6 @@ def test_a_defect_in_the_writer_does_not_reach_the_engine(
     store = open_store(tmp_path)
     monkeypatch.setattr(store, "_write_file", lambda *args: 1 / 0)
     store.save(sequence(1)[0], payload_of(sequence(1)[0]))
-    assert store.flush(30.0) and store.mode is StoreMode.FAILED
+    assert store.flush(PATIENCE_S) and store.mode is StoreMode.FAILED
     assert "ZeroDivisionError" in warnings_of(caplog)[0]
     store.close()

@@ -35,7 +35,7 @@ for number in itertools.count({first}):
     for block in blocks:
         store.save(block, payload_of(block, layout))
     if number % 3 == 0:
-        store.flush(30.0)
+        store.flush(60.0)
         print(number, flush=True)
 """
 

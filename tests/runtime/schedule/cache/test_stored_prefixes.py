@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from fakes import VOCAB_SIZE, chain_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
+from waiting import PATIENCE_S
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidRequest
@@ -65,7 +65,7 @@ class Shop(EngineHarness):
         self.store.close()
         self.__post_init__()
 
-    def wait(self, max_s: float = 30.0) -> None:
+    def wait(self, max_s: float = PATIENCE_S) -> None:
         """For a fetch to be done, as the gateway's poller does."""
         assert select.select([self.store], [], [], max_s)[0], "no fetch was done"
         self.store.collect()
@@ -75,7 +75,7 @@ class Shop(EngineHarness):
         may_read, read = threading.Event(), self.store._read
 
         def slowly(fetch: Fetch) -> None:
-            assert may_read.wait(30.0)
+            assert may_read.wait(PATIENCE_S)
             read(fetch)
 
         self.store._read = slowly  # type: ignore[method-assign]
@@ -91,14 +91,14 @@ class Shop(EngineHarness):
         request = self.submit(tokens, max_tokens, **fields)
         self.run()
         assert_right(request)
-        assert self.store.flush(30.0)
+        assert self.store.flush(PATIENCE_S)
         return request
 
     def close(self) -> None:
         """Nothing is held, by anybody."""
         assert not self.stored._wanted and not self.stored._arriving and not self.stored._saving
         with self.store._changed:
-            assert self.store._changed.wait_for(lambda: not self.store._num_fetched, 30.0)
+            assert self.store._changed.wait_for(lambda: not self.store._num_fetched, PATIENCE_S)
         self.assert_nothing_held()
         self.store.close()
 
@@ -273,14 +273,15 @@ def test_a_damaged_block_is_computed_with_all_behind_it(open_shop: OpenShop) -> 
 
 
 def test_a_deadline_ends_a_request_that_is_fetched_for(open_shop: OpenShop) -> None:
-    shop = open_shop()
+    now_s = 0.0
+    shop = open_shop(clock=lambda: now_s)
     shop.serve(prompt(1, 700))
     shop.restart()
     may_read = shop.with_slow_disk()
-    late = shop.submit(prompt(1, 700), deadline_s=time.perf_counter() + 0.05)
+    late = shop.submit(prompt(1, 700), created_s=now_s, deadline_s=1.0)
     assert shop.stored.num_held == 1 and not shop.engine.has_work
     assert shop.engine.next_wake_s == late.deadline_s
-    time.sleep(0.06)
+    now_s = 1.5
     assert shop.engine.has_work
     shop.engine.step()
     assert late.error_kind == "DeadlineExceeded" and not shop.engine.has_work
@@ -352,8 +353,29 @@ def test_a_shared_prefix_is_on_disk_at_once(open_shop: OpenShop) -> None:
     assert cache.share("", request.token_ids) == 512
     assert cache.share("nobody's", request.token_ids) == 0
     shop.step()
-    assert shop.store.flush(30.0) and len(list(shop.folder.rglob("*.kv"))) == 2
+    assert shop.store.flush(PATIENCE_S) and len(list(shop.folder.rglob("*.kv"))) == 2
     shop.run()
+
+
+@pytest.mark.parametrize("by", ["share", "abort"])
+def test_what_a_failed_row_was_to_write_is_not_saved(open_shop: OpenShop, by: str) -> None:
+    """Shared while it is computed; or read by a request that leaves before it is."""
+    shop = open_shop(has_overlap=True, token_budget=2048, page_size=16)
+    text = prompt(1, 600)
+    shop.executor.row_errors = {1}
+    shop.submit(text)
+    reader = shop.submit([*text, 1, 2, 3])
+    shop.step()
+    assert reader.num_computed_tokens == 592, "it counts on the row before it"
+    if by == "share":
+        outcome = shop.engine.hints.share("", text)
+        assert outcome.outcome == "clipped" and not outcome.num_tokens
+    else:
+        shop.engine.abort(reader)
+    shop.run()
+    assert shop.store.flush(60.0)
+    num_saved = 2 if by == "share" else 0  # the reader computes it again
+    assert shop.store.stats.num_saved == num_saved
 
 
 def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> None:
@@ -379,7 +401,7 @@ def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> Non
         shop.step()
     assert len(shop.executor.plans) - num_steps > 50 and num_looks - num_before <= 1
     shop.run()
-    assert shop.store.flush(30.0)
+    assert shop.store.flush(PATIENCE_S)
 
 
 def test_blocks_must_be_whole_pages(tmp_path: Path) -> None:

@@ -278,6 +278,37 @@ def test_a_failed_step_takes_its_copies_back_on_both_tiers(fail_step: int) -> No
     assert_nothing_held(farm)
 
 
+def test_what_a_plan_in_flight_is_to_write_reaches_the_host_only_once_it_is_written() -> None:
+    farm = Farm(has_overlap=True, kv_cache=with_host())
+    farm.executor.row_errors = {1}
+    host = farm.cache.host
+    assert host is not None
+    failed = farm.submit([3], max_tokens=1)
+    farm.step()
+    assert farm.cache.tree.match_length("", [3]) == 1, "it is published when it is planned"
+    assert farm.engine.hints.demote("", [3]).outcome == "missing"
+    farm.run()
+    assert failed.finish_reason is FinishReason.ERROR
+    assert not host.tree.match_length("", [3])
+    farm.serve([3], max_tokens=1)
+    assert farm.engine.hints.demote("", [3]).num_tokens == 1
+    assert_nothing_held(farm)
+
+
+def test_the_computed_part_of_a_prompt_can_be_demoted_while_the_rest_is_computed() -> None:
+    farm = Farm(has_overlap=True, kv_cache=with_host(), token_budget=8)
+    text = prompt(1, 30)
+    farm.submit(text)
+    farm.step()
+    farm.step()  # the first chunk is there, the second in flight
+    outcome = farm.engine.hints.demote("", text)
+    assert (outcome.outcome, outcome.num_tokens) == ("clipped", 8)
+    assert "is being computed" in outcome.reason
+    farm.run()
+    assert farm.engine.hints.demote("", text).num_tokens == 30
+    assert_nothing_held(farm)
+
+
 # --- hints --------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import pytest
 from engine_harness import FAMILIES, EngineHarness
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
+from waiting import PATIENCE_S, until
 
 from stemma.errors import EngineError
 from stemma.runtime.gateway.observe.observer import Observer
@@ -192,10 +193,8 @@ def test_the_engine_is_asked_once_for_all_and_only_while_somebody_watches(
             while b"event: engine" in (event := await first.take()):
                 pass
             assert b'"is_whole":true' in event
-        await asyncio.sleep(0.05)
-        before = num_asked
-        await asyncio.sleep(0.1)
-        assert num_asked == before and not len(feed)
+        assert feed._task is not None and not len(feed)
+        await until(feed._task.done)
 
     asyncio.run(play())
 
@@ -223,5 +222,5 @@ def test_a_reader_that_takes_nothing_is_hung_up_on() -> None:
         with pytest.raises((OSError, ClientDisconnect)):
             await FeedResponse(events(), 0.05)(scope, nothing_comes, send)
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert ended

@@ -15,8 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from stemma.server.api.openai.completions import CompletionRequest
 from stemma.server.app import ROOMS
 from stemma.server.generation.service import EngineLink, Service
+from stemma.server.protocol import json_bounds, json_route
 from stemma.server.protocol.failures import Refusal
-from stemma.server.protocol.json_route import MAX_NESTING, parse_json
+from stemma.server.protocol.json_bounds import (
+    MAX_CONTAINERS,
+    MAX_NESTING,
+    MAX_TEXTS,
+    MAX_VALUES,
+    require_bounded,
+)
+from stemma.server.protocol.json_route import parse_json
 from stemma.server.protocol.known_fields import MAX_REPORTED, KnownFields, warning_of
 from stemma.server.settings import ServerSettings
 
@@ -106,6 +114,61 @@ def test_escapes_that_are_no_character_are_refused_by_their_field(
 def test_as_deep_as_allowed_and_as_broad_as_one_likes_is_read() -> None:
     assert parse_json(b"[" * MAX_NESTING + b"]" * MAX_NESTING)
     assert len(parse_json(b"[" + b"[]," * 10_000 + b"[]]")) == 10_001
+
+
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        ("1", MAX_VALUES),
+        ("null", MAX_VALUES),
+        ('"a"', MAX_TEXTS),
+        ("[]", MAX_CONTAINERS),
+        ("[1]", MAX_CONTAINERS),
+        ('{"\\\\":1}', MAX_CONTAINERS),
+    ],
+)
+def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(
+    value: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of as many, with what is around it, is one too many; half of them are fine."""
+    assert parse_json(f"[{','.join([value] * (most // 2))}]".encode())
+    monkeypatch.setattr(json_route, "_DECODER", None)
+    with pytest.raises(Refusal, match=f"at most {most}") as caught:
+        parse_json(f"[{','.join([value] * (most + 1))}]".encode())
+    assert caught.value.status_code == 413
+
+
+@pytest.mark.parametrize("escape", ['\\"', "\\\\", '\\\\\\"', "\\u005b"])
+def test_what_is_in_texts_is_not_counted(escape: str) -> None:
+    text = "," * MAX_VALUES + escape + "[" * MAX_CONTAINERS
+    assert parse_json(f'{{"{text}": ["{text}"]}}'.encode()) == json.loads(
+        f'{{"{text}": ["{text}"]}}'
+    )
+
+
+@given(JSON)
+def test_the_scan_counts_what_there_is(value: Any) -> None:
+    body = json.dumps(value).encode()
+    num_containers, depth = shape_of(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bounds, "MAX_CONTAINERS", num_containers)
+        patch.setattr(json_bounds, "MAX_NESTING", depth)
+        patch.setattr(json_bounds, "_SLICE_BYTES", 3)
+        require_bounded(body)
+        for name, most in (("MAX_CONTAINERS", num_containers), ("MAX_NESTING", depth)):
+            if most:
+                patch.setattr(json_bounds, name, most - 1)
+                with pytest.raises(Refusal):
+                    require_bounded(body)
+                patch.setattr(json_bounds, name, most)
+
+
+def shape_of(value: Any) -> tuple[int, int]:
+    """Its lists and objects, and their depth."""
+    if not isinstance(value, list | dict):
+        return 0, 0
+    within = [shape_of(v) for v in (value.values() if isinstance(value, dict) else value)]
+    return 1 + sum(num for num, _ in within), 1 + max((depth for _, depth in within), default=0)
 
 
 class Part(BaseModel):

@@ -1,0 +1,49 @@
+"""The interface by which the scheduler follows a grammar: one output's progress through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..matcher import Mask
+
+
+class Follower(Protocol):
+    """A forced run, once begun, is followed to its end. Nothing here raises: a failure of the
+    matcher is an error of this output alone."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the rest is known now; another process may still be computing it."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing may follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further, or None."""
+
+    def consume(self, token_id: int) -> bool:
+        """Take the output's next token, where it is ready; False where the grammar does not allow
+        it."""
+
+    def forced_run(self) -> Sequence[int]:
+        """Tokens to append before the next one is sampled; none without jump-forward."""
+
+    def mask(self, out: Mask) -> None:
+        """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next, where it
+        is ready; none where there is an error."""
+
+    def close(self) -> None:
+        """The output has ended."""
+
+
+def allow(mask: Mask, token_ids: Iterable[int]) -> None:
+    """Set the bits of these ids; those beyond the vocabulary are ignored: they cannot be
+    sampled."""
+    for token_id in token_ids:
+        if token_id < 32 * len(mask):
+            mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -1,0 +1,112 @@
+"""One output under a grammar that another process follows, as the scheduler sees it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..matcher import Mask
+from .follower import allow
+from .positions import Position
+
+_numbers = itertools.count(1)
+
+
+class Parser(Protocol):
+    """What an output needs of its grammar's process."""
+
+    def ask(self, output: ParsedOutput) -> None:
+        """Have `take` called with where the output stands."""
+
+    def forget(self, output: ParsedOutput) -> None:
+        """The output has ended."""
+
+
+class ParsedOutput:
+    """The tokens that an output has taken, and where it stands in its grammar.
+
+    A token is allowed by the mask of the position, or is the next of what is forced there; once all
+    that is taken, the position is unknown until the process tells the next one.
+    """
+
+    def __init__(
+        self, parser: Parser, first: Position, jump_forward: bool, stop_ids: frozenset[int]
+    ) -> None:
+        """`first`: where outputs begin. `stop_ids` may come where the grammar lets the output
+        end."""
+        self.number = next(_numbers)
+        self.tokens: list[int] = []
+        self.is_closed = False
+        self._parser = parser
+        self._jump_forward = jump_forward
+        self._stop_ids = stop_ids
+        self._position: Position | None = first
+        self._forced = deque(first.forced)
+        self._num_losses = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self._position is not None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._position is not None and not self._forced and self._position.is_finished
+
+    @property
+    def error(self) -> str | None:
+        return None if self._position is None or self._forced else self._position.error
+
+    def consume(self, token_id: int) -> bool:
+        assert self._position is not None, f"token {token_id} before the position is known"
+        if self._forced:
+            if token_id != self._forced[0]:
+                return False
+            self.tokens.append(self._forced.popleft())
+            if self._forced or self._position.mask is not None or self._position.error:
+                return True
+        elif self._is_allowed(token_id, self._position):
+            self.tokens.append(token_id)
+        else:
+            return False
+        self._position = None
+        self._parser.ask(self)
+        return True
+
+    def forced_run(self) -> Sequence[int]:
+        return tuple(self._forced) if self._jump_forward else ()
+
+    def mask(self, out: Mask) -> None:
+        position = self._position
+        assert position is not None, "a mask before the position is known"
+        out.fill(0)
+        if self._forced:
+            allow(out, (self._forced[0],))
+        elif position.mask is not None and position.error is None:
+            out[:] = np.frombuffer(position.mask, np.uint32)
+            if position.is_accepting:
+                allow(out, self._stop_ids)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._parser.forget(self)
+
+    # --- for the parser -------------------------------------------------------------------------
+
+    def take(self, position: Position) -> None:
+        """Where the output stands."""
+        self._position = position
+        self._forced.extend(position.forced)
+
+    def note_loss(self) -> int:
+        """Note that the process ended while it was busy with this output; how often it has."""
+        self._num_losses += 1
+        return self._num_losses
+
+    def _is_allowed(self, token_id: int, position: Position) -> bool:
+        if position.mask is None or position.error is not None:
+            return False
+        return bool(position.mask[token_id >> 3] >> (token_id & 7) & 1)

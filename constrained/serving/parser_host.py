@@ -1,0 +1,158 @@
+"""`python -m stemma.constrained.serving.parser_host FD`: follows grammars, each in its own process.
+
+Started by `parsers.py`. It reads the vocabulary from standard input and prepares what all parsers
+share; then a fork for every socket that comes over the socket FD is one grammar's parser, in some
+milliseconds. What a parser computes is bounded by the kernel: a timer of CPU time or a full stack
+ends the process, a full address space ends the computation or the process. When the engine has
+gone, the sockets end, and so do all of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+import numpy as np
+
+from ...errors import InvalidGrammar
+from ..compiler import CompiledGrammar
+from ..matcher import BoundGrammar, Matcher
+from ..pushdown import prepare_parsers
+from ..unique_keys import key_tokens
+from ..vocabulary import Vocabulary
+from .frames import ENGINE_STACK_BYTES, Refusal, read_frame, write_frame
+from .positions import MAX_EXTRA_BYTES, TOKEN_LIMIT_S, Advance, Opened, Position
+
+OPEN_LIMIT_S = 2.0  # of CPU time, to bind a grammar: 50 times what a schema of 1,000 rules takes
+# Behind the model's threads and the API: a parser that is caught in a loop gets a tenth of a core
+# that they use. One that has slept runs at once all the same.
+NICENESS = 10
+MAX_FORCED_TOKENS = 1024  # with one position
+
+
+def main() -> int:
+    """Serve until the engine closes the socket."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    with contextlib.suppress(ValueError, OSError):  # a lower one is the machine's choice
+        resource.setrlimit(resource.RLIMIT_STACK, (ENGINE_STACK_BYTES, hard))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for parsers
+    vocabulary: Vocabulary = pickle.load(sys.stdin.buffer)
+    key_tokens(vocabulary)
+    prepare_parsers(vocabulary)
+    while True:
+        descriptors = socket.recv_fds(control, 1, 1)[1]
+        if not descriptors:
+            return 0
+        if os.fork() == 0:
+            control.close()
+            _follow(socket.socket(fileno=descriptors[0]), vocabulary)
+            os._exit(0)
+        os.close(descriptors[0])
+
+
+def _follow(connection: socket.socket, vocabulary: Vocabulary) -> None:
+    """One grammar's parser, from its first frame until the engine closes the socket."""
+    _limit_memory()
+    with contextlib.suppress(OSError):
+        frames, replies = connection.makefile("rb"), connection.makefile("wb")
+        frame = read_frame(frames)
+        bound = None if frame is None else _opened(frame, replies, vocabulary)
+        if bound is not None:
+            _Parser(bound, vocabulary.num_words).serve(frames, replies)
+
+
+def _opened(frame: bytes, replies: IO[bytes], vocabulary: Vocabulary) -> BoundGrammar | None:
+    compiled: CompiledGrammar = pickle.loads(frame)
+    try:
+        with _cpu_limit(OPEN_LIMIT_S):
+            bound = compiled.bind(vocabulary)
+            first = position_of(bound.matcher(), vocabulary.num_words)
+    except (InvalidGrammar, MemoryError, RecursionError) as error:
+        message = str(error) or type(error).__name__
+        write_frame(replies, pickle.dumps(Refusal(message, InvalidGrammar.__name__)))
+        return None
+    write_frame(replies, pickle.dumps(Opened(first, bound.warnings)))
+    return bound
+
+
+class _Parser:
+    """A grammar's outputs, each with its matcher."""
+
+    def __init__(self, bound: BoundGrammar, num_words: int) -> None:
+        self._bound = bound
+        self._num_words = num_words
+        self._matchers: dict[int, Matcher] = {}
+
+    def serve(self, frames: IO[bytes], replies: IO[bytes]) -> None:
+        while (frame := read_frame(frames)) is not None:
+            advance: Advance = pickle.loads(frame)
+            for number in advance.ended:
+                self._matchers.pop(number, None)
+            for number, tokens in advance.taken:
+                write_frame(replies, pickle.dumps(self._after(number, tokens)))
+
+    def _after(self, number: int, tokens: tuple[int, ...]) -> Position:
+        """Where an output stands after its next tokens."""
+        try:
+            matcher = self._matchers.get(number)
+            if matcher is None:
+                matcher = self._matchers[number] = self._bound.matcher()
+            for token_id in tokens:
+                with _cpu_limit(TOKEN_LIMIT_S):
+                    is_taken = matcher.consume(token_id)
+                if not is_taken:
+                    refused = f"token {token_id} does not follow from the grammar"
+                    return Position(error=matcher.error() or refused)
+            with _cpu_limit(TOKEN_LIMIT_S):
+                position = position_of(matcher, self._num_words)
+        except Exception as error:
+            return Position(error=f"the matcher failed: {type(error).__name__}: {error}")
+        return position
+
+
+def position_of(matcher: Matcher, num_words: int) -> Position:
+    """Where a matcher stands, once it has followed what is forced."""
+    forced: list[int] = []
+    while len(forced) < MAX_FORCED_TOKENS and (run := matcher.forced_tokens()):
+        for token_id in run:
+            if not matcher.consume(token_id):
+                return Position(tuple(forced), error=matcher.error() or "what it forces it refuses")
+            forced.append(token_id)
+    if len(forced) >= MAX_FORCED_TOKENS:
+        return Position(tuple(forced), error=matcher.error())
+    mask = np.zeros(num_words, np.uint32)
+    matcher.mask(mask)
+    return Position(
+        tuple(forced), mask.tobytes(), matcher.is_accepting(), matcher.is_finished(),
+        matcher.error(),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _cpu_limit(seconds: float) -> Iterator[None]:
+    """The kernel ends the process where this takes more CPU time: no native code is asked."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory() -> None:
+    """Bound what a grammar may map, where the system says how much that is."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as statm:
+        limit = int(statm.read().split()[0]) * resource.getpagesize() + MAX_EXTRA_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What an engine and a process that follows a grammar tell each other: frames on a socket.
+
+engine                              process
+the compiled grammar         --->
+                             <---   Opened, or a Refusal
+Advance (several outputs)    --->
+                             <---   a Position an output, in order
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+TOKEN_LIMIT_S = 0.25  # of CPU time, for one token: 5 times what `pushdown.LIMITS` allows a mask
+MAX_EXTRA_BYTES = 500 * 2**20  # of a parser's memory, beyond what all of them share
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where an output stands in its grammar once it has followed `forced`; with an `error` it
+    cannot go on."""
+
+    forced: tuple[int, ...] = ()
+    mask: bytes | None = None  # uint32 [num_words]; None: ask again behind the forced tokens
+    is_accepting: bool = False
+    is_finished: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The process follows the grammar; `first` is where each output begins."""
+
+    first: Position
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Tokens that outputs have taken, by the outputs' numbers, and outputs that have ended."""
+
+    taken: tuple[tuple[int, tuple[int, ...]], ...]
+    ended: tuple[int, ...]
+
+
+class Channel:
+    """The engine's end of a socket to such a process; never waits."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._unsent = bytearray()
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `push` is to be called when the socket takes more."""
+        return bool(self._unsent)
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame, now or by `push`. Raises OSError where the process has ended."""
+        self._unsent += _LENGTH.pack(len(payload)) + payload
+        self.push()
+
+    def push(self) -> None:
+        """Send what the socket takes. Raises OSError where the process has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+
+    def receive(self) -> list[Any]:
+        """What has come whole. Raises OSError or EOFError where the process has ended."""
+        with contextlib.suppress(BlockingIOError):
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self._received += data
+        messages = []
+        while len(self._received) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                break
+            messages.append(pickle.loads(self._received[_LENGTH.size : end]))
+            del self._received[:end]
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,137 @@
+// A step's attention as a work list, and what all kernels do with it: units, partial results, merges.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "bf16.h"
+#include "native.h"
+
+namespace stemma {
+
+constexpr float kLog2E = 1.44269504f;
+
+// Mirrored by numpy in paged_attention.py.
+struct Item {
+    int32_t token;        // first query token
+    int32_t num_tokens;   // >= 1
+    int32_t first_slot;   // index into the slots
+    int32_t num_keys;     // >= 1
+    // The first token sees keys [num_hidden, num_visible) of these, the next one starts and ends one
+    // key later. Where nothing is hidden, num_hidden is -num_tokens or less.
+    int32_t num_visible;
+    int32_t num_hidden;
+    int32_t partial;      // index of the first token's partial, or -1: the result is final
+};
+
+// A step's plan, which all layers share.
+struct Plan {
+    const Item* items;
+    const int32_t* slots;
+    int64_t num_items;
+    float* partials;  // [P, num_heads, head_dim + 2]: values, largest score, sum
+    // Partials of merged_tokens[i]: merged_partials[merged_first[i]] .. [merged_first[i + 1]].
+    const int32_t* merged_tokens;
+    const int32_t* merged_first;
+    const int32_t* merged_partials;
+    int64_t num_merged;
+    int64_t num_slots;
+    int64_t values_at;  // elements from the keys to the values; 0: a key is a value too
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;
+    int32_t format;  // KVFormat
+    float scale;     // of the scores
+    float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+};
+
+struct Attention : Plan {
+    const void* q;        // bf16 or float, as out and plain KV
+    int64_t q_stride;     // elements from token to token
+    const void* kv;       // [2, num_kv_heads, num_slots, head_dim]
+    const float* scales;  // [2, num_kv_heads, num_slots], or null
+    void* out;            // [T, num_heads, head_dim]
+
+    // What the scores that rows keep are multiplied by in the softmax.
+    float softmax_scale() const { return soft_cap > 0 ? 1.0f : scale; }
+};
+
+// A thread's buffers, grown to the largest unit it has seen.
+struct Workspace {
+    std::vector<char> bytes;
+    char* at(size_t size) {
+        if (bytes.size() < size + 64) bytes.resize(size + 64);
+        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) & ~63ull);
+    }
+};
+
+// What a row's keys came to: out = sums / total where they are all of its token's, else a partial.
+// row: of an item by a KV head, token by token, then by query head.
+template <class Number>
+void finish_row(const Attention& a, const Item& item, int kv_head, int row, const float* sums,
+                float largest, float total) {
+    const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
+    const int token = row / group, head = kv_head * group + row % group;
+    if (item.partial < 0) {
+        auto* out = static_cast<Number*>(a.out) +
+                    (static_cast<int64_t>(item.token + token) * a.num_heads + head) * dims;
+        const __m512 factor = _mm512_set1_ps(1.0f / total);
+        for (int dim = 0; dim < dims; dim += 16)
+            store_numbers(out + dim, _mm512_mul_ps(factor, _mm512_loadu_ps(sums + dim)), 0xffff);
+    } else {
+        float* to = a.partials +
+                    (static_cast<int64_t>(item.partial + token) * a.num_heads + head) * (dims + 2);
+        std::memcpy(to, sums, sizeof(float) * dims);
+        to[dims] = largest;
+        to[dims + 1] = total;
+    }
+}
+
+// out = the weighted mean of the partials at[0] .. at[count - 1].
+template <class Number>
+void merge_token(const Attention& a, int token, const int32_t* at, int count) {
+    const int dims = a.head_dim;
+    const float scale = a.softmax_scale();
+    for (int head = 0; head < a.num_heads; ++head) {
+        const auto part = [&](int i) {
+            return a.partials + (static_cast<int64_t>(at[i]) * a.num_heads + head) * (dims + 2);
+        };
+        float largest = -INFINITY;
+        for (int i = 0; i < count; ++i) largest = std::max(largest, part(i)[dims]);
+        float total = 0.0f;
+        for (int i = 0; i < count; ++i)
+            total += std::exp((part(i)[dims] - largest) * scale) * part(i)[dims + 1];
+        auto* out = static_cast<Number*>(a.out) +
+                    (static_cast<int64_t>(token) * a.num_heads + head) * dims;
+        for (int dim = 0; dim < dims; dim += 16) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int i = 0; i < count; ++i) {
+                const float weight = std::exp((part(i)[dims] - largest) * scale) / total;
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part(i) + dim), sum);
+            }
+            store_numbers(out + dim, sum, 0xffff);
+        }
+    }
+}
+
+// Runs run(item, kv_head) for all units, then merges tokens that several items served.
+template <class Number, class F>
+void run_plan(const Attention& a, F&& run) {
+    pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
+        run(a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
+    });
+    if (a.num_merged == 0) return;
+    constexpr int kTokens = 16;
+    pool().for_each(static_cast<int>((a.num_merged + kTokens - 1) / kTokens), [&](int chunk) {
+        const int64_t last = std::min<int64_t>(a.num_merged, (chunk + 1) * kTokens);
+        for (int64_t i = chunk * kTokens; i < last; ++i) {
+            const int32_t first = a.merged_first[i];
+            merge_token<Number>(a, a.merged_tokens[i], a.merged_partials + first,
+                                a.merged_first[i + 1] - first);
+        }
+    });
+}
+
+}  // namespace stemma

@@ -1,0 +1,132 @@
+"""What comes before an op can be carried out: its branch's text, and its own, as token ids.
+
+Everything here is a function of a transcript and of an op, so that long texts can be prepared on
+another thread (text_threads.py) while the engine goes on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import InvalidProgram, InvalidRequest, PromptTooLong
+from ...frontend.protocol import ir
+from ..tokenizer.transcript import TextChange, Transcript
+from .client_leases import AskedHint
+from .context import ProgramContext
+from .engine_branch import Prepared
+
+TOKEN_CHARS = 4  # to decode a token costs as much as to encode about so many characters
+TURN_CHARS = 16  # to render a message, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Of one op. `pending`: the text before it, not in `transcript` yet; `asked`: hints on parts
+    of that text, which are told their numbers of tokens."""
+
+    context: ProgramContext
+    namespace: str
+    transcript: Transcript
+    pending: Sequence[ir.Text]
+    asked: Sequence[AskedHint]
+    op: ir.Op
+
+    @property
+    def num_chars(self) -> int:
+        """How much there is to tokenize, or what takes as long."""
+        num_chars = sum(len(text.text) for text in self.pending)
+        match self.op:
+            case ir.Tokens():
+                return num_chars + TOKEN_CHARS * len(self.op.token_ids)
+            case ir.Select():
+                return num_chars + sum(map(len, self.op.choices))
+            case ir.RoleBegin():
+                return num_chars + len(self.op.fields or "") + self.transcript.num_unwritten_chars
+            case ir.Gen() | ir.Embed():
+                return num_chars + TURN_CHARS * self.transcript.num_guessed_turns
+        return num_chars
+
+    def apart(self) -> Preparation:
+        """The same on a copy of the transcript, for another thread."""
+        return Preparation(
+            self.context,
+            self.namespace,
+            self.transcript.copy(),
+            tuple(self.pending),
+            self.asked,
+            self.op,
+        )
+
+    def run(self) -> Prepared:
+        """Changes the transcript. Raises InvalidRequest for the text before the op."""
+        self._append_text()
+        try:
+            return self._prepare_op()
+        except InvalidRequest as error:  # the text stays: a branch may go on behind it
+            return Prepared(self.transcript, failure=error)
+
+    def _prepare_op(self) -> Prepared:
+        transcript, op = self.transcript, self.op
+        match op:
+            case ir.Tokens():
+                return Prepared(transcript, self._append_tokens(op))
+            case ir.RoleBegin():
+                return Prepared(transcript, transcript.begin_role(op.role, op.fields))
+            case ir.RoleEnd():
+                return Prepared(transcript, transcript.end_role(self._find_replay))
+            case ir.Gen() | ir.Embed():
+                return Prepared(transcript, transcript.settle())  # what was before is final now
+            case ir.Select():
+                return Prepared(transcript, transcript.settle(), self._choice_ids(op))
+        return Prepared(transcript)
+
+    def _append_text(self) -> None:
+        """A text segment is all text between two ops that are none, however it was cut."""
+        if not self.pending:
+            return
+        text = "".join(op.text for op in self.pending)
+        if len(text) > self.context.max_text_chars:
+            longest = self.context.tokenizer.longest_token_chars
+            max_model_len = self.context.max_text_chars // longest
+            size = f"at least {-(-len(text) // longest)} tokens"
+            raise PromptTooLong.than(size, max_model_len - 1, max_model_len, "text")
+        transcript = self.transcript
+        for hint in self.asked:
+            if hint.num_tokens is None:
+                num_more = len(self.context.tokenizer.encode_array(text[: hint.num_chars]))
+                hint.num_tokens = len(transcript.ids) + num_more
+        is_replay = all(op.is_replay for op in self.pending)
+        known = self._find_replay(transcript.ids, text) if is_replay else None
+        if known is not None:
+            transcript.append_ids(known, text)
+        else:
+            transcript.append_text(text, self.context.max_prompt_tokens)
+
+    def _find_replay(self, before: array[int], text: str) -> array[int] | None:
+        """The ids that were generated as `text` behind `before`, where they are known."""
+        return self.context.assistant_turns.find(self.namespace, before, text)
+
+    def _append_tokens(self, op: ir.Tokens) -> TextChange:
+        largest, vocab_size = max(op.token_ids, default=0), self.context.vocab_size
+        if largest >= vocab_size:
+            raise InvalidProgram.of("token_ids", largest, f"an integer in [0, {vocab_size - 1}]")
+        text = self.context.tokenizer.decode(op.token_ids)
+        self.transcript.append_ids(op.token_ids, text, has_bos=True)
+        return TextChange(text)
+
+    def _choice_ids(self, op: ir.Select) -> list[list[int]]:
+        if op.choice_ids:
+            largest, vocab_size = max(map(max, op.choice_ids)), self.context.vocab_size
+            if op.choices or largest >= vocab_size:
+                allowed = f"ids below {vocab_size}, without texts beside them"
+                raise InvalidProgram.of("choice_ids", largest, allowed)
+            return [list(ids) for ids in op.choice_ids]
+        if not op.choices:
+            raise InvalidProgram.of("choices", [], "at least one text")
+        choice_ids = [self.context.tokenizer.encode(choice) for choice in op.choices]
+        if not all(choice_ids):
+            silent = op.choices[choice_ids.index([])]
+            raise InvalidProgram.of("choices", silent, "texts that have at least one token")
+        return choice_ids

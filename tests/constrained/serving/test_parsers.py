@@ -1,0 +1,272 @@
+"""Grammars followed in other processes: what they say, and whatever becomes of those processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grammars import ids_of
+from random_ebnf import random_ebnf
+
+from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.serving import parsers as parsers_module
+from stemma.constrained.serving.compiler_service import GrammarCompiler
+from stemma.constrained.serving.follower import Follower
+from stemma.constrained.serving.grammar_state import PendingGrammar
+from stemma.constrained.spec import GrammarSpec
+from stemma.constrained.vocabulary import single_bytes
+
+BYTES = single_bytes()
+# Bytes are forced without end: between them a greedy A leaves nothing to B.
+ENDLESS = GrammarSpec("ebnf", 'start: "~" | /[A-Z]/ A B\nA: /a+/\nB: /ab/')
+ANOTHER_ENDLESS = GrammarSpec("ebnf", 'start: "" | /[A-Z]/ A B\nA: /b+/\nB: /bc/')
+NESTED = GrammarSpec("ebnf", 'start: "(" start ")" | "xyz" start | "end"')
+TREE = GrammarSpec(
+    "json_schema",
+    '{"$ref":"#/$defs/n","$defs":{"n":{"type":"object","properties":{"name":{"type":"string"},'
+    '"kids":{"type":"array","items":{"$ref":"#/$defs/n"}}},"required":["name","kids"]}}}',
+)
+HANG_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(single_bytes, timeout_s=60.0)
+    yield compiler
+    compiler.close()
+
+
+def wait(compiler: GrammarCompiler, is_there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_TIMEOUT_S
+    while not is_there():
+        compiler.parsers.send()
+        assert select.select([compiler.fileno()], [], [], deadline - time.monotonic())[0]
+        compiler.collect()
+
+
+def asked(compiler: GrammarCompiler, spec: GrammarSpec) -> PendingGrammar:
+    """Compiled, or refused."""
+    pending = compiler.ask(spec)
+    wait(compiler, lambda: pending.is_done)
+    return pending
+
+
+def open_grammar(compiler: GrammarCompiler, spec: GrammarSpec) -> PendingGrammar:
+    pending = asked(compiler, spec)
+    assert pending.bound is not None, pending.failure
+    return pending
+
+
+def follow(compiler: GrammarCompiler, pending: PendingGrammar, text: bytes = b"") -> Follower:
+    """An output that has taken this text."""
+    output = pending.follower(True, frozenset())
+    for byte in text:
+        take(compiler, output, byte)
+    return output
+
+
+def take(compiler: GrammarCompiler, output: Follower, token: int) -> None:
+    assert output.consume(token)
+    settle(compiler, output)
+
+
+def settle(compiler: GrammarCompiler, *outputs: Follower) -> None:
+    """Wait until it is known where they stand."""
+    wait(compiler, lambda: all(output.is_ready for output in outputs))
+
+
+def allowed(output: Follower) -> set[int]:
+    out = np.full(BYTES.num_words, 0xFFFFFFFF, np.uint32)
+    output.mask(out)
+    return ids_of(out)
+
+
+def parsers_of(compiler: GrammarCompiler) -> list[int]:
+    """Process ids of the parsers."""
+    process = compiler.parsers._host._process
+    assert process is not None
+    return children(process.pid)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("spec", [TREE, NESTED, GrammarSpec("json_object")], ids=["0", "1", "2"])
+@pytest.mark.parametrize("jump_forward", [True, False])
+def test_an_output_is_told_what_a_matcher_here_says(
+    compiler: GrammarCompiler, spec: GrammarSpec, jump_forward: bool
+) -> None:
+    pending = open_grammar(compiler, spec)
+    local = PendingGrammar(bound=compile_grammar(spec).bind(BYTES))
+    rng = np.random.default_rng(4)
+    for _ in range(3):
+        here = local.follower(jump_forward, frozenset({0}))
+        there = pending.follower(jump_forward, frozenset({0}))
+        for _ in range(30):
+            settle(compiler, there)
+            while run := here.forced_run():
+                assert tuple(run) == tuple(there.forced_run()[: len(run)])
+                assert all(here.consume(token) and there.consume(token) for token in run)
+                settle(compiler, there)
+            mine = allowed(here)
+            assert allowed(there) == mine and there.error is None
+            assert there.is_finished == here.is_finished
+            mine -= {0}  # which stops the output
+            if not mine:
+                break
+            token = int(rng.choice(sorted(mine)))
+            assert here.consume(token) and there.consume(token)
+        there.close()
+
+
+def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(
+    compiler: GrammarCompiler,
+) -> None:
+    output = follow(compiler, open_grammar(compiler, NESTED), b"(")
+    assert not output.consume(ord("q")) and output.is_ready
+    take(compiler, output, ord("x"))
+    assert output.forced_run() == (ord("y"), ord("z")) and not output.consume(ord("z"))
+
+
+def test_a_grammar_that_never_answers_is_an_error_of_its_output_alone(
+    compiler: GrammarCompiler,
+) -> None:
+    endless, nested = open_grammar(compiler, ENDLESS), open_grammar(compiler, NESTED)
+    stuck, ended = follow(compiler, endless), follow(compiler, endless, b"~")
+    assert stuck.consume(ord("Q"))
+    other = follow(compiler, nested)
+    for _ in range(20):  # while the other process computes
+        take(compiler, other, ord("("))
+    settle(compiler, stuck)
+    assert stuck.error is not None and "0.25 s of CPU time" in stuck.error
+    assert not allowed(stuck) and not stuck.forced_run() and not stuck.is_finished
+    assert ended.is_finished and ended.error is None and other.error is None
+    assert follow(compiler, endless, b"~").is_finished
+
+
+def test_a_grammar_whose_outputs_never_answer_is_given_up(compiler: GrammarCompiler) -> None:
+    endless = open_grammar(compiler, ANOTHER_ENDLESS)
+    for _ in range(parsers_module.MAX_FAILED_OUTPUTS):
+        assert follow(compiler, endless, b"Q").error is not None
+    late = follow(compiler, endless)
+    assert late.consume(ord("Q")) and late.is_ready and late.error is not None
+
+
+def test_outputs_go_on_when_their_process_is_killed(compiler: GrammarCompiler) -> None:
+    nested = open_grammar(compiler, NESTED)
+    first, second = follow(compiler, nested, b"(("), follow(compiler, nested, b"(")
+    for pid in parsers_of(compiler):
+        os.kill(pid, signal.SIGKILL)
+    assert first.consume(ord("x")) and second.consume(ord("e"))
+    settle(compiler, first, second)
+    assert first.forced_run() == tuple(b"yz") and second.forced_run() == tuple(b"nd)")
+    assert first.error is None and second.error is None
+
+
+def test_a_host_that_was_killed_is_replaced(compiler: GrammarCompiler) -> None:
+    nested = open_grammar(compiler, NESTED)
+    output = follow(compiler, nested, b"(")
+    pids = parsers_of(compiler)
+    process = compiler.parsers._host._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    take(compiler, output, ord("e"))
+    assert output.forced_run() == tuple(b"nd)")
+
+
+def test_the_least_recently_used_processes_are_ended_and_come_back(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsers_module, "MAX_PARSERS", 2)
+    grammars = [open_grammar(compiler, GrammarSpec("ebnf", f'start: "{c}" "x"+')) for c in "abcd"]
+    outputs = [follow(compiler, grammar) for grammar in grammars]
+    assert len(compiler.parsers) == 2
+    for output in outputs * 2:
+        for token in output.forced_run():
+            assert output.consume(token)
+        take(compiler, output, ord("x"))
+        assert len(compiler.parsers) <= 2 and allowed(output) == {ord("x")}
+
+
+def test_closing_does_not_wait_for_a_parser_and_leaves_no_process() -> None:
+    compiler = GrammarCompiler(single_bytes, timeout_s=60.0)
+    output = follow(compiler, open_grammar(compiler, ENDLESS))
+    assert output.consume(ord("Q"))
+    compiler.parsers.send()
+    process = compiler.parsers._host._process
+    assert process is not None
+    pids = [process.pid, *parsers_of(compiler)]
+    compiler.close()
+    wait_for_end(pids)
+
+
+def test_processes_end_with_their_parent_however_that_dies() -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_parsers import *\n"
+        "compiler = GrammarCompiler(single_bytes, timeout_s=60.0)\n"
+        "output = follow(compiler, open_grammar(compiler, ENDLESS)); output.consume(ord('Q'))\n"
+        "compiler.parsers.send()\n"
+        "print(compiler.parsers._host._process.pid, *parsers_of(compiler), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    here = Path(__file__).parent
+    folders = [str(here), str(here.parents[1] / "support")]
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True)
+    assert len(done.stdout.split()) == 2, done.stderr
+    wait_for_end([int(pid) for pid in done.stdout.split()])
+
+
+def wait_for_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + HANG_TIMEOUT_S
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 5_000), marks=pytest.mark.slow)], ids=str
+)
+def test_no_grammar_keeps_an_output_waiting(seeds: range) -> None:
+    """Random small grammars, each followed for some tokens: an answer, a refusal or an error."""
+    compiler = GrammarCompiler(single_bytes)
+    num_followed = 0
+    for seed in seeds:
+        pending = asked(compiler, GrammarSpec("ebnf", random_ebnf(seed)))
+        if pending.failure is None:
+            walk(compiler, pending, np.random.default_rng(seed))
+            num_followed += 1
+    compiler.close()
+    assert num_followed > len(seeds) / 2
+
+
+def walk(compiler: GrammarCompiler, pending: PendingGrammar, rng: np.random.Generator) -> None:
+    """Follow a grammar for at most 12 tokens of the walk's choice, and what they force."""
+    output = pending.follower(True, frozenset())
+    for _ in range(12):
+        while run := output.forced_run():
+            assert all(map(output.consume, run))
+            settle(compiler, output)
+        if output.error is not None or output.is_finished:
+            break
+        take(compiler, output, int(rng.choice(sorted(allowed(output)))))
+    output.close()
