@@ -66,9 +66,10 @@ class ParsedGrammar:
 class Parsers:
     """Owns the processes that follow grammars.
 
-    Invariant: at most `MAX_PARSERS` run, and those with outputs that wait; each has at most one
-    message to answer. `open` is called by any thread, all else by the engine's. Lifetime: until
-    `close`; the first grammar starts the processes.
+    Invariants: at most `MAX_PARSERS` run, and those with outputs that wait; each has at most one
+    message to answer; after `send` and `collect`, whoever waits has one under way, so that the
+    selector wakes the engine. `open` is called by any thread, all else by the engine's. Lifetime:
+    until `close`; the first grammar starts the processes.
     """
 
     def __init__(self, selector: selectors.BaseSelector, vocabulary: Callable[[], Vocabulary]):
@@ -179,6 +180,7 @@ class Parsers:
         except (OSError, EOFError):
             self._end(parser)
             parser.lose()
+            self._guarded(parser, parser.send)  # ends: of each output, few losses are tolerated
         except EngineError as error:
             parser.fail(str(error))
 
@@ -228,12 +230,12 @@ class Parser:
         OSError or EngineError."""
         if self._asked or not self._unsent:
             return
+        self._asked.extend(self._unsent)
+        self._unsent.clear()
         if self.channel is None:
             self.channel = self._parsers.connect(self)
             self.channel.send(self._frame)
         self._parsers.watch(self, self.channel)
-        self._asked.extend(self._unsent)
-        self._unsent.clear()
         taken = tuple((o.number, tuple(self._news_of(o))) for o in self._asked)
         message = Advance(taken, tuple(self._ended))
         self._ended.clear()

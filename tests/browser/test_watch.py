@@ -32,6 +32,13 @@ MOVE_ABOUT = """async () => {
   }
   return intervals;
 }"""
+# Where a corner of the pool shows that no pinned tip covers: [x, y] in the window.
+UNCOVERED_CELL = """(() => {
+  const canvas = document.querySelector(".pool-cells canvas");
+  const { left, right, top, bottom } = canvas.getBoundingClientRect();
+  const corners = [left + 3, right - 3].flatMap((x) => [[x, top + 3], [x, bottom - 3]]);
+  return corners.find(([x, y]) => document.elementFromPoint(x, y) === canvas);
+})()"""
 SHELVES = ("novels", "maps", "letters")
 SYSTEM = "You keep a small library by the sea and answer its readers in plain sentences. "
 
@@ -156,7 +163,7 @@ def test_numbers_are_those_of_server_info(open_page: Callable[..., Any], page_se
     pinned = page.locator(".tip.is-pinned")
     pinned.wait_for()
     assert "maps" in pinned.inner_text() and "Cached" in pinned.inner_text()
-    page.locator(".pool-cells canvas").hover(position={"x": 3, "y": 3})  # beside it, not instead
+    page.mouse.move(*value(page, UNCOVERED_CELL))  # beside it, not instead
     page.locator(".tip:not(.is-pinned)").wait_for()
     assert pinned.is_visible()
     page.locator(".tree-canvas").focus()

@@ -168,11 +168,17 @@ def test_a_grammar_whose_outputs_never_answer_is_given_up(compiler: GrammarCompi
     assert late.consume(ord("Q")) and late.is_ready and late.error is not None
 
 
-def test_outputs_go_on_when_their_process_is_killed(compiler: GrammarCompiler) -> None:
+@pytest.mark.parametrize("is_noticed", [False, True], ids=["at_once", "later"])
+def test_outputs_go_on_when_their_process_is_killed(
+    compiler: GrammarCompiler, is_noticed: bool
+) -> None:
     nested = open_grammar(compiler, NESTED)
     first, second = follow(compiler, nested, b"(("), follow(compiler, nested, b"(")
-    for pid in parsers_of(compiler):
+    pids = parsers_of(compiler)
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
+    if is_noticed:  # by the socket, which refuses what is sent next
+        wait_for_end(pids)
     assert first.consume(ord("x")) and second.consume(ord("e"))
     settle(compiler, first, second)
     assert first.forced_run() == tuple(b"yz") and second.forced_run() == tuple(b"nd)")
