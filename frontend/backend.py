@@ -105,7 +105,7 @@ class Engine(Backend):
     Args:
         model: folder in Hugging Face layout, .gguf file, or id of a model on the Hugging Face hub
             as in "NAME/MODEL" or "NAME/MODEL@REVISION"; None: the embedded model.
-        listen: further addresses at which to serve other clients, "ipc://PATH" or
+        listen: one or several further addresses at which to serve other clients, "ipc://PATH" or
             "tcp://HOST:PORT"; beyond this host only with the options `server_key` and
             `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
@@ -119,10 +119,11 @@ class Engine(Backend):
         self,
         model: str | Path | None = None,
         *,
-        listen: Sequence[str] = (),
+        listen: str | Sequence[str] = (),
         **options: Unpack[EngineOptions],
     ) -> None:
         require_options(options)
+        listen = (listen,) if isinstance(listen, str) else listen
         self._start = partial(EngineProcess, model, listen=listen, options=dict(options))
         self._start_timeout_s = start_timeout_s(model)
         super().__init__(self._started())

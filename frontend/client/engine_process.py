@@ -119,7 +119,7 @@ def _flags(options: dict[str, object]) -> list[str]:
             items = value.items() if isinstance(value, Mapping) else value
             flags += [flag, *(_words(name, item) for item in items)] if value else []
         elif value is not None and value is not False:
-            flags += [flag, str(value)]
+            flags.append(f"{flag}={value}")  # in one word: a value may begin with a dash
     return flags
 
 

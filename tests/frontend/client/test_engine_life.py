@@ -84,9 +84,23 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
         st.Engine(tmp_path / "no-such-model")
 
 
-def test_an_unknown_flag_is_named(checkpoint: Path) -> None:
-    with deadline(120), pytest.raises(st.EngineError, match="--page-size"):
-        st.Engine(checkpoint, page_size="three")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "nope"}, r"^dtype: invalid choice: 'nope' \(choose from .*float32"),
+        ({"max_model_len": "many"}, "^max_model_len: invalid int value: 'many'$"),
+        ({"log_level": "loud"}, "^log_level: invalid choice: 'LOUD' .*WARNING"),
+        ({"dtype": "--help"}, "^dtype: invalid choice: '--help'"),
+        ({"listen": "tcp://0.0.0.0:0"}, "^endpoint='tcp://0.0.0.0:0' can be reached from outside"),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_refused_is_named_with_what_it_may_be(
+    options: dict[str, Any], words: str
+) -> None:
+    with deadline(120), pytest.raises(st.EngineError, match=words) as caught:
+        st.Engine(**options)
+    assert "usage" not in str(caught.value)
 
 
 def test_nobody_at_an_endpoint_is_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from stemma.frontend.client.engine_process import _flags
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"max_model_len": 64, "revision": None}, ["--max-model-len", "64"]),
+        ({"max_model_len": 64, "revision": None}, ["--max-model-len=64"]),
+        ({"served_model_name": "-x"}, ["--served-model-name=-x"]),
         ({"enable_lora": True, "disable_leases": False}, ["--enable-lora"]),
         ({"lora_paths": {"sql": "a/sql", "chat": "b"}}, ["--lora-paths", "sql=a/sql", "chat=b"]),
         ({"lora_paths": ["sql=a/sql", "chat=b"]}, ["--lora-paths", "sql=a/sql", "chat=b"]),
