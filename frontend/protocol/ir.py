@@ -86,7 +86,7 @@ class GenParams(Sampling):
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Scalars of numpy and torch become numbers. Raises InvalidProgram for nan, infinities."""
+        """Scalars of numpy and torch become numbers. Raises InvalidProgram as `finite` does."""
         for name, given in zip(_NUMBERS, _NUMBER_VALUES(self)):
             if given is not None and type(given) is not int:
                 number = finite(name, given)

@@ -1,7 +1,7 @@
 """The numbers of a program's calls: their ranges, and what authors give for them as Python's own.
 
-JSON has neither nan nor infinity, and would carry them as null: they are refused before that, and
-so is nothing else, as servers of other makes have ranges of their own.
+JSON has neither nan nor infinity, and would carry them as null, and it has no arrays of numpy: they
+are refused before that, and so is nothing else, as servers of other makes have ranges of their own.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ RANGES: Mapping[str, Range] = {
 }
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
+_JSON = (int, float, str, type(None), list, tuple, dict)  # bools are ints
 
 
 def plain(value: Any) -> Any:
@@ -94,10 +95,13 @@ def plain(value: Any) -> Any:
 
 
 def finite(field: str, value: Any) -> Any:
-    """`plain`, of one of `RANGES`. Raises InvalidProgram for nan and infinities."""
+    """`plain`, of one of `RANGES` or a bool. Raises InvalidProgram for nan, infinities, and what
+    JSON has no word for."""
     number = plain(value)
-    if isinstance(number, float) and not isfinite(number):
-        raise InvalidProgram.of(field, number, RANGES[field].text)
+    is_json = isinstance(number, _JSON)
+    if not is_json or (isinstance(number, float) and not isfinite(number)):
+        allowed = RANGES[field].text if field in RANGES else "True or False"
+        raise InvalidProgram.of(field, number, allowed)
     return number
 
 

@@ -42,6 +42,23 @@ def test_what_is_no_number_is_refused_with_its_range(name: str, number: Any) -> 
     assert str(caught.value) == expected and caught.value.field == field
 
 
+@pytest.mark.parametrize("value", [np.array([0.5]), object()], ids=repr)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_cannot_be_sent_is_refused_with_its_range(name: str, value: Any) -> None:
+    beside = {"logprobs": 1} if name == "logprob_start" else {}
+    with pytest.raises(st.InvalidProgram) as caught:
+        st.gen("x", **{name: value, **beside})
+    field = NUMBERS[name]
+    expected = f"{field}={value!r} is not allowed; allowed: {RANGES[field].text}"
+    assert str(caught.value) == expected and caught.value.field == field
+
+
+@pytest.mark.parametrize("value", [np.array([True]), nan], ids=repr)
+def test_what_is_neither_true_nor_false_is_refused(value: Any) -> None:
+    with pytest.raises(st.InvalidProgram, match=r"^ignore_eos=.*; allowed: True or False$"):
+        st.gen("x", ignore_eos=value)
+
+
 def test_a_bias_and_the_options_of_a_run_are_checked_alike() -> None:
     with pytest.raises(st.InvalidProgram, match=r"logit_bias=nan .* a number in \[-100, 100\]"):
         st.gen("x", logit_bias={3: nan})
