@@ -25,6 +25,7 @@ from .hermes import Hermes
 from .named_object import Forced
 from .reasoning import ReasoningTags
 
+FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 MAX_TOOLS = 256  # guess: OpenAI allows 128
 MAX_TOOLS_CHARS = 512 * 1024  # of JSON given to a template; guess
 
@@ -32,7 +33,7 @@ MAX_TOOLS_CHARS = 512 * 1024  # of JSON given to a template; guess
 class ToolFunction(BaseModel):
     """A function that the model may call; `parameters` is the schema of its arguments."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # true: what of the schema cannot be enforced is refused

@@ -170,7 +170,8 @@ def _of_generation(error: GenerationFailed) -> Failure:
 def _of_validation(error: RequestValidationError) -> Failure:
     first = max(error.errors(), key=_fit)
     field = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_type(part))
-    message = f"{field}: {first['msg']}" if field else str(first["msg"])
+    reason = str(first["msg"]).removeprefix("Value error, ")  # pydantic's before our own words
+    message = f"{field}: {reason}" if field else reason
     return Failure(400, message, INVALID, field or None, _BY_VALIDATION.get(first["type"]))
 
 

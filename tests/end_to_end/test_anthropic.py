@@ -141,6 +141,12 @@ def test_a_tool_results_turn_is_rendered(client: anthropic.Anthropic) -> None:
         ({"temperature": -1}, "temperature"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name: "),
+        (
+            {"tools": [{"name": "f", "input_schema": {"city": "Ulm"}}]},
+            "tools.0.input_schema: input_schema={'city': 'Ulm'} is not allowed; ",
+        ),
+        ({"stop_sequences": ["a", ""]}, "stop_sequences.1: "),
     ],
 )
 def test_errors_are_anthropics_and_name_the_field(served: Any, change: Any, field: str) -> None:

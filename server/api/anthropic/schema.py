@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
+from ....frontend.protocol.schema_words import require_schema
+from ...parsers.tools import FUNCTION_NAME
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.known_fields import FewItems
 from ..openai.chat import ChatRequest, chat_request
@@ -72,14 +74,19 @@ class InputMessage(BaseModel):
     content: str | FewItems[Block]
 
 
+def _schema(given: dict[str, Any]) -> dict[str, Any]:
+    require_schema(given, "input_schema")
+    return given
+
+
 class CustomTool(BaseModel):
     """A tool that the client runs."""
 
     model_config = _LENIENT
     type: Literal["custom"] | None = None
-    name: str
+    name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Annotated[dict[str, Any], AfterValidator(_schema)]
     strict: bool | None = None
 
 
@@ -138,7 +145,7 @@ class MessagesRequest(PromptFields):
     """Body of /v1/messages; `seed`, `min_p`, `kv_hints` and the like are extras of this server."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: FewItems[str] | None = None
+    stop_sequences: FewItems[Annotated[str, Field(min_length=1)]] | None = None
     stream: bool = False
     temperature: float | None = None
     top_k: int | None = None
