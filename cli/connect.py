@@ -16,6 +16,7 @@ from ..errors import InvalidRequest
 from ..frontend.backend import Engine, Runtime
 from ..frontend.client.backend import Backend
 from ..frontend.client.progress import byte_progress
+from ..frontend.client.temporary_folder import parent_of_sockets
 from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
 from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
 
@@ -108,8 +109,8 @@ def default_endpoint(port: int = DEFAULT_PORT) -> str:
 
 def own_folder() -> Path:
     """The folder of this user's default endpoints, which nobody else may enter. Raises
-    InvalidRequest where another user might have prepared it."""
-    folder = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}"
+    InvalidRequest where another user might have prepared it, or its path is too long."""
+    folder = parent_of_sockets() / f"stemma-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

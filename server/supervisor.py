@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from ..errors import EngineError
+from ..errors import EngineError, StemmaError
 from ..frontend.client.client import Connection
 from ..frontend.client.engine_process import START_TIMEOUT_S, EngineProcess
 from ..frontend.client.transport import RuntimeSilent
@@ -162,7 +162,7 @@ class EngineSupervisor:
         self._begun_s = time.monotonic()
         try:
             process = self._launch()
-        except OSError as error:  # out of memory or processes
+        except (OSError, StemmaError) as error:  # out of memory or processes, no place for a socket
             return f"the engine's process cannot be started: {error}"
         try:
             with self._lock:

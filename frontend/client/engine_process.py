@@ -62,7 +62,7 @@ class EngineProcess:
         this process's standard error."""
         flags = _flags({"model": model, **options})  # may raise
         folder = TemporaryFolder()
-        self.endpoint = f"ipc://{folder.path}/engine.ipc"
+        self.endpoint = folder.endpoint
         command = [sys.executable, "-P", "-m", "stemma.runtime"]
         for endpoint in (self.endpoint, *listen):
             command += ["--endpoint", endpoint]

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from waiting import wait_until
 
-from stemma.errors import EngineError
+from stemma.errors import EngineError, InvalidRequest
 from stemma.frontend.client.transport import RuntimeSilent
 from stemma.server import supervisor as module
 from stemma.server.supervisor import EngineState, EngineSupervisor
@@ -197,16 +197,16 @@ def _born_dead() -> Any:
     return PlayedProcess(is_born_dead=True)
 
 
-def test_a_process_that_cannot_be_started_is_an_error_and_no_dead_thread() -> None:
-    supervisor = EngineSupervisor(_no_memory, timeout_s=60)
+@pytest.mark.parametrize("error", [OSError("no memory"), InvalidRequest("no place for a socket")])
+def test_a_process_that_cannot_be_started_is_an_error_and_no_dead_thread(error: Exception) -> None:
+    def launch() -> Any:
+        raise error
+
+    supervisor = EngineSupervisor(launch, timeout_s=60)
     supervisor.start()
-    with pytest.raises(EngineError, match="no memory"):
+    with pytest.raises(EngineError, match=str(error)):
         supervisor.wait_started()
     supervisor.stop()
-
-
-def _no_memory() -> Any:
-    raise OSError("no memory")
 
 
 def test_an_engine_that_dies_while_draining_is_the_last_one(harness: SupervisorHarness) -> None:
