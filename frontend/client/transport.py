@@ -119,6 +119,7 @@ class Transport:
     def _shut(self, linger_ms: int) -> None:
         if self._monitor is not None:
             self._dealer.disable_monitor()
+            self._monitor.close()
             self._monitor = None
         self._dealer.close(linger_ms)
 

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from stemma.frontend.client import client as client_module
 from stemma.frontend.client import outbox as outbox_module
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
+from stemma.frontend.client.transport import Transport
 from stemma.frontend.dsl.function import open_program
 from stemma.frontend.protocol import interning, wire
 from stemma.frontend.protocol.link import Link
@@ -187,6 +189,16 @@ def test_another_protocol_version_is_an_error_with_both_versions(runtime: Runtim
     runtime.welcome = [b'{"v": 3, "op": "welcome"}']
     with pytest.raises(EngineError, match="protocol version 3; this side speaks 2"):
         runtime.connect()
+
+
+def test_a_connection_that_ends_leaves_no_socket_open(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    transport = Transport(context, f"ipc://{tmp_path}/nobody.ipc", None, 0, None, None, 60.0)
+    dealer, monitor = transport._dealer, transport._monitor
+    assert monitor is not None
+    transport.close()
+    assert dealer.closed and monitor.closed
+    context.term()
 
 
 def test_a_dead_process_is_noticed_without_waiting_for_its_silence(runtime: Runtime) -> None:
