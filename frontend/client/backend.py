@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from ...errors import EngineError, InvalidRequest
 from .channel import OwnedChannel
@@ -74,6 +74,13 @@ class Backend:
         """Close the channel; programs still running on it are cancelled."""
         with self._channel_lock:
             self._channel.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Neither `pickle` nor `copy` makes another one."""
+        raise TypeError(
+            "a backend cannot be pickled or copied: its connection is this process's. Another "
+            "process opens its own, as in st.Runtime(engine.endpoint)"
+        )
 
     def __enter__(self) -> Self:
         return self

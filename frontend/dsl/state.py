@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import InvalidProgram
 from ..client.program import Pending, Program
@@ -45,6 +45,14 @@ class ProgramState(BranchWriter):
         """This fork can no longer be read."""
         if self._parent is not None and not self._is_joined:
             self._program.note_dropped(self._branch, self._seq)
+
+    def __reduce__(self) -> NoReturn:
+        """Neither `pickle` nor `copy` makes another one: a branch is written from one place."""
+        raise TypeError(
+            "a state cannot be pickled, nor copied by `copy`: it belongs to its program's "
+            'connection. Take what it has, as in state["x"], state.text() or state.messages(); to '
+            "go on from here, state.fork() or state.copy()"
+        )
 
     def __str__(self) -> str:
         """The same as `text()`, which waits: what `f"{state}"` writes."""

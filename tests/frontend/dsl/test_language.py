@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -343,6 +345,16 @@ def test_an_error_in_a_dropped_fork_is_nobodys() -> None:
 
 
 # --- tools, pauses, hints -------------------------------------------------------------------------
+
+
+def test_neither_a_state_nor_its_backend_can_be_pickled_or_copied() -> None:
+    backend = PlayedChannel().backend
+    state = open_program(backend)
+    for make in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"a state cannot be pickled, .* state\.text\(\)"):
+            make(state)
+        with pytest.raises(TypeError, match=r"a backend cannot be pickled .* st\.Runtime"):
+            make(backend)
 
 
 def test_a_tool_runs_inside_a_pause_that_is_sent_at_once() -> None:
