@@ -150,6 +150,14 @@ def test_probes_answer_head(url: str, path: str) -> None:
     assert (reply.status_code, reply.content) == (200, b"")
 
 
+def test_the_models_answer_head(url: str) -> None:
+    reply = send(url, "HEAD", "/v1/models")
+    assert (reply.status_code, reply.content) == (200, b"")
+    (model,) = send(url, "GET", "/v1/models").json()["data"]
+    assert send(url, "HEAD", f"/v1/models/{model['id']}").status_code == 200
+    assert send(url, "HEAD", "/v1/models/another").status_code == 404
+
+
 def test_a_body_that_is_missing_is_named(url: str) -> None:
     reply = send(url, "POST", "/v1/completions", headers={"content-type": "application/json"})
     assert reply.status_code == 400 and reply.json()["error"]["message"] == "the body is missing"

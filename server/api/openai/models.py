@@ -17,6 +17,7 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
+    @routes.head("/v1/models", include_in_schema=False)  # some clients ask so whether it is there
     @routes.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """The model that is served, and its adapters: OpenAI's list, or Anthropic's for clients
@@ -27,6 +28,7 @@ def router(service: Service) -> APIRouter:
             return _anthropic_list(found)
         return {"object": "list", "data": found}
 
+    @routes.head("/v1/models/{name:path}", include_in_schema=False)
     @routes.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> dict[str, Any]:
         """The model of this name, or the adapter."""
