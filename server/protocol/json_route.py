@@ -154,7 +154,7 @@ def parse_json(body: bytes) -> Any:
     """Parse strictly. Raises Refusal with what is wrong."""
     require_bounded(body)
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")  # some editors and shells write a mark before it
     except UnicodeDecodeError as error:
         raise _no_json(f"invalid UTF-8 at byte {error.start}") from None
     try:

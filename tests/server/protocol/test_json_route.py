@@ -54,6 +54,12 @@ def test_any_bytes_are_json_or_refused(body: bytes) -> None:
         assert value == json.loads(body.decode())
 
 
+def test_a_byte_order_mark_before_the_json_is_no_part_of_it() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
+    with pytest.raises(Refusal):
+        parse_json(b"\xef\xbb\xbf\xef\xbb\xbf{}")
+
+
 def test_whole_surrogate_pairs_are_text() -> None:
     body = b'["\\ud83d\\ude00", "\\\\ud800"]'
     assert parse_json(body) == ["\U0001f600", "\\ud800"]
