@@ -114,7 +114,7 @@ class Gateway:
 
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""
-        if self._engine.has_work:
+        if self._engine.has_work or self._ready:
             return 0
         wake_s = self._engine.next_wake_s
         if wake_s is None:
@@ -280,9 +280,9 @@ class Gateway:
         self._ready[session] = None
 
     def _advance(self) -> None:
-        while self._ready:
-            session = next(iter(self._ready))  # first come, first served
-            del self._ready[session]
+        """A turn of each program that can go on, first come, first served."""
+        ready, self._ready = self._ready, {}
+        for session in ready:
             try:
                 session.advance()
             except Exception as error:  # a bug of the runtime must end one program, not the server

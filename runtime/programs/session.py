@@ -31,6 +31,7 @@ from .prefix_leases import LeaseManager
 from .preparation import Preparation
 
 _CALLS = (ir.Gen, ir.Select, ir.Embed)
+MAX_MARKS_A_TURN = 256  # delimiters of messages laid before the engine's other work has its turn
 MAX_FORKED_TOKENS = 1 << 25  # of a program: each branch has its own copy, 4 bytes a token
 
 
@@ -75,6 +76,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             else LeaseManager(context.kv, context.think_times, tenant, namespace=namespace)
         )
         self._pauses: dict[EngineBranch, ir.Pause] = {}
+        self._num_marks = 0  # laid in this turn
+        self._rests: dict[_Rest, EngineBranch] = {}
         self._num_forked_tokens = 0
         self._gens_end = False  # with what they have
         self.set_template_args(NO_TEMPLATE_ARGS)
@@ -125,6 +128,28 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
 
     # --- carrying out -----------------------------------------------------------------------------
 
+    def advance(self) -> None:
+        """As far as it can go in one turn; it is ready again where more could be done."""
+        self._num_marks = 0
+        rests, self._rests = self._rests, {}
+        for rest, branch in rests.items():
+            if branch.call is rest:  # it was not stopped meanwhile
+                self._end_call(branch)
+                self._ready.append(branch)
+        super().advance()
+
+    def _has_turn(self, branch: EngineBranch) -> bool:
+        """Whether the branch may lay another delimiter now; else it goes on in the next turn. A
+        chat of thousands of messages takes seconds, within the engine's loop."""
+        self._num_marks += 1
+        if self._num_marks <= MAX_MARKS_A_TURN:
+            return True
+        rest = _Rest()
+        self._rests[rest] = branch
+        self._begin_call(branch, rest)
+        self._on_ready(self)
+        return False
+
     def _new_branch(self, number: int) -> EngineBranch:
         return EngineBranch(number)
 
@@ -155,6 +180,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
             return True
         self._pauses.pop(branch, None)
+        if isinstance(op, ir.RoleBegin | ir.RoleEnd) and not self._has_turn(branch):
+            return False
         prepared = self._prepared(branch, op)
         if prepared is None:
             return False
@@ -339,6 +366,13 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if self._leases is not None:
             self._leases.end(branch)
         super()._stop(branch, op, message, kind, field)
+
+
+class _Rest:
+    """What a branch waits for until its program's next turn."""
+
+    def abort(self, queue: object) -> None:
+        """There is nothing to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, PromptTooLong
 from ...frontend.protocol.ir import GenParams
 from ..access.load import Capacity, Ticket
 from ..access.middleware import TICKET
@@ -28,10 +28,10 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     if task.num_samples > most:
         allowed = f"at most {most} samples of all prompts together"
         raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
+    max_model_len = int(service.info["max_model_len"])
     for prompt in task.prompts:
-        if len(prompt) > MAX_MESSAGES and isinstance(prompt[0], Message):
-            allowed = f"at most {MAX_MESSAGES} messages"
-            raise InvalidRequest.of("messages", f"{len(prompt)} messages", allowed)
+        if prompt and isinstance(prompt[0], Message):
+            _require_few(len(prompt), max_model_len)
     max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
     timeout = request.headers.get(TIMEOUT_HEADER)
 
@@ -48,6 +48,15 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     task = replace(task, params=limited(task.params), each_params=each)
     ticket.take(task.num_samples, capacity)
     return task
+
+
+def _require_few(num_messages: int, max_model_len: int) -> None:
+    """Raises InvalidRequest for a chat of too many messages, each of which has a token at least."""
+    if num_messages >= max_model_len:
+        size = f"at least {num_messages} tokens"
+        raise PromptTooLong.than(size, max_model_len - 1, max_model_len, "messages")
+    if num_messages > MAX_MESSAGES:
+        raise InvalidRequest.of("messages", f"{num_messages} messages", f"at most {MAX_MESSAGES}")
 
 
 def admit_values(service: Service, request: Request, num_values: int) -> None:

@@ -158,6 +158,20 @@ def test_the_models_answer_head(url: str) -> None:
     assert send(url, "HEAD", "/v1/models/another").status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("num_messages", [1500, 2500], ids=str)
+def test_a_chat_is_bounded_by_the_context_and_not_by_its_number_of_messages(
+    url: str, path: str, num_messages: int
+) -> None:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": "a"} for i in range(num_messages)]
+    prompt = "input" if path == "/v1/responses" else "messages"
+    body = {prompt: [*messages, messages[0]], "max_tokens": 4}
+    reply = send(url, "POST", path, json=body)
+    assert reply.status_code == 400 and "prompt is too long" in reply.json()["error"]["message"]
+    if num_messages == 1500:
+        assert send(url, "POST", "/tokenize", json={"messages": messages}).status_code == 200
+
+
 def test_a_body_that_is_missing_is_named(url: str) -> None:
     reply = send(url, "POST", "/v1/completions", headers={"content-type": "application/json"})
     assert reply.status_code == 400 and reply.json()["error"]["message"] == "the body is missing"

@@ -23,10 +23,14 @@ class ProgramHarness:
         self.queue = context.queue
         assert isinstance(self.queue, FakeQueue)
         self.events = Events()
+        self.num_asked_turns = 0  # `advance` that the session has asked for
         self.session = ProgramSession(
-            context, self.events, lambda session: None, seed=seed, instance=0, is_streaming=stream
+            context, self.events, self._note_ready, seed=seed, instance=0, is_streaming=stream
         )
         self._seqs: dict[int, itertools.count[int]] = {}
+
+    def _note_ready(self, session: ProgramSession) -> None:
+        self.num_asked_turns += 1
 
     def ops(self, branch: int, *makers: Op) -> list[ir.Op]:
         """Numbered ops of one branch."""

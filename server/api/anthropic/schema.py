@@ -15,7 +15,7 @@ from ....errors import InvalidRequest
 from ....frontend.protocol.schema_words import require_schema
 from ...parsers.tools import FUNCTION_NAME
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.known_fields import FewItems
+from ...protocol.known_fields import FewItems, Items
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
@@ -129,7 +129,7 @@ class PromptFields(BaseModel):
     model_config = _LENIENT
 
     model: str | None = None
-    messages: FewItems[InputMessage] = Field(min_length=1)
+    messages: Items[InputMessage] = Field(min_length=1)
     system: str | FewItems[TextBlock] | None = None
     tools: FewItems[CustomTool] | None = None
     tool_choice: ToolChoice | None = None

@@ -52,7 +52,7 @@ class TokenizeRequest(BaseModel):
     model: str | None = None
     text: str | Items[str] | None = None
     prompt: str | Items[str] | None = None
-    messages: FewItems[ChatMessage] | None = None
+    messages: Items[ChatMessage] | None = None
     tools: FewItems[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True

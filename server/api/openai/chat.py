@@ -23,7 +23,7 @@ from ...parsers.output_reader import OutputReader
 from ...parsers.reasoning import ReasoningTags
 from ...parsers.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
 from ...protocol.json_route import beside_loop, json_routes
-from ...protocol.known_fields import FewItems, Items
+from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Message, Task
 from .chat_messages import ChatMessage, fitting
@@ -90,7 +90,7 @@ def chat_task(
 class ChatRequest(ReasoningFields, SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: FewItems[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
-from ...protocol.known_fields import Entries, FewItems
+from ...protocol.known_fields import Entries, FewItems, Items
 from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
@@ -95,7 +95,7 @@ class ResponsesRequest(BaseModel):
     model_config = _LENIENT
 
     model: str | None = None
-    input: str | FewItems[InputItem]
+    input: str | Items[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True

@@ -30,6 +30,7 @@ from program_harness import (
 from stemma.errors import InvalidProgram, PromptTooLong
 from stemma.frontend.protocol import ir, wire
 from stemma.frontend.protocol.interpreter import MAX_ERROR_CHARS
+from stemma.runtime.programs import session as session_module
 from stemma.runtime.programs.context import AssistantTurnCache, Defaults, ProgramContext
 from stemma.runtime.schedule.plan import RowResult
 from stemma.runtime.schedule.request import Request
@@ -565,6 +566,45 @@ def test_roles_append_the_templates_marks(harness: ProgramHarness) -> None:
     harness.generate("Ho")
     marks = [payload["text"] for _, _, payload in harness.events.of(wire.MARK)]
     assert marks == ["<bos>USER: ", "\n", "ASSISTANT: ", "\n"]
+
+
+def chat_of(harness: ProgramHarness, num_messages: int) -> list[ir.Op]:
+    turns = [op for i in range(num_messages) for op in (role("user"), text(f"{i};"), role_end())]
+    return harness.ops(0, *turns, role("assistant"), gen())
+
+
+def test_a_long_chat_takes_turns_with_the_engines_other_work(
+    context: ProgramContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ProgramHarness(context)
+    whole.send(*chat_of(whole, 20))
+    monkeypatch.setattr(session_module, "MAX_MARKS_A_TURN", 16)
+    harness = ProgramHarness(context)
+    harness.send(*chat_of(harness, 20), end=True)
+    num_turns = 1
+    while harness.num_asked_turns:
+        assert len(harness.prompts) == 1, "only the chat that had no limit has come so far"
+        harness.num_asked_turns = 0
+        harness.session.advance()
+        num_turns += 1
+    assert num_turns == 3  # for 41 delimiters
+    assert isinstance(harness.queue, FakeQueue)
+    first, second = harness.queue.open
+    assert list(first.prompt) == list(second.prompt) and not harness.is_done
+    harness.generate("b", 1)
+    assert harness.is_done and not harness.failures
+
+
+def test_a_chat_that_is_cancelled_between_two_turns_is_over(
+    harness: ProgramHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "MAX_MARKS_A_TURN", 16)
+    harness.send(*chat_of(harness, 20), end=True)
+    harness.session.cancel()
+    for _ in range(3):
+        harness.session.advance()
+    assert isinstance(harness.queue, FakeQueue)
+    assert harness.queue.ended == [harness.session.record] and not harness.queue.open
 
 
 def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
