@@ -33,6 +33,9 @@ LAST_WORDS_S = 2.0  # to send the last events of streams
 HANG_UP_S = 0.5  # after which connections that are still busy are closed,
 ABORT_S = 1.5  # and those that still are, whatever they have to send
 CLOSE_S = 3  # more than the sum of those
+# Objects between collections of the youngest, and how many of those between the older ones'. Each
+# keeps all threads waiting. By default a body of 32,000 lists causes 45.
+GC_THRESHOLDS = (50_000, 2, 250)
 _POLL_S = 0.05
 
 
@@ -47,6 +50,7 @@ def serve(
     app = create_app(engine, settings)
     gc.collect()
     gc.freeze()  # what the imports made: no collection needs to look at it again
+    gc.set_threshold(*GC_THRESHOLDS)
     service: Service = app.state.service
     server = HttpServer(uvicorn_config(app, service), engine, settings, service, announce)
     server.run(sockets=[listener])
