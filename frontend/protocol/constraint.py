@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from ...errors import InvalidProgram
+from .json_text import json_text
 from .schema_words import require_schema
 
 ConstraintKind = Literal["regex", "choices", "json_schema", "json_object", "ebnf", "structural_tag"]
@@ -140,6 +141,7 @@ def schema_text(schema: object) -> str:
     if callable(describe):
         return _json("json_schema", _closed(describe()))
     if isinstance(schema, str):
+        _require_source("json_schema", schema)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
@@ -177,9 +179,12 @@ def _json(field: str, value: object) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json_text(value, MAX_SOURCE_BYTES)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidProgram(f"{field} is not JSON: {error}", field) from error
+    if text is None:
+        _refuse_size(field, "more")
+    return text
 
 
 def _regex_of(dtype: type) -> str:
@@ -209,4 +214,8 @@ def _require_source(kind: str, source: object) -> None:
     except UnicodeEncodeError as error:
         raise InvalidProgram(f"{kind}: no text has a lone surrogate: {error}", kind) from error
     if num_bytes > MAX_SOURCE_BYTES:
-        raise InvalidProgram.of(kind, f"{num_bytes} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
+        _refuse_size(kind, f"{num_bytes} bytes")
+
+
+def _refuse_size(field: str, given: str) -> NoReturn:
+    raise InvalidProgram.of(field, given, f"at most {MAX_SOURCE_BYTES} bytes")

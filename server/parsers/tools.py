@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
 from ...frontend.protocol.constraint import Constraint, constraint_of
+from ...frontend.protocol.json_text import json_text
 from ...frontend.protocol.schema_words import require_schema
 from ..protocol.known_fields import Items
 from .call_reader import CallReader, ContentReader, NamedReader, Reader
@@ -123,11 +124,7 @@ class ToolUse:
         """The tools as JSON, for a chat template that supports them. Raises InvalidRequest."""
         if not self._is_told or self.choice == "none":
             return None
-        whole = json.dumps([tool.model_dump(exclude_none=True) for tool in self.tools])
-        if len(whole) > MAX_TOOLS_CHARS:
-            allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
-            raise InvalidRequest.of("tools", f"{len(whole)} characters", allowed)
-        return whole
+        return tools_text([tool.model_dump(exclude_none=True) for tool in self.tools])
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -225,6 +222,15 @@ class ToolUse:
     @property
     def _is_told(self) -> bool:
         return bool(self.tools) and self.chat_format.knows_tools
+
+
+def tools_text(tools: Sequence[dict[str, Any]]) -> str:
+    """Tools in OpenAI's format as JSON for a chat template. Raises InvalidRequest for too much."""
+    text = json_text(tools, MAX_TOOLS_CHARS)
+    if text is None:
+        allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
+        raise InvalidRequest.of("tools", "more", allowed)
+    return text
 
 
 def _require_schema(function: ToolFunction) -> None:

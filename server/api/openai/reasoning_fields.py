@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
+from ....frontend.protocol.json_text import json_text
 from ...parsers.chat_format import ChatFormat
 from ...parsers.output_reader import ReasoningUse
 
@@ -70,9 +70,9 @@ class ReasoningFields(BaseModel):
 
     def _require_small(self, variables: Mapping[str, Any]) -> None:
         try:
-            size = len(json.dumps(variables))
+            text = json_text(variables, MAX_TEMPLATE_KWARGS_CHARS)
         except RecursionError:
-            size = MAX_TEMPLATE_KWARGS_CHARS + 1
-        if size > MAX_TEMPLATE_KWARGS_CHARS:
+            text = None
+        if text is None:
             allowed = f"at most {MAX_TEMPLATE_KWARGS_CHARS} characters of JSON"
             raise InvalidRequest.of("chat_template_kwargs", "...", allowed)

@@ -88,6 +88,8 @@ def test_gen_int_and_gen_string_are_gens_with_a_dtype() -> None:
         ({"regex": 5}, "regex"),
         ({"regex": "\ud800"}, "lone surrogate"),
         ({"regex": "a" * (MAX_SOURCE_BYTES + 1)}, "at most"),
+        ({"json_schema": {"enum": [1] * MAX_SOURCE_BYTES}}, "at most"),
+        ({"json_schema": "[" * (MAX_SOURCE_BYTES + 1)}, "at most"),
         ({"json_schema": "{"}, "not JSON"),
         ({"json_schema": [1]}, "json_schema"),
         ({"json_schema": {"a": {1, 2}}}, "not JSON"),
