@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,10 +45,11 @@ class ModelText:
         checks while it reads long texts would be taken for dead."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def encode(self, text: str, *, has_bos: bool = True) -> list[int]:
+    def encode(self, text: str, *, has_bos: bool = True) -> array[int]:
         """Ids of a prompt, preceded by BOS where the model has one."""
         tokenizer, _ = self._load()
-        return [*(tokenizer.bos_ids if has_bos else ()), *tokenizer.encode(text)]
+        bos = array("i", tokenizer.bos_ids if has_bos else ())
+        return bos + tokenizer.encode_array(text)
 
     def encode_chat(
         self,
@@ -56,7 +58,7 @@ class ModelText:
         opens_turn: bool = True,
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> array[int]:
         """Ids of a chat's messages under the model's template; `opens_turn` adds the generation
         prompt, and leaves a final assistant message open. `tools` and `variables` go to the
         template."""
@@ -108,7 +110,7 @@ class ModelText:
             return self._loaded[1:]
 
 
-def _chat_ids(transcript: Transcript, messages: Sequence[Message], opens_turn: bool) -> list[int]:
+def _chat_ids(transcript: Transcript, messages: Sequence[Message], opens_turn: bool) -> array[int]:
     is_open = opens_turn and messages[-1].role == "assistant"
     for index, message in enumerate(messages):
         transcript.begin_role(message.role, message.fields)
@@ -118,4 +120,4 @@ def _chat_ids(transcript: Transcript, messages: Sequence[Message], opens_turn: b
             transcript.end_role()
     if opens_turn and not is_open:
         transcript.begin_role("assistant")
-    return transcript.ids.tolist()
+    return transcript.ids

@@ -52,6 +52,16 @@ def test_long_texts_have_the_ids_of_their_parts(byte_tokenizer: Tokenizer) -> No
     assert byte_tokenizer.encode(text) == byte_tokenizer.encode("a<eos>é\n") * (len(text) // 8)
 
 
+def test_many_tokens_have_the_text_of_few(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, special ones and parts of characters among them."""
+    ids = [*byte_tokenizer.encode("sé"), *sorted(byte_tokenizer.special_ids), 0xC3, 0xA9, 0xC3]
+    each = [byte_tokenizer.decode(ids, skip_special=skip) for skip in (True, False)]
+    monkeypatch.setattr(tokenizer_module, "UNLOCKED_TOKENS", 1)
+    assert [byte_tokenizer.decode(ids, skip_special=skip) for skip in (True, False)] == each
+
+
 def test_special_tokens_show_only_where_asked(byte_tokenizer: Tokenizer) -> None:
     ids = [ord("a"), EOS_ID]
     assert byte_tokenizer.decode(ids) == "a"
