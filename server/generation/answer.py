@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from ...frontend.client.client import Connection
 from ..access.load import Ticket
 from ..protocol.caller import Caller, caller_of
 from ..protocol.disconnect import refuse_the_gone
+from ..protocol.json_route import beside_loop
 from ..protocol.pieces import Outcome
 from ..protocol.task import Reply, Task
 from .admission import admitted, ticket_of
@@ -44,7 +46,9 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
         if not task.stream:
             outcomes = await generation.finish()
             _require_reader(generation)
-            return JSONResponse(reply.whole(outcomes, await carry_out_hints()))
+            whole = partial(_whole, reply, outcomes, await carry_out_hints())
+            num_bytes = sum(outcome.num_bytes for outcome in outcomes)
+            return await beside_loop(request, whole, num_bytes)
         # A refusal comes before the first byte, with its own status.
         await generation.wait(service.settings.stream_ping_s)
         if generation.failure is not None:
@@ -67,6 +71,10 @@ def _observer(request: Request, ticket: Ticket) -> Callable[[Outcome], None]:
         ticket.load.note_end()
 
     return note
+
+
+def _whole(reply: Reply, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> Response:
+    return Response(orjson.dumps(reply.whole(outcomes, hints)), media_type="application/json")
 
 
 def _require_reader(generation: Generation) -> None:

@@ -22,8 +22,6 @@ from ..protocol.task import Task
 from .completion import Completion
 from .event_queue import EventQueue
 
-LOGPROBS_BYTES = 1024  # of one token with its alternatives (guess)
-
 
 class Generation:
     """The programs of a task. Ends with all outcomes, with a failure, or closed: exactly one.
@@ -168,8 +166,7 @@ class Generation:
         if kind == wire.DELTA:
             piece = Piece.of(index, payload)
             self._fresh.append(piece)
-            num_entries = len(piece.logprobs or ())
-            self.num_waiting_bytes += len(piece.text) + LOGPROBS_BYTES * num_entries
+            self.num_waiting_bytes += piece.num_bytes
         elif kind == wire.VALUE:
             outcome = Outcome(index, payload["text"], payload["meta"])
             self.outcomes[index] = outcome

@@ -4,8 +4,8 @@ JSON (RFC 8259) has no NaN and no Infinity, text in UTF-8, and names that are un
 half of a surrogate pair is no text. Python's parser accepts more. Anything invalid is refused with
 400 before any model sees it.
 
-A large body is read on another thread, so that the event loop goes on meanwhile; `json_bounds` says
-how long that thread may keep the loop from running.
+A large body is read on another thread, so that the event loop goes on meanwhile, and large answers
+are written there; `json_bounds` says how long reading may keep the loop from running.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from .known_fields import MAX_REPORTED, KnownFields, warning_of
 
 WARNINGS = "x-stemma-warnings"
 LARGE_BYTES = 16 * 1024  # a body of so many takes the loop 3 ms at worst; most chats have fewer
-NUM_THREADS = 2  # that read large bodies; more would only wait for the GIL
+NUM_THREADS = (
+    1  # that reads large bodies: more keep the loop waiting for the GIL longer, and gain nothing
+)
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
 MAX_PATH_CHARS = 200  # of a field that is named
-_IS_LARGE = "stemma.large"  # in a request's scope
+_NUM_BYTES = "stemma.num_bytes"  # of the body; in a request's scope
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
 
 _T = TypeVar("_T")
@@ -78,7 +80,7 @@ class JsonRoute(APIRoute):
             num_bytes = sum(map(len, chunks))
             if not num_bytes:
                 raise Refusal(400, "the body is missing", code="invalid_json")
-            request.scope[_IS_LARGE] = num_bytes >= LARGE_BYTES
+            request.scope[_NUM_BYTES] = num_bytes
             return await handle(_ReadRequest(request, await beside_loop(request, read)))
 
         return handle_json
@@ -92,9 +94,10 @@ async def _chunks_of(request: Request) -> list[bytes]:
         refuse_the_gone()
 
 
-async def beside_loop(request: Request, work: Callable[[], _T]) -> _T:
-    """The result of `work` on the request's body: on another thread if the body is large."""
-    if not request.scope[_IS_LARGE]:
+async def beside_loop(request: Request, work: Callable[[], _T], num_bytes: int | None = None) -> _T:
+    """The result of `work`: on another thread if what it works on is large. `num_bytes`: about how
+    large that is, the request's body if it is not given."""
+    if (request.scope[_NUM_BYTES] if num_bytes is None else num_bytes) < LARGE_BYTES:
         return work()
     threads = request.app.state.body_threads
     return await asyncio.get_running_loop().run_in_executor(threads, work)

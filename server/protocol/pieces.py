@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import Picklable
 
 GRAMMAR_KINDS = ("InvalidGrammar", "UnsupportedSchema")
+LOGPROBS_BYTES = 1024  # of one token with its alternatives (guess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Piece:
         get = payload.get
         text, ids, logprobs = payload["text"], get("token_ids"), get("logprobs")
         return cls(index, text, ids, logprobs, get("prompt_tokens"), get("cached_tokens", 0))
+
+    @property
+    def num_bytes(self) -> int:
+        """About what is told of it."""
+        return len(self.text) + LOGPROBS_BYTES * len(self.logprobs or ())
 
     @classmethod
     def joined(cls, pieces: Sequence[Piece]) -> Piece:
@@ -71,6 +77,12 @@ class Outcome:
     text: str
     meta: dict[str, Any]
     error: GenerationFailed | None = None  # this sample alone failed: it has no text and no meta
+
+    @property
+    def num_bytes(self) -> int:
+        """About what is told of it."""
+        entries = (self.meta.get(name) or () for name in ("logprobs", "prompt_logprobs"))
+        return len(self.text) + LOGPROBS_BYTES * sum(map(len, entries))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
@@ -30,6 +31,7 @@ class ResponseStore:
     """Responses by id. Where there is no room the oldest of the owner that has most is dropped: of
     k owners none loses what it has while that is less than a k-th. A continued response shares its
     messages with its continuation but counts in full, so that the bound holds whichever is dropped.
+    Thread-safe: large ones are put on another thread than the event loop's.
     """
 
     def __init__(self, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,6 +39,7 @@ class ResponseStore:
         self._ttl_s = ttl_s
         self._clock = clock
         self._by_id: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._lock = threading.RLock()
         self._num_of: Counter[Hashable] = Counter()  # responses, by owner
         self._bytes_of: Counter[Hashable] = Counter()
 
@@ -61,23 +64,26 @@ class ResponseStore:
             return
         expires_s = self._clock() + self._ttl_s
         kept = StoredResponse(owner, body, input_items, messages, num_bytes, expires_s)
-        self._by_id[body["id"]] = kept
-        self._num_of[owner] += 1
-        self._bytes_of[owner] += num_bytes
-        self._forget_old()
+        with self._lock:
+            self._by_id[body["id"]] = kept
+            self._num_of[owner] += 1
+            self._bytes_of[owner] += num_bytes
+            self._forget_old()
 
     def get(self, owner: Hashable, response_id: str) -> StoredResponse | None:
         """None where there is none (any more), or it belongs to another owner."""
-        self._forget_old()
-        kept = self._by_id.get(response_id)
+        with self._lock:
+            self._forget_old()
+            kept = self._by_id.get(response_id)
         return kept if kept is not None and kept.owner == owner else None
 
     def remove(self, owner: Hashable, response_id: str) -> bool:
         """Remove it; returns whether there was one."""
-        if self.get(owner, response_id) is None:
-            return False
-        self._drop(response_id)
-        return True
+        with self._lock:
+            if self.get(owner, response_id) is None:
+                return False
+            self._drop(response_id)
+            return True
 
     def _forget_old(self) -> None:
         now = self._clock()
