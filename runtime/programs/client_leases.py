@@ -12,6 +12,7 @@ from ..schedule.cache.hint_actions import KVHints, Outcome
 DEFAULT_PRIORITY = 50  # above leases derived from programs
 MAX_STATED = 1024  # leases that one account may hold by hints; the oldest is released first
 MAX_STATED_IN_ALL = 8192  # the same for all accounts of one client
+MAX_ASKED = 64  # hints that wait for one branch's next call; the oldest is forgotten first
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,11 @@ class Action:
 @dataclass(slots=True)
 class AskedHint:
     """A hint on a prefix that is not computed yet: it waits for its branch's next call. Its prefix
-    has `num_tokens`, or, if None, `num_chars` of the open text segment, not yet tokenized."""
+    has `num_tokens`, or, if None, `num_texts` of the open segment's, not yet tokenized."""
 
     action: Action
     num_tokens: int | None
-    num_chars: int = 0
+    num_texts: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from ...frontend.protocol import ir
 from ...frontend.protocol.branch import Branch
 from ..tokenizer.transcript import TextChange, Transcript
 from .calls import Call
-from .client_leases import AskedHint
+from .client_leases import MAX_ASKED, AskedHint
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +39,7 @@ class EngineBranch(Branch[Transcript, Call]):
     """A branch whose transcript has token ids; `fork_length` counts these."""
 
     pending_text: list[ir.Text] = field(default_factory=list)
-    asked: list[AskedHint] = field(default_factory=list)
+    asked: deque[AskedHint] = field(default_factory=lambda: deque(maxlen=MAX_ASKED))
     text_change: TextChange | None = None  # how the text before the call turned out to read
     prepared: Prepared | Exception | None = None  # of the current op, by another thread
     namespace: Hashable | None = None  # of the last call's KV; None: no call was made yet

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ...errors import InvalidProgram, InvalidRequest, PromptTooLong
 from ...frontend.protocol import ir
@@ -37,6 +38,8 @@ class Preparation:
     def num_chars(self) -> int:
         """How much there is to tokenize, or what takes as long."""
         num_chars = sum(len(text.text) for text in self.pending)
+        if self._unmeasured():
+            num_chars *= 2  # see `_tokens_before`
         match self.op:
             case ir.Tokens():
                 return num_chars + TOKEN_CHARS * len(self.op.token_ids)
@@ -55,7 +58,7 @@ class Preparation:
             self.namespace,
             self.transcript.copy(),
             tuple(self.pending),
-            self.asked,
+            tuple(self.asked),
             self.op,
         )
 
@@ -92,17 +95,34 @@ class Preparation:
             max_model_len = self.context.max_text_chars // longest
             size = f"at least {-(-len(text) // longest)} tokens"
             raise PromptTooLong.than(size, max_model_len - 1, max_model_len, "text")
-        transcript = self.transcript
-        for hint in self.asked:
-            if hint.num_tokens is None:
-                num_more = len(self.context.tokenizer.encode_array(text[: hint.num_chars]))
-                hint.num_tokens = len(transcript.ids) + num_more
-        is_replay = all(op.is_replay for op in self.pending)
-        known = self._find_replay(transcript.ids, text) if is_replay else None
-        if known is not None:
-            transcript.append_ids(known, text)
-        else:
-            transcript.append_text(text, self.context.max_prompt_tokens)
+        ids = self._ids_of(text)
+        asked = self._unmeasured()
+        counts = self._tokens_before(asked, text, len(ids))
+        start = len(self.transcript.ids)
+        self.transcript.append_ids(ids, text)
+        start = max(start, len(self.transcript.ids) - len(ids))  # behind a BOS, where it has one
+        for hint, num_before in zip(asked, counts, strict=True):
+            hint.num_tokens = start + num_before
+
+    def _ids_of(self, text: str) -> array[int]:
+        if all(op.is_replay for op in self.pending):
+            known = self._find_replay(self.transcript.ids, text)
+            if known is not None:
+                return known
+        return self.context.tokenizer.encode_array(text, self.context.max_prompt_tokens)
+
+    def _unmeasured(self) -> list[AskedHint]:
+        return [hint for hint in self.asked if hint.num_tokens is None]
+
+    def _tokens_before(
+        self, asked: Sequence[AskedHint], text: str, num_tokens: int
+    ) -> Sequence[int]:
+        """How many of the text's tokens are before each of the hints."""
+        places = list(accumulate((len(op.text) for op in self.pending), initial=0))
+        ends = [places[hint.num_texts] for hint in asked]
+        if all(end == len(text) for end in ends):
+            return [num_tokens] * len(ends)
+        return self.context.tokenizer.tokens_before(text, ends)  # which encodes it once more
 
     def _find_replay(self, before: array[int], text: str) -> array[int] | None:
         """The ids that were generated as `text` behind `before`, where they are known."""

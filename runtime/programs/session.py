@@ -239,16 +239,16 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         outcome = self._carry_out_hint(branch, action, branch.begun.ids)
         if outcome.outcome != "missing" or op.action not in ("pin", "retain", "share"):
             return outcome
-        num_chars = sum(len(text.text) for text in branch.pending_text)
-        num_tokens = None if num_chars else len(branch.begun.ids)
-        branch.asked.append(AskedHint(action, num_tokens, num_chars))
+        num_texts = len(branch.pending_text)
+        num_tokens = None if num_texts else len(branch.begun.ids)
+        branch.asked.append(AskedHint(action, num_tokens, num_texts))
         return Outcome("deferred", "until the branch's next call has computed it")
 
     def _carry_out_asked(self, branch: EngineBranch) -> None:
         """What was asked for of the prefix that a call has just computed."""
-        asked, branch.asked = branch.asked, []
-        for hint in asked:
+        for hint in branch.asked:
             self._carry_out_hint(branch, hint.action, branch.begun.ids[: hint.num_tokens])
+        branch.asked.clear()
 
     def _carry_out_hint(
         self, branch: EngineBranch, action: Action, token_ids: array[int]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 from ... import errors
@@ -26,8 +27,8 @@ from ...errors import EngineError, InvalidRequest
 NICENESS = 10
 LIMIT_S = 60.0  # of CPU time for one text: ten times what 8 MB take
 WORKER = "stemma.runtime.tokenizer.encoder_worker"
-MAX_TOKENS = struct.Struct("<q")  # before a text
-IDS, ERROR = b"\0", b"\1"  # before a reply: ids as C ints, or JSON of a kind and a message
+HEAD = struct.Struct("<qi")  # before a text: max_tokens, the number of ends; these follow as C ints
+INTS, ERROR = b"\0", b"\1"  # before a reply: C ints, or JSON of a kind and a message
 
 
 class EncoderProcess:
@@ -42,15 +43,13 @@ class EncoderProcess:
     def encode(self, text: str, max_tokens: int) -> array[int]:
         """The ids of plain text. Raises what `Tokenizer.encode_array` does, EngineError where the
         process does not work."""
-        question = MAX_TOKENS.pack(max_tokens) + text.encode()
-        with self._lock:
-            reply = self._ask(question)
-        if reply[:1] == ERROR:
-            kind, message = json.loads(reply[1:])
-            raise getattr(errors, kind)(message, "text")
-        ids = array("i")
-        ids.frombytes(memoryview(reply)[1:])
-        return ids
+        return self._answer(HEAD.pack(max_tokens, 0) + text.encode())
+
+    def tokens_before(self, text: str, ends: Sequence[int]) -> array[int]:
+        """How many of the text's tokens end at, or before, each of these characters, at least one.
+        Raises what `encode` does."""
+        head = HEAD.pack(0, len(ends)) + array("i", ends).tobytes()
+        return self._answer(head + text.encode())
 
     def close(self) -> None:
         """End the process; a text that is being encoded fails, and so do later ones."""
@@ -60,6 +59,16 @@ class EncoderProcess:
         with self._lock:
             if self._process is not None:
                 self._end(self._process)
+
+    def _answer(self, question: bytes) -> array[int]:
+        with self._lock:
+            reply = self._ask(question)
+        if reply[:1] == ERROR:
+            kind, message = json.loads(reply[1:])
+            raise getattr(errors, kind)(message, "text")
+        numbers = array("i")
+        numbers.frombytes(memoryview(reply)[1:])
+        return numbers
 
     def _ask(self, question: bytes) -> bytes:
         if self._is_closed:

@@ -11,12 +11,15 @@ import contextlib
 import json
 import signal
 import sys
+from array import array
 from pathlib import Path
+
+from tokenizers import Tokenizer as HfTokenizer
 
 from ...constrained.serving.frames import read_frame, write_frame
 from ...errors import InvalidRequest
-from .encoder_process import ERROR, IDS, LIMIT_S, MAX_TOKENS
-from .tokenizer import encoded, plain_tokenizer
+from .encoder_process import ERROR, HEAD, INTS, LIMIT_S
+from .tokenizer import encoded, plain_tokenizer, tokens_before
 
 
 def main() -> int:
@@ -24,16 +27,24 @@ def main() -> int:
     tokenizer = plain_tokenizer(Path(sys.argv[1]) / "tokenizer.json")
     with contextlib.suppress(BrokenPipeError):  # the engine has died, and nobody reads replies
         while (question := read_frame(sys.stdin.buffer)) is not None:
-            (max_tokens,) = MAX_TOKENS.unpack_from(question)
             signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
             try:
-                ids = encoded(tokenizer, question[MAX_TOKENS.size :].decode(), max_tokens)
-                reply = IDS + ids.tobytes()
+                reply = INTS + _answer(tokenizer, question).tobytes()
             except InvalidRequest as error:
                 reply = ERROR + json.dumps([type(error).__name__, str(error)]).encode()
             signal.setitimer(signal.ITIMER_PROF, 0)
             write_frame(sys.stdout.buffer, reply)
     return 0
+
+
+def _answer(tokenizer: HfTokenizer, question: bytes) -> array[int]:
+    """The text's ids; where it comes with ends, the numbers of tokens before these."""
+    max_tokens, num_ends = HEAD.unpack_from(question)
+    ends = array("i")
+    start = HEAD.size + num_ends * ends.itemsize
+    ends.frombytes(question[HEAD.size : start])
+    text = question[start:].decode()
+    return tokens_before(tokenizer, text, ends) if ends else encoded(tokenizer, text, max_tokens)
 
 
 if __name__ == "__main__":

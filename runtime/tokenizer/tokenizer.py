@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,13 @@ class Tokenizer:
             self._kept.keep(text, ids)
         _require_at_most(max_tokens, len(ids))
         return ids
+
+    def tokens_before(self, text: str, ends: Sequence[int]) -> array[int]:
+        """How many of a text's tokens end at, or before, each of these characters. Raises what
+        `encode_array` does."""
+        if len(text) < VERY_LONG_CHARS:
+            return tokens_before(self._plain, text, ends)
+        return self._process.tokens_before(text, ends)
 
     def close(self) -> None:
         """End the process for very long texts, if one was started."""
@@ -199,6 +207,14 @@ def encoded(tokenizer: HfTokenizer, text: str, max_tokens: int = sys.maxsize) ->
         encoding = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
     _require_at_most(max_tokens, len(encoding))
     return array("i", encoding.ids)
+
+
+@panic_raises(InvalidRequest, "the model's tokenizer cannot take this text")
+def tokens_before(tokenizer: HfTokenizer, text: str, ends: Sequence[int]) -> array[int]:
+    """How many of a text's tokens end at, or before, each of these characters."""
+    encoding = tokenizer.encode_batch([text], add_special_tokens=False)[0]
+    stops = [stop for _, stop in encoding.offsets]
+    return array("i", [bisect_right(stops, end) for end in ends])
 
 
 def _require_at_most(max_tokens: int, num_tokens: int) -> None:

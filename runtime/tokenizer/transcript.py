@@ -16,7 +16,6 @@ turn gets the very ids that were generated.
 from __future__ import annotations
 
 import re
-import sys
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -115,10 +114,9 @@ class Transcript:
         """Of the template's arguments, as JSON, which the first message writes."""
         return 0 if self._turns else self._args.num_chars
 
-    def append_text(self, text: str, max_tokens: int = sys.maxsize) -> None:
-        """Append a text segment, tokenized alone; the branch's first one begins with BOS. Raises
-        PromptTooLong for more than `max_tokens`."""
-        self.append_ids(self._tokenizer.encode_array(text, max_tokens), text)
+    def append_text(self, text: str) -> None:
+        """Append a text segment, tokenized alone; the branch's first one begins with BOS."""
+        self.append_ids(self._tokenizer.encode_array(text), text)
 
     def append_ids(self, ids: Iterable[int], text: str, *, has_bos: bool = False) -> None:
         """Append ids that stand for `text`. BOS is put before the branch's first ones, unless they

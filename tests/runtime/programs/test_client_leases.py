@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from program_harness import ProgramHarness, gen, hint, text
@@ -13,9 +14,11 @@ from program_harness import ProgramHarness, gen, hint, text
 from stemma.frontend.protocol import ir
 from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
-from stemma.runtime.programs.client_leases import Action
+from stemma.runtime.programs.client_leases import MAX_ASKED, Action, AskedHint
 from stemma.runtime.programs.context import ProgramContext
+from stemma.runtime.programs.preparation import Preparation
 from stemma.runtime.schedule.cache.hint_actions import Outcome
+from stemma.runtime.tokenizer.transcript import Transcript
 
 
 @dataclass
@@ -60,6 +63,40 @@ def test_a_pin_before_the_first_call_is_carried_out_after_it(
     stated.computed.append(b"system question")
     hinted.generate("!")
     assert stated.asked == [("pin", b"system")], "not the question behind it"
+
+
+def test_hints_cost_no_encoding_each(hinted: ProgramHarness, stated: FakeStated) -> None:
+    """Each one counts within a segment that is encoded a second time at most."""
+    tokenizer = hinted.context.tokenizer
+    with patch.object(tokenizer, "encode_array", wraps=tokenizer.encode_array) as encode:
+        hinted.on(0, text("aé"), hint("pin"), text("b"), hint("pin"), text("c"), hint("pin"), gen())
+    assert [call.args[0] for call in encode.call_args_list] == ["aébc"]
+    stated.computed.append("aébc".encode())
+    hinted.generate("!")
+    assert stated.asked == [("pin", prefix.encode()) for prefix in ("aé", "aéb", "aébc")]
+
+
+def test_of_a_branchs_hints_that_wait_the_newest_are_kept(
+    hinted: ProgramHarness, stated: FakeStated
+) -> None:
+    for _ in range(MAX_ASKED + 3):
+        hinted.on(0, text("a"), hint("pin"))
+    hinted.on(0, gen())
+    stated.computed.append(b"a" * (MAX_ASKED + 3))
+    hinted.generate("!")
+    assert [len(prefix) for _, prefix in stated.asked] == list(range(4, MAX_ASKED + 4))
+
+
+def test_hints_of_a_text_count_as_more_of_it_to_tokenize(context: ProgramContext) -> None:
+    pending = (ir.Text(0, 0, None, "abc"), ir.Text(0, 2, None, "d"))
+    action, op = Action("pin"), ir.Gen(0, 3, None, "x", ir.GenParams())
+
+    def num_chars(*asked: AskedHint) -> int:
+        transcript = Transcript(context.tokenizer, context.template)
+        return Preparation(context, "", transcript, pending, asked, op).num_chars
+
+    assert num_chars() == num_chars(AskedHint(action, 7)) == 4
+    assert num_chars(AskedHint(action, None, 1)) == 8
 
 
 def test_a_hint_splits_no_text_segment(hinted: ProgramHarness) -> None:

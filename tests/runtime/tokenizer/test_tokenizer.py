@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from stemma.errors import InvalidRequest, ModelLoadError, PromptTooLong
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.tokenizer import tokenizer as tokenizer_module
 from stemma.runtime.tokenizer.tokenizer import (
     LONG_CHARS,
@@ -60,6 +61,28 @@ def test_many_tokens_have_the_text_of_few(
     each = [byte_tokenizer.decode(ids, skip_special=skip) for skip in (True, False)]
     monkeypatch.setattr(tokenizer_module, "UNLOCKED_TOKENS", 1)
     assert [byte_tokenizer.decode(ids, skip_special=skip) for skip in (True, False)] == each
+
+
+def test_tokens_are_counted_up_to_characters(byte_tokenizer: Tokenizer) -> None:
+    ends = [0, 1, 2, 2, 3]  # é has two tokens
+    assert byte_tokenizer.tokens_before("aéb", ends).tolist() == [0, 1, 3, 3, 4]
+    tokenizer = Tokenizer(EMBEDDED_MODEL, 10**6)
+    text = "the first words, and others"
+    num_first, num_all = len(tokenizer.encode("the first words")), len(tokenizer.encode(text))
+    counts = tokenizer.tokens_before(text, [15, 16, len(text) - 1, len(text)]).tolist()
+    assert counts == [num_first, num_first + 1, num_all - 1, num_all], "only whole tokens"
+
+
+def test_tokens_of_very_long_texts_are_counted_in_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "VERY_LONG_CHARS", 3)
+    tokenizer = Tokenizer(make_byte_tokenizer(tmp_path), BYTE_VOCAB_SIZE)
+    try:
+        assert tokenizer.tokens_before("aéb", [1, 2]).tolist() == [1, 3]
+        assert tokenizer._process._process is not None
+    finally:
+        tokenizer.close()
 
 
 def test_special_tokens_show_only_where_asked(byte_tokenizer: Tokenizer) -> None:
