@@ -161,6 +161,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         branch.num_calls = 0
         branch.text_change = branch.prepared = None
         branch.pending_text.clear()
+        self._forget_asked_beyond(branch)
         self._pauses.pop(branch, None)
 
     def _carry_out(self, branch: EngineBranch, op: ir.Op) -> bool:
@@ -174,6 +175,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if isinstance(op, ir.Resume):
             if op.drops_message:
                 branch.begun.drop_message()
+                self._forget_asked_beyond(branch)
             return True
         if isinstance(op, ir.Hint):
             outcome = self._hinted(branch, op).payload(f"{branch.number}.{op.seq}")
@@ -243,6 +245,13 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         num_tokens = None if num_texts else len(branch.begun.ids)
         branch.asked.append(AskedHint(action, num_tokens, num_texts))
         return Outcome("deferred", "until the branch's next call has computed it")
+
+    def _forget_asked_beyond(self, branch: EngineBranch) -> None:
+        """What was asked for of text that the branch has no more."""
+        num_tokens = len(branch.begun.ids)
+        kept = [h for h in branch.asked if h.num_tokens is not None and h.num_tokens <= num_tokens]
+        branch.asked.clear()
+        branch.asked.extend(kept)
 
     def _carry_out_asked(self, branch: EngineBranch) -> None:
         """What was asked for of the prefix that a call has just computed."""

@@ -118,3 +118,11 @@ def pause(expected_s: float | None = None, label: str = "") -> Op:
 
 def hint(action: str, **fields: Any) -> Op:
     return lambda branch, seq: ir.Hint(branch, seq, None, action, **fields)
+
+
+def tokens(*ids: int) -> Op:
+    return lambda branch, seq: ir.Tokens(branch, seq, None, ids)
+
+
+def resume(*, drops_message: bool = False) -> Op:
+    return lambda branch, seq: ir.Resume(branch, seq, None, drops_message)

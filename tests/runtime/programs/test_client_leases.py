@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from program_harness import ProgramHarness, gen, hint, text
+from program_harness import ProgramHarness, gen, hint, resume, role, text, tokens
 
 from stemma.frontend.protocol import ir
 from stemma.runtime.checkpoint.lora.adapter import Adapter
@@ -85,6 +85,30 @@ def test_of_a_branchs_hints_that_wait_the_newest_are_kept(
     stated.computed.append(b"a" * (MAX_ASKED + 3))
     hinted.generate("!")
     assert [len(prefix) for _, prefix in stated.asked] == list(range(4, MAX_ASKED + 4))
+
+
+def test_a_hint_on_text_that_failed_is_not_carried_out_on_other_text(
+    hinted: ProgramHarness, stated: FakeStated
+) -> None:
+    hinted.session._context = replace(hinted.context, max_text_chars=5)
+    hinted.on(0, text("too long"), hint("pin"), gen())
+    assert "prompt is too long" in hinted.failures[0]
+    hinted.on(0, resume(), text("other"), gen())
+    stated.computed.append(b"other")
+    hinted.generate("!")
+    assert not stated.asked
+
+
+def test_a_hint_on_a_message_that_was_dropped_is_not_carried_out_on_another(
+    hinted: ProgramHarness, stated: FakeStated
+) -> None:
+    hinted.on(0, text("before"), hint("pin"), role("user"), text("much to drop"), hint("pin"))
+    hinted.on(0, tokens(9999))
+    assert "token_ids" in hinted.failures[0]
+    hinted.on(0, resume(drops_message=True), text(" and behind" * 20), gen())
+    stated.computed.append(b"before" + b" and behind" * 20)
+    hinted.generate("!")
+    assert stated.asked == [("pin", b"before")]
 
 
 def test_hints_of_a_text_count_as_more_of_it_to_tokenize(context: ProgramContext) -> None:

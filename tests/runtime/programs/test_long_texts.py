@@ -10,10 +10,23 @@ from typing import Any
 
 import pytest
 from fakes import FakeQueue
-from program_harness import Op, ProgramHarness, end, fork, gen, join, role, role_end, text, var
+from program_harness import (
+    Op,
+    ProgramHarness,
+    end,
+    fork,
+    gen,
+    join,
+    resume,
+    role,
+    role_end,
+    text,
+    tokens,
+    var,
+)
 from program_harness import select as select_
 
-from stemma.frontend.protocol import ir, wire
+from stemma.frontend.protocol import wire
 from stemma.runtime.programs import session
 from stemma.runtime.programs.context import AssistantTurnCache, ProgramContext
 from stemma.runtime.programs.text_threads import TextThreads
@@ -49,10 +62,6 @@ def settle(harness: ProgramHarness) -> None:
 
 def branches(harness: ProgramHarness) -> list[Any]:
     return list(harness.session._branches.values())
-
-
-def tokens(*ids: int) -> Op:
-    return lambda branch, seq: ir.Tokens(branch, seq, None, ids)
 
 
 def play(harness: ProgramHarness) -> list[Any]:
@@ -104,7 +113,7 @@ def test_a_branch_goes_on_behind_the_text_before_an_op_that_failed(
         harness.on(0, text("kept "), failing, text("lost"), gen())
         settle(harness)
         assert list(harness.failures) == [0]
-        harness.on(0, lambda branch, seq: ir.Resume(branch, seq, None), text("on"), gen())
+        harness.on(0, resume(), text("on"), gen())
         settle(harness)
         prompts.append(harness.prompts)
     assert prompts == [["kept on"]] * 2
