@@ -24,16 +24,16 @@ GRACE_S = 5.0  # for a thread's current job at the end
 
 @dataclass(slots=True, eq=False)
 class TextJob:
-    """Work that waits or runs. `on_done` gets what it returned or raised, on the loop."""
+    """Work that waits or runs. `on_done` gets what it returned or raised, on the loop. None: it
+    was aborted, and keeps nothing alive until its turn comes."""
 
-    run: Callable[[], Any]
-    on_done: Callable[[Any], None]
-    is_aborted: bool = False
+    run: Callable[[], Any] | None
+    on_done: Callable[[Any], None] | None
     outcome: Any = None
 
     def abort(self, queue: object = None) -> None:
         """Have nothing reported; it is not begun, where it has not."""
-        self.is_aborted = True
+        self.run = self.on_done = None
 
 
 class TextThreads:
@@ -76,7 +76,7 @@ class TextThreads:
             os.read(self._wake_r, 4096)
         while self._done:
             job = self._done.popleft()
-            if not job.is_aborted:
+            if job.on_done is not None:
                 job.on_done(job.outcome)
 
     def close(self) -> None:
@@ -124,10 +124,11 @@ class _Lane:
 
     def _run(self) -> None:
         while (job := self._queue.take()) is not None:
-            if not job.is_aborted:
+            run = job.run
+            if run is not None:
                 try:
-                    job.outcome = job.run()
+                    job.outcome = run()
                 except Exception as error:  # the one who asked is told
                     job.outcome = error
                 self._report(job)
-            del job  # do not keep its text alive while waiting for the next one
+            del job, run  # do not keep its text alive while waiting for the next one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,14 @@ from stemma.runtime.programs.text_threads import TextThreads
 from stemma.runtime.tokenizer.tokenizer import VERY_LONG_CHARS
 
 HANGS_S = 60.0
+
+
+class Text:
+    """Something to tokenize, and whoever is told."""
+
+    def encode(self) -> None: ...
+
+    def take(self, outcome: object) -> None: ...
 
 
 class Loop:
@@ -83,6 +92,17 @@ def test_an_aborted_job_is_not_begun_and_a_running_one_not_reported(loop: Loop) 
     running.abort()
     loop.start(lambda: "last")
     assert loop.collect(2) == [True, "last"] and not loop.begun
+
+
+def test_an_aborted_job_keeps_nothing_alive_while_it_waits(loop: Loop) -> None:
+    loop.block()
+    text, told = Text(), Text()
+    held = [weakref.ref(text), weakref.ref(told)]
+    job = loop.threads.start(text.encode, told.take, num_chars=1, tenant="")
+    del text, told
+    assert all(ref() is not None for ref in held)
+    job.abort()
+    assert [ref() for ref in held] == [None, None]
 
 
 def test_errors_are_reported_and_the_thread_goes_on(loop: Loop) -> None:
