@@ -13,8 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...errors import InvalidProgram, InvalidRequest
+from ...errors import EngineError, InvalidProgram, InvalidRequest
 from ...frontend.protocol import wire
+from ...shared_limit import SharedLimit
 from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
 from ..checkpoint.lora.registry import AdapterRegistry
@@ -27,6 +28,7 @@ from .clients import Client, Clients
 from .observe.observer import Observer
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
+MAX_WAITING_BYTES = 64 * 1024 * 1024  # of calls that wait for a thread; one tenant may have half
 MAX_ERROR_CHARS = 4096
 MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
@@ -43,6 +45,7 @@ class Control:
     ) -> None:
         self._loaded = loaded
         self._texts = texts
+        self._waiting = SharedLimit()  # bytes of calls, by tenant
         self._engine = loaded.engine
         self._clients = clients
         self._context = context
@@ -98,7 +101,8 @@ class Control:
         self, client: Client, call_id: Any, begin: Callable[[], _Rest], num_bytes: int
     ) -> None:
         """Answer a call of which only the rest must be done on the engine's loop; `begin`, which
-        tokenizes, is left to another thread if its texts may be long. Raises what `begin` does."""
+        tokenizes, is left to another thread if its texts may be long. Raises what `begin` does, and
+        EngineError where too much waits for that thread."""
 
         def end(rest: _Rest | Exception) -> None:
             if self._clients.by_session.get(client.session) is not client:
@@ -112,8 +116,21 @@ class Control:
 
         if num_bytes < UNLOCKED_CHARS:
             end(begin())
-        else:
-            self._texts.start(begin, end, num_chars=num_bytes, tenant=client.tenant)
+            return
+        tenant = client.tenant
+        if self._waiting.num_missing(tenant, num_bytes, MAX_WAITING_BYTES):
+            raise EngineError(
+                f"calls of {self._waiting.num_used} bytes wait, {self._waiting.used_by(tenant)} of "
+                f"them yours, and {MAX_WAITING_BYTES} may; each may have as many as are left "
+                "free; try again later"
+            )
+
+        def end_waiting(rest: _Rest | Exception) -> None:
+            self._waiting.give_back(tenant, num_bytes)
+            end(rest)
+
+        self._texts.start(begin, end_waiting, num_chars=num_bytes, tenant=tenant)
+        self._waiting.take(tenant, num_bytes)
 
     def _tokenize(self, client: Client, text: object) -> _Rest:
         ids = self._loaded.tokenizer.encode(str(text))

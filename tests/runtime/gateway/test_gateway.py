@@ -24,6 +24,7 @@ from stemma.errors import ProtocolError
 from stemma.frontend.protocol import wire
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
+from stemma.runtime.gateway import control
 from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.programs import call_factory
 
@@ -166,6 +167,33 @@ def test_calls_answer(raw_client: RawClient) -> None:
     assert answers[:2] == [list(b"ab<eos>"), "ab"]
     assert answers[2]["total_tokens"] == 8192 and "nodes" in answers[3]
     assert isinstance(answers[4], int)
+
+
+def test_calls_that_wait_are_bounded_by_tenant(
+    served: Served, raw_client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    tokenizer = served.loaded.tokenizer
+    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 70_000)
+    monkeypatch.setattr(tokenizer, "encode", lambda text: gate.wait(PATIENCE_S) and [len(text)])
+    other = RawClient(served)
+    try:
+        for client in (raw_client, other):
+            client.hello()
+        for call_id in (1, 2):  # the second would be more than half
+            raw_client.say("call", id=call_id, method="tokenize", args={"text": "a" * 30_000})
+        refused = raw_client.hear().header
+        assert refused["id"] == 2 and not refused["ok"] and refused["kind"] == "EngineError"
+        assert "try again later" in refused["error"]
+        other.say("call", id=1, method="tokenize", args={"text": "a" * 17_000})
+        gate.set()
+        assert raw_client.hear().header["result"] == [30_000]
+        assert other.hear().header["result"] == [17_000], "another's has room"
+        raw_client.say("call", id=3, method="tokenize", args={"text": "a" * 30_000})
+        assert raw_client.hear().header["result"] == [30_000], "it was given back"
+    finally:
+        gate.set()
+        other.socket.close()
 
 
 FRAMES = st.lists(
