@@ -323,11 +323,11 @@ class Program:
 
     def _failure_of(self, pending: Pending) -> Exception | None:
         op = pending.op
-        if op.branch in self._lost and (lost := self._lost_with(op.branch, op.seq)) is not None:
-            return lost.error
-        failed = self._errors.get(op.branch)
+        failed = self._errors.get(op.branch)  # first: the branch may go on meanwhile
         if failed is not None and op.seq >= failed[0]:
             return failed[1]
+        if op.branch in self._lost and (lost := self._lost_with(op.branch, op.seq)) is not None:
+            return lost.error
         if self._disconnect is None and self._is_done:  # refused as a whole
             refused = self._errors.get(0)
             return refused[1] if refused else EngineError("the program ended before this op")
@@ -382,11 +382,13 @@ class Program:
 
     def resume(self, branch: int, seq: int, first_lost: int) -> None:
         """A failed branch goes on, with op `seq`. Raises what `send` raises."""
-        failed, error = self._errors.pop(branch)
+        failed, error = self._errors[branch]
+        self._lost.setdefault(branch, []).append(LostOps(first_lost, seq, failed, error))
+        del self._errors[branch]  # after that, see `_failure_of`
         self._caught.discard(branch)
         self._seen_errors.discard(branch)
+        self.waiters.wake()  # who waits for an op of the message that is dropped
         self.send_silent(ir.Resume(branch, seq, None, drops_message=first_lost < failed))
-        self._lost.setdefault(branch, []).append(LostOps(first_lost, seq, failed, error))
 
     def lost_with(self, pending: Pending) -> LostOps | None:
         """The ops that its branch went on without, if it is one of them."""
