@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -17,20 +18,52 @@ class Backend:
     def __init__(self, channel: OwnedChannel) -> None:
         self._channel = channel
         self._channel_lock = threading.Lock()
+        self._attempt: Future[OwnedChannel] | None = None  # to open a lost one anew, under way
+        self._is_shut_down = False
 
     @property
     def channel(self) -> OwnedChannel:
         """What carries programs out. A connection that was lost is opened anew, however long ago
         that was. Raises EngineError where it cannot be."""
-        if _loss_of(self._channel) is None:
-            return self._channel
+        return self._channel if self.is_open else self.reopen()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `channel` is there at once."""
+        return _loss_of(self._channel) is None
+
+    def reopen(self) -> OwnedChannel:
+        """Open a lost channel anew; threads that ask meanwhile share what comes of it. Raises
+        EngineError."""
         with self._channel_lock:
-            if (loss := _loss_of(self._channel)) is not None:  # not opened by another thread since
-                try:
-                    self._channel = self._reopened()
-                except EngineError as error:
-                    raise EngineError(f"{error}; the last connection: {loss}") from error
-            return self._channel
+            if (loss := _loss_of(self._channel)) is None:  # opened by another thread since
+                return self._channel
+            attempt, is_first = self._attempt, self._attempt is None
+            if attempt is None:
+                attempt = self._attempt = Future()
+        if is_first:
+            self._carry_out(attempt)
+        error = attempt.exception()
+        if isinstance(error, EngineError):
+            raise EngineError(f"{error}; the last connection: {loss}") from error
+        return attempt.result()
+
+    def _carry_out(self, attempt: Future[OwnedChannel]) -> None:
+        """Whatever happens, the attempt has an outcome then."""
+        try:
+            channel = self._reopened()
+        except BaseException as error:
+            self._attempt = None
+            if isinstance(error, Exception):
+                attempt.set_exception(error)
+                return
+            attempt.set_exception(EngineError("the attempt to connect was interrupted"))
+            raise
+        with self._channel_lock:
+            self._channel, self._attempt = channel, None
+        if self._is_shut_down:  # meanwhile
+            self.shutdown()
+        attempt.set_result(channel)
 
     def _reopened(self) -> OwnedChannel:
         """A channel in place of a lost one. Raises EngineError."""
@@ -71,9 +104,12 @@ class Backend:
         self.connection.call("unload_lora_adapter", lora_name=name)
 
     def shutdown(self) -> None:
-        """Close the channel; programs still running on it are cancelled."""
+        """Close the channel; programs still running on it are cancelled. One that is being opened
+        anew is closed when it is there."""
         with self._channel_lock:
-            self._channel.close()
+            self._is_shut_down = True
+            channel = self._channel
+        channel.close()
 
     def __reduce__(self) -> NoReturn:
         """Neither `pickle` nor `copy` makes another one."""
