@@ -9,6 +9,7 @@ would slow its decode steps many times over.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -186,6 +187,15 @@ def get_default_backend() -> Backend:
         if _default is None:
             _default, _is_own = Engine(), True
         return _default
+
+
+async def await_backend(backend: object) -> None:
+    """Do on a thread what a run on this backend, or on the default one, would keep an event loop
+    waiting for: start an engine, open a lost connection anew. Raises EngineError."""
+    if backend is None and (backend := _default) is None:
+        backend = await asyncio.to_thread(get_default_backend)
+    if isinstance(backend, Backend) and not backend.is_open:
+        await asyncio.to_thread(backend.reopen)
 
 
 def _begin_in_child() -> None:

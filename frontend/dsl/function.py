@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ...errors import BatchError, InvalidProgram
+from ..backend import await_backend
 from ..client.backend import Backend
 from ..client.program import Defaults, Program
 from ..client.progress import progress_bar as show_progress
@@ -128,6 +129,7 @@ class Function:
 
     async def arun(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` for async code. A plain function runs on a thread, an async one needs none."""
+        await self._await_backend(kwargs)
         options, kwargs = self._split(kwargs)
         state = options.start()
         try:
@@ -154,6 +156,7 @@ class Function:
 
     async def astream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """`stream` for async code; read `state.text_async_iter()`."""
+        await self._await_backend(kwargs)
         if not self.is_async:
             return self.stream(*args, **kwargs)
         options, kwargs = self._split(kwargs)
@@ -210,6 +213,7 @@ class Function:
         only the options `progress_bar` and `raise_errors`."""
         progress_bar = self._take(kwargs, "progress_bar", False)
         raise_errors = self._take(kwargs, "raise_errors", True)
+        await self._await_backend(kwargs)
         batch, execute, execute_async = self._batch(batch_kwargs, kwargs)
         with show_progress(len(batch.states), self.__name__, progress_bar) as advance:
             if self.is_async:
@@ -329,6 +333,10 @@ class Function:
         given = {name: value for name, value in kwargs.items() if name in self._run_options}
         rest = {name: value for name, value in kwargs.items() if name not in self._run_options}
         return self._options(given), rest
+
+    async def _await_backend(self, kwargs: Mapping[str, Any]) -> None:
+        """Before `_split`, which would keep an event loop waiting. Raises EngineError."""
+        await await_backend(kwargs.get("backend") if "backend" in self._run_options else None)
 
     def _options(self, given: Mapping[str, Any]) -> RunOptions:
         spec = self._num_api_spec_tokens

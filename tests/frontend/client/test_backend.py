@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from scripted_channel import ScriptedChannel
-from waiting import PATIENCE_S, wait_until
+from waiting import PATIENCE_S, until, wait_until
 
+import stemma as st
 from stemma.errors import EngineError
+from stemma.frontend import backend as frontend_backend
 from stemma.frontend.client import backend as backend_module
 from stemma.frontend.client.backend import Backend
 
@@ -118,3 +121,44 @@ def test_a_shutdown_waits_for_no_attempt_and_its_channel_is_closed(
     assert not found.is_closed
     backend.gate.set()
     assert asked.result(PATIENCE_S) is found and found.is_closed
+
+
+@st.function
+async def program(s: st.ProgramState) -> None:
+    s += "hello" + st.gen("x")
+
+
+@st.function
+def plain(s: st.ProgramState) -> None:
+    s += "hello" + st.gen("x")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda **options: program.arun(**options),
+        lambda **options: program.astream(**options),
+        lambda **options: plain.astream(**options),
+        lambda **options: program.arun_batch([{}], **options),
+    ],
+    ids=["arun", "astream", "plain astream", "arun_batch"],
+)
+@pytest.mark.parametrize("is_default", [False, True])
+def test_an_event_loop_goes_on_while_a_run_waits_for_its_backend(
+    run: Callable[..., Any], is_default: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop itself opens the gate."""
+    backend = Reopened(Found())
+    if is_default:
+        monkeypatch.setattr(frontend_backend, "_default", None)
+        monkeypatch.setattr(frontend_backend, "_is_own", False)
+        monkeypatch.setattr(frontend_backend, "Engine", lambda: backend.channel and backend)
+
+    async def main() -> None:
+        running = asyncio.create_task(run(**({} if is_default else {"backend": backend})))
+        await until(backend.begun.is_set)
+        backend.gate.set()
+        await running
+
+    asyncio.run(main())
+    assert backend.num_attempts == 1
