@@ -102,6 +102,7 @@ class Gateway:
                 self._advance()
                 if self._engine.has_work:
                     self._engine.step()
+                    self._clock.read_after_step()
                     self._advance()
                 self._send_events()
             self._engine.settle()

@@ -226,6 +226,16 @@ def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[byt
     raw_client.socket.close()
 
 
+def test_the_gateways_clock_is_told_of_the_engines_steps(
+    served: Served, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = served.gateway._clock
+    read_after_step, readings = clock.read_after_step, []
+    monkeypatch.setattr(clock, "read_after_step", lambda: readings.append(read_after_step()))
+    program.run(max_tokens=4, backend=healthy)
+    assert len(readings) >= 4
+
+
 def test_a_client_without_a_connection_loses_its_programs_and_a_silent_one_does_not(
     served: Served,
     raw_client: RawClient,
