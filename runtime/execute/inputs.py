@@ -9,6 +9,7 @@ No loop here runs over tokens: rows are visited in Python, tokens by numpy.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -204,8 +205,10 @@ def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
     ends = np.cumsum(np.array(lengths, dtype=np.int32), dtype=np.int32)
     shift = np.array([update.first for _, update in updates], dtype=np.int32) + lengths - ends
     columns[:, 1] = np.arange(len(columns), dtype=np.int32) + np.repeat(shift, lengths)
-    pages = chain.from_iterable([update.pages for _, update in updates])
-    columns[:, 2] = np.fromiter(pages, np.int32, len(columns))
+    pages = array("i")
+    for _, update in updates:
+        pages.extend(update.pages)
+    columns[:, 2] = pages
     return columns
 
 

@@ -17,6 +17,7 @@ of the same plan writes (a shared prompt computed once): so all rows must store 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ class PageUpdate(NamedTuple):
     """New entries of a row's page table: `pages[i]` becomes entry `first + i`."""
 
     first: int
-    pages: tuple[int, ...]
+    pages: Sequence[int]  # of a plan: an array, 'i'; a cached prefix may have a million
 
 
 @dataclass(frozen=True, slots=True)

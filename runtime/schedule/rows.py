@@ -81,7 +81,7 @@ def _row_of(
     update = None
     first = request.num_sent_pages
     if first < len(pages):
-        update = PageUpdate(first, tuple(pages[first:]))
+        update = PageUpdate(first, pages[first:])
         request.num_sent_pages = len(pages)
     sampling, pooled_from = None, None
     targets: tuple[int, ...] = ()

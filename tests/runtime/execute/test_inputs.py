@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def test_positions_and_slots_follow_pages_over_several_steps(page_size: int) -> 
             first = len(pages[index])
             while len(pages[index]) * page_size < lengths[index]:
                 pages[index].append(free.pop())
-            new = tuple(pages[index][first:])
+            new = array("i", pages[index][first:])
             ids = tuple(generator.integers(0, 99, num_new).tolist())
             update = PageUpdate(first, new) if new else None
             rows.append(Row(index, index, start, ids, update))
