@@ -78,12 +78,16 @@ class CallFactory:
         return call
 
     def select(
-        self, branch: EngineBranch, op: ir.Select, report: Report, choice_ids: Sequence[list[int]]
+        self,
+        branch: EngineBranch,
+        op: ir.Select,
+        report: Report,
+        choices: Sequence[tuple[str, list[int]]],
     ) -> Call:
-        """Start a choice. Raises InvalidProgram; nothing is queued then."""
+        """Start a choice, each with its ids. Raises InvalidProgram; nothing is queued then."""
         adapter = self._adapter(op.lora_path)
         prompt = self._prompt(branch)
-        texts = op.choices or tuple(map(self.context.tokenizer.decode, choice_ids))
+        texts, choice_ids = zip(*choices, strict=True)
         call = SelectCall(report, texts, op.method, choice_ids)
         for context, targets in call.wanted_scores(prompt, self._empty_context()):
             tokens = context + array("i", targets[:-1])

@@ -26,11 +26,12 @@ class Value:
 
 class Prepared(NamedTuple):
     """What an op needs, tokenized: the branch's transcript up to it; how the text before it reads
-    now, if that is to be told; the ids of a select's choices; why the op fails behind its text."""
+    now, if that is to be told; a select's choices, each with its ids; why the op fails behind its
+    text."""
 
     transcript: Transcript
     text_change: TextChange | None = None
-    choice_ids: Sequence[list[int]] = ()
+    choices: Sequence[tuple[str, list[int]]] = ()
     failure: InvalidRequest | None = None
 
 

@@ -44,7 +44,8 @@ class Preparation:
             case ir.Tokens():
                 return num_chars + TOKEN_CHARS * len(self.op.token_ids)
             case ir.Select():
-                return num_chars + sum(map(len, self.op.choices))
+                num_ids = sum(map(len, self.op.choice_ids or ()))
+                return num_chars + sum(map(len, self.op.choices)) + TOKEN_CHARS * num_ids
             case ir.RoleBegin():
                 return num_chars + len(self.op.fields or "") + self.transcript.num_unwritten_chars
             case ir.Gen() | ir.Embed():
@@ -82,7 +83,7 @@ class Preparation:
             case ir.Gen() | ir.Embed():
                 return Prepared(transcript, transcript.settle())  # what was before is final now
             case ir.Select():
-                return Prepared(transcript, transcript.settle(), self._choice_ids(op))
+                return Prepared(transcript, transcript.settle(), self._choices(op))
         return Prepared(transcript)
 
     def _append_text(self) -> None:
@@ -136,17 +137,18 @@ class Preparation:
         self.transcript.append_ids(op.token_ids, text, has_bos=True)
         return TextChange(text)
 
-    def _choice_ids(self, op: ir.Select) -> list[list[int]]:
+    def _choices(self, op: ir.Select) -> list[tuple[str, list[int]]]:
+        tokenizer = self.context.tokenizer
         if op.choice_ids:
             largest, vocab_size = max(map(max, op.choice_ids)), self.context.vocab_size
             if op.choices or largest >= vocab_size:
                 allowed = f"ids below {vocab_size}, without texts beside them"
                 raise InvalidProgram.of("choice_ids", largest, allowed)
-            return [list(ids) for ids in op.choice_ids]
+            return [(tokenizer.decode(ids), list(ids)) for ids in op.choice_ids]
         if not op.choices:
             raise InvalidProgram.of("choices", [], "at least one text")
-        choice_ids = [self.context.tokenizer.encode(choice) for choice in op.choices]
+        choice_ids = [tokenizer.encode(choice) for choice in op.choices]
         if not all(choice_ids):
             silent = op.choices[choice_ids.index([])]
             raise InvalidProgram.of("choices", silent, "texts that have at least one token")
-        return choice_ids
+        return list(zip(op.choices, choice_ids, strict=True))

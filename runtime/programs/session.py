@@ -283,7 +283,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if isinstance(op, ir.Gen):
             return self._factory.gen(branch, op, report)
         if isinstance(op, ir.Select):
-            return self._factory.select(branch, op, report, prepared.choice_ids)
+            return self._factory.select(branch, op, report, prepared.choices)
         return self._factory.embed(branch, op, report)
 
     def finish_call(

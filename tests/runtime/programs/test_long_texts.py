@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import select
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from fakes import FakeQueue
@@ -26,10 +28,12 @@ from program_harness import (
 )
 from program_harness import select as select_
 
-from stemma.frontend.protocol import wire
+from stemma.frontend.protocol import ir, wire
 from stemma.runtime.programs import session
 from stemma.runtime.programs.context import AssistantTurnCache, ProgramContext
+from stemma.runtime.programs.preparation import TOKEN_CHARS, Preparation
 from stemma.runtime.programs.text_threads import TextThreads
+from stemma.runtime.tokenizer.transcript import Transcript
 
 HANGS_S = 60.0
 
@@ -117,6 +121,32 @@ def test_a_branch_goes_on_behind_the_text_before_an_op_that_failed(
         settle(harness)
         prompts.append(harness.prompts)
     assert prompts == [["kept on"]] * 2
+
+
+def test_ids_to_choose_from_are_decoded_beside_the_loop(
+    context: ProgramContext, threads: TextThreads
+) -> None:
+    harness = harness_on(context, threads)
+    choice = ir.Select(0, 0, None, "s", (), ir.CHOICES_METHODS[0], ((65,), (66, 67)))
+    decode, decoders = context.tokenizer.decode, []
+
+    def decoded(ids: Any, **options: Any) -> str:
+        decoders.append(threading.current_thread().name)
+        return decode(ids, **options)
+
+    with patch.object(context.tokenizer, "decode", decoded):
+        harness.on(0, text("pick "), lambda branch, seq: replace(choice, seq=seq))
+        settle(harness)
+        for request, logprobs in zip(list(harness.queue.open), ([-9.0], [-1.0, -1.0]), strict=True):
+            harness.queue.score(request, logprobs)
+        harness.session.advance()
+    assert harness.values == {(0, 1): "BC"} and decoders == ["stemma-texts"] * 2
+
+
+def test_ids_to_choose_from_count_as_much_to_decode(context: ProgramContext) -> None:
+    choice = ir.Select(0, 0, None, "s", (), ir.CHOICES_METHODS[0], ((65,), (66, 67)))
+    transcript = Transcript(context.tokenizer, context.template)
+    assert Preparation(context, "", transcript, (), (), choice).num_chars == 3 * TOKEN_CHARS
 
 
 def test_a_text_that_fits_no_prompt_fails_its_branch(
