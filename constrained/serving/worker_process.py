@@ -40,26 +40,19 @@ class WorkerProcess:
     """A worker process. Raises WorkerLost when it does not start."""
 
     def __init__(self, niceness: int) -> None:
-        command = [sys.executable, "-P", "-m", "stemma.constrained.serving.worker"]
-        # Reserved address space counts as memory: an arena per thread is 64 MB of it.
-        single = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            env={**os.environ, **single},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # its parent handles Ctrl-C
-        )
+        try:
+            self._process = _started()
+        except OSError as error:  # no descriptors, processes or memory left
+            raise WorkerLost(f"the compiler's process cannot be started: {error}") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         self._num_looks_left = 0
-        os.set_blocking(self._input.fileno(), False)
-        if niceness:
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
         try:
+            os.set_blocking(self._input.fileno(), False)
+            if niceness:
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
             is_ready = self._exchange(b"", START_TIMEOUT_S) == b"ready"
-        except (TimeoutError, WorkerLost):
+        except (TimeoutError, WorkerLost, OSError):
             is_ready = False
         if not is_ready:
             self.end()
@@ -149,3 +142,16 @@ class WorkerProcess:
         except OSError:
             return False
         return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def _started() -> subprocess.Popen[bytes]:
+    # Reserved address space counts as memory: an arena per thread is 64 MB of it.
+    single = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "stemma.constrained.serving.worker"],
+        bufsize=0,
+        env={**os.environ, **single},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # its parent handles Ctrl-C
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -164,6 +165,30 @@ def test_without_a_worker_grammars_fail_and_are_not_remembered(
     again = compiler.ask(DIGITS)
     wait(compiler, again)
     assert again.bound is not None
+
+
+@pytest.mark.parametrize("verb", ["subprocess.Popen", "os.setpriority"])
+def test_a_lane_outlives_a_system_without_processes_or_descriptors(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    compiler = make()
+    checked: list[tuple[str, ...]] = []
+
+    def check() -> None:
+        compiler.validate("{}", "1", checked.append)
+        outcomes(compiler, 1)
+
+    check()
+    with monkeypatch.context() as exhausted:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        exhausted.setattr(verb, refuse)
+        os.kill(worker_pid(compiler, 1), signal.SIGKILL)
+        check()
+    check()
+    assert checked[0] == checked[2] == () and "process" in checked[1][0]
 
 
 def test_what_takes_too_long_is_refused_by_the_workers_own_alarm(make: Make) -> None:
