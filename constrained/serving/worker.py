@@ -16,6 +16,7 @@ import signal
 import sys
 
 from ...errors import InvalidGrammar, UnsupportedSchema
+from ...native_panic import panic_raises
 from ..compiler import CompiledGrammar, Limits, compile_grammar
 from ..native.bindings import why_not_native
 from ..regular import letter_case, unicode_classes
@@ -83,7 +84,7 @@ def _prepare() -> None:
 def _compile(job: Job) -> CompiledGrammar | Refusal:
     kind = job.spec.kind
     try:
-        return compile_grammar(job.spec, Limits(max_cpu_s=job.limit_s * AUTOMATON_SHARE))
+        return _compiled(job)
     except UnsupportedSchema as error:
         return Refusal(named(kind, error), UnsupportedSchema.__name__)
     except InvalidGrammar as error:  # including its subclasses
@@ -95,6 +96,11 @@ def _compile(job: Job) -> CompiledGrammar | Refusal:
     except Exception as error:
         message = f"{kind}: cannot be compiled: {type(error).__name__}: {error}"
         return Refusal(message, InvalidGrammar.__name__)
+
+
+@panic_raises(InvalidGrammar, "its parser failed")
+def _compiled(job: Job) -> CompiledGrammar:
+    return compile_grammar(job.spec, Limits(max_cpu_s=job.limit_s * AUTOMATON_SHARE))
 
 
 def _errors(check: Check) -> tuple[str, ...]:
