@@ -338,10 +338,13 @@ class _Lane:
         self._worker: WorkerProcess | None = None
         self._up_since_s: float | None = None  # when its first process was ready
         self._is_closed = False
+        self._starting = threading.Lock()
 
     def start(self) -> None:
-        if self._thread is None:
-            self._thread = start_thread(self._run, ENGINE_STACK_BYTES)
+        """Called by any thread: the quick lane's own puts into the patient one."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = start_thread(self._run, ENGINE_STACK_BYTES)
 
     def put(self, item: _Entry | _Validation) -> None:
         self.start()

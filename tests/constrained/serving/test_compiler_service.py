@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -484,6 +485,29 @@ def test_a_worker_ends_with_its_parent_however_that_dies(tmp_path: Path) -> None
     while _is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _is_alive(pid)
+
+
+def test_a_lane_that_two_threads_start_at_once_has_one_thread(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's, to validate an output, and the quick lane's, for a slow grammar."""
+    begun, begun_twice = threading.Event(), threading.Event()
+
+    def start_thread(*_: object) -> threading.Thread:
+        (begun_twice if begun.is_set() else begun).set()
+        begun_twice.wait(0.2)
+        return threading.Thread()
+
+    with monkeypatch.context() as slow:
+        slow.setattr(grammar_compiler, "start_thread", start_thread)
+        lane = make()._lanes[1]
+        threads = [threading.Thread(target=lane.start) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    lane._thread = None  # never ran
+    assert begun.is_set() and not begun_twice.is_set()
 
 
 def test_closing_ends_the_worker(make: Make) -> None:
