@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -75,7 +75,7 @@ def _opened(frame: bytes, replies: IO[bytes], vocabulary: Vocabulary) -> BoundGr
     try:
         with _cpu_limit(OPEN_LIMIT_S):
             bound = compiled.bind(vocabulary)
-            first = position_of(bound.matcher(), vocabulary.num_words)
+        first = position_of(bound.matcher(), vocabulary.num_words)
     except (InvalidGrammar, MemoryError, RecursionError) as error:
         message = str(error) or type(error).__name__
         write_frame(replies, pickle.dumps(Refusal(message, InvalidGrammar.__name__)))
@@ -107,13 +107,10 @@ class _Parser:
             if matcher is None:
                 matcher = self._matchers[number] = self._bound.matcher()
             for token_id in tokens:
-                with _cpu_limit(TOKEN_LIMIT_S):
-                    is_taken = matcher.consume(token_id)
-                if not is_taken:
+                if not _is_taken(matcher, token_id):
                     refused = f"token {token_id} does not follow from the grammar"
                     return Position(error=matcher.error() or refused)
-            with _cpu_limit(TOKEN_LIMIT_S):
-                position = position_of(matcher, self._num_words)
+            position = position_of(matcher, self._num_words)
         except Exception as error:
             return Position(error=f"the matcher failed: {type(error).__name__}: {error}")
         return position
@@ -122,19 +119,30 @@ class _Parser:
 def position_of(matcher: Matcher, num_words: int) -> Position:
     """Where a matcher stands, once it has followed what is forced."""
     forced: list[int] = []
-    while len(forced) < MAX_FORCED_TOKENS and (run := matcher.forced_tokens()):
+    while run := _forced_tokens(matcher)[: MAX_FORCED_TOKENS - len(forced)]:
         for token_id in run:
-            if not matcher.consume(token_id):
+            if not _is_taken(matcher, token_id):
                 return Position(tuple(forced), error=matcher.error() or "what it forces it refuses")
             forced.append(token_id)
     if len(forced) >= MAX_FORCED_TOKENS:
         return Position(tuple(forced), error=matcher.error())
     mask = np.zeros(num_words, np.uint32)
-    matcher.mask(mask)
-    return Position(
-        tuple(forced), mask.tobytes(), matcher.is_accepting(), matcher.is_finished(),
-        matcher.error(),
-    )  # fmt: skip
+    with _cpu_limit(TOKEN_LIMIT_S):
+        matcher.mask(mask)
+        return Position(
+            tuple(forced), mask.tobytes(), matcher.is_accepting(), matcher.is_finished(),
+            matcher.error(),
+        )  # fmt: skip
+
+
+def _forced_tokens(matcher: Matcher) -> Sequence[int]:
+    with _cpu_limit(TOKEN_LIMIT_S):
+        return matcher.forced_tokens()
+
+
+def _is_taken(matcher: Matcher, token_id: int) -> bool:
+    with _cpu_limit(TOKEN_LIMIT_S):
+        return matcher.consume(token_id)
 
 
 @contextlib.contextmanager

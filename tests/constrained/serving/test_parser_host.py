@@ -1,0 +1,62 @@
+"""What a parser's process does within its limits."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from stemma.constrained.matcher import Mask
+from stemma.constrained.serving import parser_host
+from stemma.constrained.vocabulary import single_bytes
+
+BYTES = single_bytes()
+
+
+class Forcing:
+    """A matcher that forces runs of `run` tokens, `total` in all; `on_consume` is called with
+    each."""
+
+    def __init__(
+        self, run: int, total: int, on_consume: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._run, self._left, self._on_consume = run, total, on_consume
+
+    def forced_tokens(self) -> Sequence[int]:
+        return (97,) * min(self._run, self._left)
+
+    def consume(self, token_id: int) -> bool:
+        self._on_consume(token_id)
+        self._left -= 1
+        return True
+
+    def mask(self, out: Mask) -> None:
+        out.fill(1)
+
+    def is_accepting(self) -> bool:
+        return False
+
+    def is_finished(self) -> bool:
+        return False
+
+    def error(self) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize("total", [0, 1023, 1024, 1025, 5000])
+def test_a_position_has_at_most_so_many_forced_tokens_in_runs_of_any_size(total: int) -> None:
+    for run in (1, 1000, 3000):
+        position = parser_host.position_of(Forcing(run, total), BYTES.num_words)  # type: ignore[arg-type]
+        assert len(position.forced) == min(total, parser_host.MAX_FORCED_TOKENS)
+        assert (position.mask is None) == (total >= parser_host.MAX_FORCED_TOKENS)
+
+
+def test_the_limit_of_cpu_time_is_each_tokens_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a long forced run takes its process's whole allowance."""
+    armed: list[float] = []
+    monkeypatch.setattr(
+        signal, "setitimer", lambda _, seconds: armed.append(seconds) if seconds else None
+    )
+    parser_host.position_of(Forcing(50, 100), BYTES.num_words)  # type: ignore[arg-type]
+    assert armed.count(parser_host.TOKEN_LIMIT_S) >= 100
