@@ -101,7 +101,8 @@ class _Parser:
                 write_frame(replies, pickle.dumps(self._after(number, tokens)))
 
     def _after(self, number: int, tokens: tuple[int, ...]) -> Position:
-        """Where an output stands after its next tokens."""
+        """Where an output stands after its next tokens. Raises MemoryError: what its process has
+        for all outputs is used up, and the next one begins anew."""
         try:
             matcher = self._matchers.get(number)
             if matcher is None:
@@ -111,6 +112,8 @@ class _Parser:
                     refused = f"token {token_id} does not follow from the grammar"
                     return Position(error=matcher.error() or refused)
             position = position_of(matcher, self._num_words)
+        except MemoryError:
+            raise
         except Exception as error:
             return Position(error=f"the matcher failed: {type(error).__name__}: {error}")
         return position

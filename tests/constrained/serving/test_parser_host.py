@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.matcher import Mask
 from stemma.constrained.serving import parser_host
+from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 
 BYTES = single_bytes()
@@ -60,3 +62,14 @@ def test_the_limit_of_cpu_time_is_each_tokens_own(monkeypatch: pytest.MonkeyPatc
     )
     parser_host.position_of(Forcing(50, 100), BYTES.num_words)  # type: ignore[arg-type]
     assert armed.count(parser_host.TOKEN_LIMIT_S) >= 100
+
+
+def test_a_process_without_memory_ends() -> None:
+    def fails(_: object) -> None:
+        raise MemoryError
+
+    bound = compile_grammar(GrammarSpec("ebnf", 'start: "(" start ")" | "x"')).bind(BYTES)
+    parser = parser_host._Parser(bound, BYTES.num_words)
+    parser._matchers[1] = Forcing(1, 1, fails)  # type: ignore[assignment]
+    with pytest.raises(MemoryError):
+        parser._after(1, (97,))
