@@ -8,7 +8,8 @@ that a busy machine changes no verdict. A worker that exceeds a limit, or dies o
 replaced; the grammar is refused, and such refusals are cached. Failures that are not the grammar's
 (a worker that was killed, or got no time to run) are not: the next request tries again. Tenants
 take turns in each lane, and share how many grammars may wait. A lane is a thread that waits for
-its process; everything else here is called by the engine's own thread.
+its process; everything else here is called by the engine's own thread. A grammar that only a parser
+follows is then opened in a process of its own (`parsers.py`), beside all others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ...errors import EngineError, InvalidGrammar
@@ -103,7 +105,7 @@ class _Outcome:
     """A lane's result for a grammar."""
 
     entry: _Entry
-    result: BoundGrammar | ParsedGrammar | GrammarFailure
+    result: BoundGrammar | CompiledGrammar | ParsedGrammar | GrammarFailure
     is_final: bool = True  # a retry would give the same
     schema: str | None = None  # see PendingGrammar
 
@@ -151,10 +153,9 @@ class GrammarCompiler:
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         vocabulary = self._vocabulary = _SharedVocabulary(make_vocabulary)
         self.parsers = Parsers(self._selector, vocabulary.prepared)
-        bind = _Binder(vocabulary, self.parsers)
-        patient = _Lane(timeout_s, bind, self._deliver, None, niceness=10)
+        patient = _Lane(timeout_s, vocabulary, self._deliver, None, niceness=10)
         quick_s = min(QUICK_LIMIT_S, timeout_s)
-        self._lanes = (_Lane(quick_s, bind, self._deliver, patient, niceness=0), patient)
+        self._lanes = (_Lane(quick_s, vocabulary, self._deliver, patient, niceness=0), patient)
 
     @property
     def is_ready(self) -> bool:
@@ -166,8 +167,9 @@ class GrammarCompiler:
         return self._selector.fileno()
 
     def start(self) -> None:
-        """Start the quick lane's process ahead of the first grammar."""
+        """Start the processes ahead of the first grammar."""
         self._lanes[0].start()
+        self.parsers.start()
 
     def ask(
         self, spec: GrammarSpec, namespace: Hashable = "", tenant: Hashable = ""
@@ -241,6 +243,9 @@ class GrammarCompiler:
 
     def _take(self, outcome: _Outcome) -> None:
         entry = outcome.entry
+        if isinstance(outcome.result, CompiledGrammar):
+            self.parsers.open(outcome.result, partial(self._take_opened, outcome))
+            return
         self._waiting.give_back(entry.tenant, 1)
         self.stats.compile_s += time.perf_counter() - entry.asked_s
         if isinstance(outcome.result, GrammarFailure):
@@ -253,6 +258,17 @@ class GrammarCompiler:
             del self._entries[entry.key]
             return
         self._recount(entry)
+
+    def _take_opened(
+        self, outcome: _Outcome, opened: ParsedGrammar | InvalidGrammar | EngineError
+    ) -> None:
+        if isinstance(opened, ParsedGrammar):
+            self._take(replace(outcome, result=opened))
+            return
+        message = named(outcome.entry.spec.kind, opened)
+        failure = GrammarFailure(message, type(opened).__name__)
+        is_final = isinstance(opened, InvalidGrammar)
+        self._take(replace(outcome, result=failure, is_final=is_final))
 
     def _recount(self, entry: _Entry) -> None:
         """Note what an entry holds now. Drops the least recently used; their holders keep them."""
@@ -297,31 +313,13 @@ class _SharedVocabulary:
         return self._vocabulary
 
 
-class _Binder:
-    """Binds grammars to the vocabulary: here, or in a process where a parser follows them."""
-
-    def __init__(self, vocabulary: _SharedVocabulary, parsers: Parsers) -> None:
-        self._vocabulary = vocabulary
-        self._parsers = parsers
-
-    def __call__(self, compiled: CompiledGrammar) -> BoundGrammar | ParsedGrammar:
-        if compiled.path == "pushdown":
-            return self._parsers.open(compiled)
-        return compiled.bind(self._vocabulary.prepared())
-
-    def prepare(self) -> None:
-        """Before the first grammar."""
-        self._vocabulary.prepared()
-        self._parsers.start()
-
-
 class _Lane:
     """A queue of grammars, the process that compiles them, and the thread that waits for it."""
 
     def __init__(
         self,
         limit_s: float,
-        bind: _Binder,
+        bind: _SharedVocabulary,
         deliver: Callable[[_Outcome | _Validation], None],
         patient: _Lane | None,
         *,
@@ -385,7 +383,7 @@ class _Lane:
     def _prepare(self) -> None:
         """Before the first grammar comes; a failure here is repeated, and reported, with it."""
         try:
-            self._bind.prepare()
+            self._bind.prepared()
         except Exception as error:
             log.warning("no grammars with this tokenizer: %s", error)
 
@@ -436,13 +434,13 @@ class _Lane:
         return self._ready_worker().ask(job)
 
     def _bound(self, entry: _Entry, compiled: CompiledGrammar) -> _Outcome:
+        """A parser's grammar is bound in its process, by `Parsers.open`."""
+        if compiled.path == "pushdown":
+            return _Outcome(entry, compiled, schema=compiled.schema)
         try:
             return _Outcome(entry, self._bind(compiled), schema=compiled.schema)
         except InvalidGrammar as error:
             return _Outcome(entry, GrammarFailure(named(entry.spec.kind, error)))
-        except EngineError as error:
-            failure = GrammarFailure(named(entry.spec.kind, error), EngineError.__name__)
-            return _Outcome(entry, failure, is_final=False)
 
     def _ready_worker(self) -> WorkerProcess:
         if self._worker is None or self._worker.has_ended:

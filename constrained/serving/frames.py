@@ -4,6 +4,7 @@ of both: llguidance's parser of grammars recurses natively, as deep as they nest
 
 from __future__ import annotations
 
+import signal
 import struct
 import threading
 from collections.abc import Callable
@@ -18,6 +19,9 @@ WORKER_STACK_BYTES = 4 * 2**20
 ENGINE_STACK_BYTES = 4 * WORKER_STACK_BYTES
 
 DEFAULT_GRAMMAR_TIMEOUT_S = 2.0  # of CPU time, for one grammar
+
+# Where a process runs out of stack, or of memory in native code.
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 _LENGTH = struct.Struct("<I")
 _stack_size_lock = threading.Lock()

@@ -13,11 +13,13 @@ import contextlib
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, NoReturn
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from ..pushdown import prepare_parsers
 from ..unique_keys import key_tokens
 from ..vocabulary import Vocabulary
 from .frames import ENGINE_STACK_BYTES, Refusal, read_frame, write_frame
-from .positions import MAX_EXTRA_BYTES, TOKEN_LIMIT_S, Advance, Opened, Position
+from .positions import ENDING, FORK, MAX_EXTRA_BYTES, TOKEN_LIMIT_S, Advance, Opened, Position
 
 OPEN_LIMIT_S = 2.0  # of CPU time, to bind a grammar: 50 times what a schema of 1,000 rules takes
 # Behind the model's threads and the API: a parser that is caught in a loop gets a tenth of a core
@@ -44,19 +46,79 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     with contextlib.suppress(ValueError, OSError):  # a lower one is the machine's choice
         resource.setrlimit(resource.RLIMIT_STACK, (ENGINE_STACK_BYTES, hard))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for parsers
     vocabulary: Vocabulary = pickle.load(sys.stdin.buffer)
     key_tokens(vocabulary)
     prepare_parsers(vocabulary)
-    while True:
-        descriptors = socket.recv_fds(control, 1, 1)[1]
-        if not descriptors:
-            return 0
-        if os.fork() == 0:
-            control.close()
-            _follow(socket.socket(fileno=descriptors[0]), vocabulary)
+    _Host(control, vocabulary).serve()
+    return 0
+
+
+class _Host:
+    """Forks parsers, and tells the engine how they have ended.
+
+    It keeps their ends of the sockets open until that is told: whoever sees that a channel has
+    ended can know why.
+    """
+
+    def __init__(self, control: socket.socket, vocabulary: Vocabulary) -> None:
+        self._control = control
+        self._vocabulary = vocabulary
+        self._parsers: dict[int, tuple[int, int]] = {}  # by process id: number, descriptor
+
+    def serve(self) -> None:
+        child_r, child_w = os.pipe()
+        os.set_blocking(child_w, False)
+        signal.set_wakeup_fd(child_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            ready, _, _ = select.select([self._control.fileno(), child_r], [], [])
+            if child_r in ready:
+                os.read(child_r, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._fork():
+                return
+
+    def _fork(self) -> bool:
+        """Whether there is an engine. Where no process can be forked the socket ends."""
+        request, descriptors, _, _ = socket.recv_fds(self._control, FORK.size, 1)
+        for descriptor in descriptors:
+            try:
+                pid = os.fork()
+            except OSError:
+                os.close(descriptor)
+                continue
+            if pid == 0:
+                self._become_parser(descriptor)
+            (number,) = FORK.unpack(request)
+            self._parsers[pid] = number, descriptor
+        return bool(request)
+
+    def _become_parser(self, descriptor: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            for _, other in self._parsers.values():
+                os.close(other)
+            _follow(socket.socket(fileno=descriptor), self._vocabulary)
             os._exit(0)
-        os.close(descriptors[0])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        while self._parsers:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):  # its outputs wait, and can go on in another one
+                os.kill(pid, signal.SIGKILL)
+                continue
+            number, descriptor = self._parsers.pop(pid)
+            if status != 0:
+                self._control.sendall(ENDING.pack(number, os.waitstatus_to_exitcode(status)))
+            os.close(descriptor)
 
 
 def _follow(connection: socket.socket, vocabulary: Vocabulary) -> None:

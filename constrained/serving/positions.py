@@ -5,6 +5,12 @@ the compiled grammar         --->
                              <---   Opened, or a Refusal
 Advance (several outputs)    --->
                              <---   a Position an output, in order
+
+With the host that forks such processes, without frames, it exchanges on a socket:
+
+FORK, and the parser's end   --->
+                             <---   ENDING, of a parser that has not ended by itself; only then its
+                                    channel ends
 """
 
 from __future__ import annotations
@@ -18,6 +24,9 @@ from typing import Any
 
 TOKEN_LIMIT_S = 0.25  # of CPU time, for one token: 5 times what `pushdown.LIMITS` allows a mask
 MAX_EXTRA_BYTES = 500 * 2**20  # of a parser's memory, beyond what all of them share
+
+FORK = struct.Struct("<q")  # the parser's number
+ENDING = struct.Struct("<qi")  # and its exit code, negative for a signal
 
 _LENGTH = struct.Struct("<I")
 
@@ -51,10 +60,11 @@ class Advance:
 
 
 class Channel:
-    """The engine's end of a socket to such a process; never waits."""
+    """The engine's end of a socket to such a process; never waits. `number` names the process."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, number: int) -> None:
         connection.setblocking(False)
+        self.number = number
         self._socket = connection
         self._unsent = bytearray()
         self._received = bytearray()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .frames import Check, Job, framed, read_frame
+from .frames import CRASHES, Check, Job, framed, read_frame
 
 START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, which must compile C++ first
 WALL_LIMIT_S = 60.0  # for a reply, besides the CPU time that it may take
@@ -77,7 +77,7 @@ class WorkerProcess:
         status = self.end()
         if status == -signal.SIGPROF:
             return None
-        if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
+        if -status in CRASHES:
             message = "nested too deeply, or beyond what the compiler can take"
             raise WorkerLost(message, is_of_grammar=True)
         raise WorkerLost(f"the compiler's process ended (exit code {status})")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import socket
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -73,3 +75,20 @@ def test_a_process_without_memory_ends() -> None:
     parser._matchers[1] = Forcing(1, 1, fails)  # type: ignore[assignment]
     with pytest.raises(MemoryError):
         parser._after(1, (97,))
+
+
+def test_a_host_that_cannot_fork_ends_the_socket_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("os.fork", refuse)
+    ours, theirs = socket.socketpair()
+    here, there = socket.socketpair()
+    with ours, here, there:
+        with theirs:
+            socket.send_fds(here, [parser_host.FORK.pack(1)], [theirs.fileno()])
+        assert parser_host._Host(there, BYTES)._fork()
+        ours.settimeout(60.0)
+        assert ours.recv(1) == b""

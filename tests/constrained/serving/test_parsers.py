@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +20,13 @@ from grammars import ids_of
 from random_ebnf import random_ebnf
 
 from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.serving import host_process
 from stemma.constrained.serving import parsers as parsers_module
 from stemma.constrained.serving.compiler_service import GrammarCompiler
 from stemma.constrained.serving.follower import Follower
 from stemma.constrained.serving.grammar_state import PendingGrammar
+from stemma.constrained.serving.host_process import HostProcess
+from stemma.constrained.serving.positions import Channel
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 
@@ -46,8 +52,10 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 def wait(compiler: GrammarCompiler, is_there: Callable[[], bool]) -> None:
     deadline = time.monotonic() + HANG_TIMEOUT_S
-    while not is_there():
+    while True:
         compiler.parsers.send()
+        if is_there():
+            return
         assert select.select([compiler.fileno()], [], [], deadline - time.monotonic())[0]
         compiler.collect()
 
@@ -197,6 +205,161 @@ def test_a_host_that_was_killed_is_replaced(compiler: GrammarCompiler) -> None:
         os.kill(pid, signal.SIGKILL)
     take(compiler, output, ord("e"))
     assert output.forced_run() == tuple(b"nd)")
+
+
+def test_a_host_that_was_stopped_is_replaced(compiler: GrammarCompiler) -> None:
+    """Nobody but its parsers would wait for it, but these for ever."""
+    nested = open_grammar(compiler, NESTED)
+    process = compiler.parsers._host._process
+    assert process is not None
+    orphans = parsers_of(compiler)
+    os.kill(process.pid, signal.SIGSTOP)
+    open_grammar(compiler, GrammarSpec("ebnf", 'start: "<" start ">" | "y"'))
+    wait_for_end([process.pid])
+    for pid in orphans:  # so that `parsers_of` names all
+        os.kill(pid, signal.SIGKILL)
+    wait_for_end(orphans)
+    assert follow(compiler, nested, b"(").error is None
+
+
+def test_a_parser_that_was_stopped_is_replaced(compiler: GrammarCompiler) -> None:
+    output = follow(compiler, open_grammar(compiler, NESTED), b"(")
+    for pid in parsers_of(compiler):
+        os.kill(pid, signal.SIGSTOP)
+    take(compiler, output, ord("e"))
+    assert output.forced_run() == tuple(b"nd)")
+
+
+def test_being_killed_from_outside_never_counts_against_a_grammar(
+    compiler: GrammarCompiler,
+) -> None:
+    nested = open_grammar(compiler, NESTED)
+    for _ in range(2 * parsers_module.MAX_LOSSES * parsers_module.MAX_FAILED_OUTPUTS):
+        output = follow(compiler, nested)
+        killed = parsers_of(compiler)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        wait_for_end(killed)
+        assert output.consume(ord("("))
+        compiler.parsers.send()
+        for pid in parsers_of(compiler):
+            os.kill(pid, signal.SIGKILL)
+        settle(compiler, output)
+        output.close()
+    take(compiler, follow(compiler, nested), ord("("))
+
+
+@pytest.mark.parametrize("number", [signal.SIGPROF, signal.SIGKILL])
+def test_the_host_tells_how_a_process_has_ended(
+    compiler: GrammarCompiler, number: signal.Signals
+) -> None:
+    open_grammar(compiler, NESTED)
+    host, before = compiler.parsers._host, set(parsers_of(compiler))
+    channel = host.fork()
+    deadline = time.monotonic() + HANG_TIMEOUT_S
+    while not (forked := set(parsers_of(compiler)) - before):
+        assert time.monotonic() < deadline
+    os.kill(forked.pop(), number)
+    assert select.select([channel], [], [], HANG_TIMEOUT_S)[0]
+    with pytest.raises(EOFError):
+        channel.receive()
+    assert host.ending_of(channel.number) == -number
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "is_remembered"),
+    [
+        (-signal.SIGPROF, "InvalidGrammar", True),
+        (-signal.SIGSEGV, "InvalidGrammar", True),
+        (-signal.SIGKILL, "EngineError", False),
+        (None, "EngineError", False),
+        ("no processes left", "EngineError", False),
+    ],
+)
+def test_only_a_limit_that_ends_a_process_as_it_opens_is_remembered(
+    compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: int | str | None,
+    kind: str,
+    is_remembered: bool,
+) -> None:
+    spec = GrammarSpec("ebnf", f'start: "{ending}" start | "x"')
+    with monkeypatch.context() as lost:
+        lost.setattr(HostProcess, "fork", lambda _: dead_channel())
+        lost.setattr(HostProcess, "ending_of", lambda *_: ending)
+        failure = asked(compiler, spec).failure
+    assert failure is not None and failure.kind == kind
+    assert (asked(compiler, spec).failure is failure) == is_remembered
+
+
+def dead_channel() -> Channel:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return Channel(ours, 0)
+
+
+def test_without_descriptors_an_output_fails_and_its_grammar_does_not(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nested = open_grammar(compiler, NESTED)
+    outputs = [follow(compiler, nested) for _ in range(parsers_module.MAX_FAILED_OUTPUTS)]
+    pids = parsers_of(compiler)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for_end(pids)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr("socket.socketpair", refuse)
+        for output in outputs:
+            take(compiler, output, ord("("))
+            assert output.error is not None and "Too many open files" in output.error
+    output = follow(compiler, nested, b"(")
+    assert output.error is None
+
+
+def test_other_grammars_do_not_wait_for_one_that_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = GrammarCompiler(single_bytes, timeout_s=60.0)
+    ours, silent = socket.socketpair()
+    monkeypatch.setattr(HostProcess, "fork", lambda _: Channel(ours, 0))
+    opening = compiler.ask(NESTED)
+    wait(compiler, lambda: len(compiler.parsers) == 1)
+    assert asked(compiler, GrammarSpec("regex", "[0-9]+")).bound is not None
+    assert not opening.is_done
+    compiler.close()
+    silent.close()
+
+
+def test_a_host_is_started_with_one_vocabulary_and_off_the_engines_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pickled_in: list[int] = []
+    started_in: list[int] = []
+    pickled, started = host_process._pickled, HostProcess._started
+    monkeypatch.setattr(
+        host_process, "_pickled", lambda v: pickled_in.append(threading.get_ident()) or pickled(v)
+    )
+    monkeypatch.setattr(
+        HostProcess, "_started", lambda h: started_in.append(threading.get_ident()) or started(h)
+    )
+    compiler = GrammarCompiler(single_bytes, timeout_s=60.0)
+    output = follow(compiler, open_grammar(compiler, NESTED))
+    process = compiler.parsers._host._process
+    assert process is not None
+    pids = parsers_of(compiler)
+    for pid in (process.pid, *pids):
+        os.kill(pid, signal.SIGKILL)
+    wait_for_end([process.pid, *pids])
+    take(compiler, output, ord("e"))
+    assert output.forced_run() == tuple(b"nd")
+    compiler.close()
+    assert len(pickled_in) == 1 and len(started_in) == 2
+    assert threading.get_ident() not in pickled_in + started_in
 
 
 def test_the_least_recently_used_processes_are_ended_and_come_back(
