@@ -12,6 +12,7 @@ what a limit has ended counts against the grammar.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import selectors
 import signal
@@ -137,21 +138,27 @@ class Parsers:
             self._busy.add(parser)
         else:
             self._busy.discard(parser)
+            self._trim()
 
     def connect(self, parser: Parser) -> Channel:
         """A new process for a parser that has none. Raises EngineError."""
         return self._host.fork()
 
     def watch(self, parser: Parser, channel: Channel) -> None:
-        """Note that a process is used, and end the least recently used beyond the limit."""
+        """Note that a process is used."""
         if parser not in self._running:
             self._selector.register(channel, selectors.EVENT_READ, parser)
             self._running[parser] = None
         self._running.move_to_end(parser)
-        if len(self._running) > MAX_PARSERS:
-            idle = next((p for p in self._running if p not in self._busy), None)
-            if idle is not None:
-                self._end(idle)
+        self._trim()
+
+    def _trim(self) -> None:
+        """End the least recently used processes beyond the limit."""
+        num_beyond = len(self._running) - MAX_PARSERS
+        if num_beyond > 0:
+            idle = (parser for parser in self._running if parser not in self._busy)
+            for parser in list(itertools.islice(idle, num_beyond)):
+                self._end(parser)
 
     def _guarded(self, parser: Parser, verb: Callable[[], None]) -> None:
         try:

@@ -376,6 +376,21 @@ def test_the_least_recently_used_processes_are_ended_and_come_back(
         assert len(compiler.parsers) <= 2 and allowed(output) == {ord("x")}
 
 
+def test_processes_beyond_the_limit_end_when_they_are_idle_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many were busy at once, and with no traffic after."""
+    monkeypatch.setattr(parsers_module, "MAX_PARSERS", 2)
+    specs = [GrammarSpec("ebnf", f'start: "{c}" start ")" | "y"') for c in "abcdef"]
+    outputs = [follow(compiler, open_grammar(compiler, spec)) for spec in specs]
+    for output in outputs:
+        assert output.consume(ord("y"))
+    compiler.parsers.send()
+    assert len(compiler.parsers) == len(outputs)
+    settle(compiler, *outputs)
+    assert len(compiler.parsers) == 2
+
+
 def test_closing_does_not_wait_for_a_parser_and_leaves_no_process() -> None:
     compiler = GrammarCompiler(single_bytes, timeout_s=60.0)
     output = follow(compiler, open_grammar(compiler, ENDLESS))
