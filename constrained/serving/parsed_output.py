@@ -16,8 +16,8 @@ from .positions import Position
 _numbers = itertools.count(1)
 
 
-class Parser(Protocol):
-    """What an output needs of its grammar's process."""
+class PositionSource(Protocol):
+    """Who tells an output where it stands: its grammar's process."""
 
     def ask(self, output: ParsedOutput) -> None:
         """Have `take` called with where the output stands."""
@@ -34,7 +34,7 @@ class ParsedOutput:
     """
 
     def __init__(
-        self, parser: Parser, first: Position, jump_forward: bool, stop_ids: frozenset[int]
+        self, parser: PositionSource, first: Position, jump_forward: bool, stop_ids: frozenset[int]
     ) -> None:
         """`first`: where outputs begin. `stop_ids` may come where the grammar lets the output
         end."""

@@ -47,7 +47,7 @@ class TextThreads:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
-        self._long, self._very_long = _Lane(self._report), _Lane(self._report)
+        self._long, self._very_long = _TextThread(self._report), _TextThread(self._report)
         self._closing = threading.Lock()
         self._is_closed = False
 
@@ -97,7 +97,7 @@ class TextThreads:
                 os.write(self._wake_w, b"\0")
 
 
-class _Lane:
+class _TextThread:
     """A thread and the jobs that wait for it."""
 
     def __init__(self, report: Callable[[TextJob], None]) -> None:
