@@ -146,6 +146,8 @@ class GrammarCompiler:
         self._num_bytes = 0
         self._waiting = SharedLimit()  # grammars that are pending
         self._outcomes: deque[_Outcome | _Validation] = deque()  # appended to by the lanes
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
@@ -231,7 +233,12 @@ class GrammarCompiler:
         self.parsers.close()
         for lane in self._lanes:
             lane.join()
-        self._selector.close()
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._selector.close()
+                os.close(self._wake_r)
+                os.close(self._wake_w)
 
     def _refusal(self, tenant: Hashable) -> GrammarFailure:
         own = self._waiting.used_by(tenant)
@@ -283,8 +290,9 @@ class GrammarCompiler:
     def _deliver(self, outcome: _Outcome | _Validation) -> None:
         """Called by the lanes."""
         self._outcomes.append(outcome)
-        with contextlib.suppress(BlockingIOError):  # full of earlier wake-ups
-            os.write(self._wake_w, b"\0")
+        with self._closing, contextlib.suppress(BlockingIOError):  # full of earlier wake-ups
+            if not self._is_closed:
+                os.write(self._wake_w, b"\0")
 
 
 class _SharedVocabulary:

@@ -127,7 +127,7 @@ class Parsers:
 
     def close(self) -> None:
         """End all processes. What they are doing ends by itself, at a limit."""
-        for parser in list(self._running):
+        for parser in [*self._running, *self._busy]:
             self._end(parser)
         self._host.close()
 

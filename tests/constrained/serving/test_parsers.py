@@ -403,6 +403,16 @@ def test_closing_does_not_wait_for_a_parser_and_leaves_no_process() -> None:
     wait_for_end(pids)
 
 
+def test_closing_leaves_no_descriptor() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    compiler = GrammarCompiler(single_bytes, timeout_s=60.0)
+    follow(compiler, open_grammar(compiler, NESTED))
+    compiler.ask(TREE)
+    compiler.close()
+    compiler.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
 def test_processes_end_with_their_parent_however_that_dies() -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
