@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from stemma import piped_process
 from stemma.constrained.fsm import FsmGrammar
 from stemma.constrained.serving import compiler_service as grammar_compiler
 from stemma.constrained.serving import worker_process
@@ -205,7 +206,7 @@ def test_what_takes_too_long_is_refused_by_the_workers_own_alarm(make: Make) -> 
 def test_a_worker_that_was_stopped_is_replaced_and_its_grammar_begun_again(
     make: Make, monkeypatch: pytest.MonkeyPatch, spec: GrammarSpec
 ) -> None:
-    monkeypatch.setattr(worker_process, "LOOK_S", 0.05)
+    monkeypatch.setattr(piped_process, "LOOK_S", 0.05)
     compiler = make(timeout_s=0.5)
     wait(compiler, compiler.ask(DIGITS))
     stopped = worker_pid(compiler)
@@ -223,9 +224,9 @@ def test_a_worker_without_time_to_run_is_given_up_and_nothing_is_remembered(
     compiler = make(timeout_s=0.05)
     wait(compiler, compiler.ask(DIGITS))
     with monkeypatch.context() as starved:
-        starved.setattr(worker_process, "LOOK_S", 0.01)
+        starved.setattr(piped_process, "LOOK_S", 0.01)
         starved.setattr(worker_process, "WALL_LIMIT_S", 0.1)
-        starved.setattr(worker_process.WorkerProcess, "_is_stopped", lambda _: False)
+        starved.setattr(piped_process.PipedProcess, "_is_stopped", lambda _: False)
         stop(worker_pid(compiler))
         late = compiler.ask(LETTERS)
         wait(compiler, late)
@@ -239,7 +240,7 @@ def test_a_worker_without_time_to_run_is_given_up_and_nothing_is_remembered(
 def test_time_in_which_the_worker_does_not_run_is_not_charged_to_the_grammar(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LOOK_S", 30.0)  # nobody sees that it is stopped
+    monkeypatch.setattr(piped_process, "LOOK_S", 30.0)  # nobody sees that it is stopped
     compiler = make(timeout_s=1.0)
     compiler._lanes[0]._patient = None  # nobody takes over
     wait(compiler, compiler.ask(DIGITS))
@@ -263,7 +264,7 @@ def test_a_worker_that_is_paused_with_its_engine_goes_on_with_it() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from test_compiler_service import *\n"
-        "worker_process.WALL_LIMIT_S, worker_process.LOOK_S = 8.0, 2.0\n"
+        "worker_process.WALL_LIMIT_S, piped_process.LOOK_S = 8.0, 2.0\n"
         "compiler = GrammarCompiler(single_bytes); wait(compiler, compiler.ask(DIGITS))\n"
         "pid = worker_pid(compiler); stop(pid); pending = compiler.ask(LETTERS)\n"
         "print(pid, flush=True); os.kill(os.getpid(), signal.SIGSTOP); wait(compiler, pending)\n"
@@ -373,7 +374,7 @@ def test_one_tenant_cannot_take_all_that_may_wait(
 def test_a_tenants_grammar_waits_for_one_of_another_tenant_not_for_all(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LOOK_S", 30.0)  # nobody sees that it is stopped
+    monkeypatch.setattr(piped_process, "LOOK_S", 30.0)  # nobody sees that it is stopped
     compiler = make()
     wait(compiler, compiler.ask(DIGITS))
     pid = worker_pid(compiler)
@@ -389,7 +390,7 @@ def test_a_tenants_grammar_waits_for_one_of_another_tenant_not_for_all(
 def test_an_output_is_validated_after_one_of_another_tenant_not_after_all(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LOOK_S", 30.0)
+    monkeypatch.setattr(piped_process, "LOOK_S", 30.0)
     compiler = make()
     compiler.validate("{}", "1", lambda _: None)
     outcomes(compiler, 1)

@@ -1,0 +1,118 @@
+"""A child process that is asked over its standard input and output, frame by frame, and waited for
+within bounds.
+
+What it computes it bounds itself, in CPU time. Bounded here is what it cannot see: that it is
+stopped, or given no time to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import subprocess
+from pathlib import Path
+
+from .constrained.serving.frames import read_frame
+
+LOOK_S = 1.0  # how often a process that does not reply is looked at
+
+
+class ProcessStopped(Exception):
+    """By a signal: it may never go on."""
+
+
+class PipedProcess:
+    """Owns the process and its pipes. Lifetime: until `end`."""
+
+    def __init__(self, command: list[str], niceness: int, **environment: str) -> None:
+        """Raises OSError where it cannot be started."""
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # its parent handles Ctrl-C
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._num_looks_left = 0
+        try:
+            os.set_blocking(self._input.fileno(), False)
+            if niceness:
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+        except OSError:
+            self.end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> int:
+        """The exit code; a process that still runs is killed, since it has nothing to lose."""
+        if not self._is_ending():
+            self._process.kill()
+        status = self._process.wait()
+        for stream in (self._input, self._output):
+            with contextlib.suppress(OSError):
+                stream.close()
+        return status
+
+    def exchange(self, request: bytes, limit_s: float) -> bytes | None:
+        """Write these bytes, then read a frame; None at the output's end. Raises TimeoutError,
+        ProcessStopped, and OSError where the process has ended."""
+        self._num_looks_left = math.ceil(limit_s / LOOK_S)
+        left = memoryview(request)
+        while left:
+            self._wait_until(self._input.fileno(), select.POLLOUT)
+            left = left[os.write(self._input.fileno(), left) :]
+        return read_frame(self)
+
+    def read(self, num_bytes: int) -> bytes:
+        """For `read_frame`: so many bytes of its output; fewer at the end."""
+        data = bytearray()
+        while len(data) < num_bytes:
+            self._wait_until(self._output.fileno(), select.POLLIN)
+            more = os.read(self._output.fileno(), num_bytes - len(data))
+            if not more:
+                break
+            data += more
+        return bytes(data)
+
+    def _is_ending(self) -> bool:
+        """Whether its output has ended, so that it is about to exit."""
+        try:
+            self._process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _wait_until(self, descriptor: int, event: int) -> None:
+        """Wait for an event or a hang-up. Counts looks, not a clock: while this process is itself
+        paused, nobody runs out of time."""
+        poller = select.poll()
+        poller.register(descriptor, event)
+        while not poller.poll(1000 * LOOK_S):
+            self._num_looks_left -= 1
+            if self._is_stopped():
+                raise ProcessStopped
+            if self._num_looks_left <= 0:
+                raise TimeoutError("the machine is too busy to do it now; try again")
+
+    def _is_stopped(self) -> bool:
+        """By a signal; never where the system does not say (macOS)."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
