@@ -11,12 +11,14 @@ import contextlib
 import math
 import os
 import select
+import struct
 import subprocess
 from pathlib import Path
-
-from .constrained.serving.frames import read_frame
+from typing import IO, Protocol
 
 LOOK_S = 1.0  # how often a process that does not reply is looked at
+
+_LENGTH = struct.Struct("<I")
 
 
 class ProcessStopped(Exception):
@@ -116,3 +118,31 @@ class PipedProcess:
         except OSError:
             return False
         return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def framed(payload: bytes) -> bytes:
+    """A length, then that many bytes."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def write_frame(stream: IO[bytes], payload: bytes) -> None:
+    """Write a frame at once."""
+    stream.write(framed(payload))
+    stream.flush()
+
+
+class Readable(Protocol):
+    """What frames are read from."""
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """So many bytes; fewer at its end."""
+
+
+def read_frame(stream: Readable) -> bytes | None:
+    """None at the stream's end."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    payload = stream.read(length)
+    return payload if len(payload) == length else None

@@ -23,6 +23,7 @@ GROUND = (
     "flags",
     "native_library",
     "native_panic",
+    "piped_process",
     "shared_limit",
     "turn_queue",
 )  # floor 0

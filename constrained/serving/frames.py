@@ -1,15 +1,13 @@
-"""The messages between an engine and its grammar workers, as frames on pipes, and the stack sizes
-of both: llguidance's parser of grammars recurses natively, as deep as they nest.
+"""The messages between an engine and its grammar workers, and the stack sizes of both:
+llguidance's parser of grammars recurses natively, as deep as they nest.
 """
 
 from __future__ import annotations
 
 import signal
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Protocol
 
 from ..spec import GrammarSpec
 
@@ -23,7 +21,6 @@ DEFAULT_GRAMMAR_TIMEOUT_S = 2.0  # of CPU time, for one grammar
 # Where a process runs out of stack, or of memory in native code.
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
-_LENGTH = struct.Struct("<I")
 _stack_size_lock = threading.Lock()
 
 
@@ -56,34 +53,6 @@ def named(kind: str, error: Exception) -> str:
     """An error's message, preceded by its subject."""
     message = str(error)
     return message if message.startswith(kind) else f"{kind}: {message}"
-
-
-def framed(payload: bytes) -> bytes:
-    """A length, then that many bytes."""
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def write_frame(stream: IO[bytes], payload: bytes) -> None:
-    """Write a frame at once."""
-    stream.write(framed(payload))
-    stream.flush()
-
-
-class Readable(Protocol):
-    """What frames are read from."""
-
-    def read(self, num_bytes: int, /) -> bytes:
-        """So many bytes; fewer at its end."""
-
-
-def read_frame(stream: Readable) -> bytes | None:
-    """None at the stream's end."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    payload = stream.read(length)
-    return payload if len(payload) == length else None
 
 
 def start_thread(run: Callable[[], None], stack_bytes: int) -> threading.Thread:

@@ -24,12 +24,13 @@ from typing import IO, NoReturn
 import numpy as np
 
 from ...errors import InvalidGrammar
+from ...piped_process import read_frame, write_frame
 from ..compiler import CompiledGrammar
 from ..matcher import BoundGrammar, Matcher
 from ..pushdown import prepare_parsers
 from ..unique_keys import key_tokens
 from ..vocabulary import Vocabulary
-from .frames import ENGINE_STACK_BYTES, Refusal, read_frame, write_frame
+from .frames import ENGINE_STACK_BYTES, Refusal
 from .positions import ENDING, FORK, MAX_EXTRA_BYTES, TOKEN_LIMIT_S, Advance, Opened, Position
 
 OPEN_LIMIT_S = 2.0  # of CPU time, to bind a grammar: 50 times what a schema of 1,000 rules takes

@@ -17,6 +17,7 @@ import sys
 
 from ...errors import InvalidGrammar, UnsupportedSchema
 from ...native_panic import panic_raises
+from ...piped_process import read_frame, write_frame
 from ..compiler import CompiledGrammar, Limits, compile_grammar
 from ..native.bindings import why_not_native
 from ..regular import letter_case, unicode_classes
@@ -29,9 +30,7 @@ from .frames import (
     Job,
     Refusal,
     named,
-    read_frame,
     start_thread,
-    write_frame,
 )
 
 MAX_EXTRA_BYTES = 500 * 2**20  # beyond what importing the compiler maps

@@ -11,8 +11,8 @@ import pickle
 import signal
 import sys
 
-from ...piped_process import PipedProcess, ProcessStopped
-from .frames import CRASHES, Check, Job, framed
+from ...piped_process import PipedProcess, ProcessStopped, framed
+from .frames import CRASHES, Check, Job
 
 START_TIMEOUT_S = 60.0  # of a worker on a very busy machine, which must compile C++ first
 WALL_LIMIT_S = 60.0  # for a reply, besides the CPU time that it may take

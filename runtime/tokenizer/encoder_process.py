@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ... import errors
-from ...constrained.serving.frames import framed
 from ...errors import EngineError, InvalidRequest
-from ...piped_process import PipedProcess, ProcessStopped
+from ...piped_process import PipedProcess, ProcessStopped, framed
 
 NICENESS = 10
 LIMIT_S = 60.0  # of CPU time for one text: ten times what 8 MB take

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from ...constrained.serving.frames import read_frame, write_frame
 from ...errors import InvalidRequest
+from ...piped_process import read_frame, write_frame
 from .encoder_process import ERROR, HEAD, INTS, LIMIT_S
 from .tokenizer import encoded, plain_tokenizer, tokens_before
 
