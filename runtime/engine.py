@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
 from .schedule.step_log import StepLog
+from .speculate.drafter import Drafter
 from .tokenizer.chat_template import ChatTemplate
 from .tokenizer.token_bytes import token_bytes
 from .tokenizer.tokenizer import Tokenizer
@@ -95,14 +96,18 @@ class Engine:
         has_overlap: bool = True,
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        drafters: Sequence[Drafter] = (),
+        max_drafts: int = 0,
     ) -> None:
         """`vocab_size`: needed if requests have grammars; `grammars`: compiles them.
         `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
         executor computes the previous one, if it can. `adapters`: needed if requests have any.
-        `clock`: for deadlines and leases, in seconds."""
+        `clock`: for deadlines and leases, in seconds. `drafters` guess at most `max_drafts` tokens
+        of a row; steps are then not planned ahead."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
-        self.has_overlap = has_overlap and executor.can_overlap
+        may_draft = bool(drafters) and max_drafts > 0
+        self.has_overlap = has_overlap and executor.can_overlap and not may_draft
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
@@ -118,6 +123,8 @@ class Engine:
             has_overlap=self.has_overlap,
             adapters=adapters,
             clock=clock,
+            drafters=drafters,
+            max_drafts=max_drafts,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
         self.step_log = StepLog()

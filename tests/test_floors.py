@@ -40,7 +40,7 @@ SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
 FLOORS = {
     "runtime": (
         ("checkpoint", "tokenizer"),
-        ("memory", "models"),
+        ("memory", "models", "speculate"),
         ("schedule",),
         ("programs", "config"),
         ("execute",),

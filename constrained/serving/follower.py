@@ -37,6 +37,10 @@ class Follower(Protocol):
         """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next, where it
         is ready; none where there is an error."""
 
+    def look_ahead(self) -> Follower | None:
+        """Another state at the same place, for tokens that may never come. It is closed before this
+        one is used again. None: nothing can be said ahead."""
+
     def close(self) -> None:
         """The output has ended."""
 

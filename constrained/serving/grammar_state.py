@@ -89,6 +89,9 @@ class GrammarState:
         if self._fault:
             out.fill(0)
 
+    def look_ahead(self) -> GrammarState:
+        return _StateAhead(self._matcher, self._jump_forward, self._stop_ids, self._forced)
+
     def close(self) -> None:
         pass
 
@@ -110,3 +113,29 @@ class GrammarState:
             log.exception("a matcher failed")
             self._fault = f"the matcher failed: {type(error).__name__}: {error}"
             return otherwise
+
+
+class _StateAhead(GrammarState):
+    """A state that goes on with another one's matcher, and takes it back when it is closed."""
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        jump_forward: bool,
+        stop_ids: frozenset[int],
+        forced: deque[int],
+    ) -> None:
+        super().__init__(matcher, jump_forward, stop_ids)
+        self._forced.extend(forced)
+        self._num_ahead = 0
+
+    def consume(self, token_id: int) -> bool:
+        if self._forced and token_id != self._forced[0]:
+            return False
+        is_taken = super().consume(token_id)
+        self._num_ahead += is_taken
+        return is_taken
+
+    def close(self) -> None:
+        self._matcher.rollback(self._num_ahead)
+        self._num_ahead = 0

@@ -90,6 +90,9 @@ class ParsedOutput:
             if position.is_accepting:
                 allow(out, self._stop_ids)
 
+    def look_ahead(self) -> None:
+        return None  # the process would have to be asked, and waited for
+
     def close(self) -> None:
         self.is_closed = True
         self._parser.forget(self)

@@ -123,7 +123,12 @@ class GraphForward:
 
     def prepare(self, inputs: StepInputs, wanted: WantedLogits) -> PreparedForward:
         """Lay out the step's arrays, padded if a size fits."""
+        tokens = wanted.sampled_tokens
+        if tokens is None:
+            tokens = np.arange(len(wanted.sampled_rows))
         padded = self._padded_size(inputs.num_tokens)
+        if len(tokens) > self._max_rows:
+            padded = None  # more draws, of drafts, than a graph has logits
         attention = plan_attentions(
             self._kernels, inputs.attention_rows, self._pool.layers, self._config, padded
         )
@@ -132,9 +137,6 @@ class GraphForward:
         adapters = None
         if inputs.adapters is not None:
             adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots, padded)
-        tokens = wanted.sampled_tokens
-        if tokens is None:
-            tokens = np.arange(len(wanted.sampled_rows))
         size = inputs.num_tokens if padded is None else padded
         num_rows = len(tokens) if padded is None else min(padded, self._max_rows)
         spare_slot = self._pool.num_pages * self._pool.page_size

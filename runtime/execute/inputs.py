@@ -105,7 +105,7 @@ class WantedLogits:
     """Which of the step's T hidden states are turned into logits, or summed. N are sampled, M
     scored."""
 
-    sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample
+    sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample, once for each draw
     sampled_tokens: Int64Array | None  # [N] on the token axis; None: every token, in order
     sampled_positions: Int64Array  # [N] position that the new token will have
     scored_rows: tuple[int, ...]  # rows of the plan with targets
@@ -215,15 +215,18 @@ def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
 def wanted_logits(plan: StepPlan, layout: StepLayout) -> WantedLogits:
     """Which hidden states the plan's rows need logits of."""
     rows = plan.rows
-    sampled = tuple(index for index, row in enumerate(rows) if row.sampling is not None)
+    sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
     scored = tuple(index for index, row in enumerate(rows) if row.target_ids)
     is_every_token = layout.is_one_each and len(sampled) == len(rows)
-    sampled_list = list(sampled)
-    last_tokens = layout.query_start[1:][sampled_list] - 1
+    at = layout.lengths[sampled] - 1  # inputs to sample after, counted within their rows
+    if any(rows[index].sampled_at for index in sampled):
+        draws = [rows[index].sampled_at or (len(rows[index].input_ids) - 1,) for index in sampled]
+        sampled = np.repeat(sampled, [len(places) for places in draws]).tolist()
+        at = np.fromiter(chain.from_iterable(draws), np.int64, len(sampled))
     return WantedLogits(
-        sampled_rows=sampled,
-        sampled_tokens=None if is_every_token else last_tokens,
-        sampled_positions=(layout.starts + layout.lengths)[sampled_list],
+        sampled_rows=tuple(sampled),
+        sampled_tokens=None if is_every_token else layout.query_start[sampled] + at,
+        sampled_positions=layout.starts[sampled] + at + 1,
         scored_rows=scored,
         scored_tokens=_scored_tokens(rows, scored, layout) if scored else None,
         target_ids=np.array(

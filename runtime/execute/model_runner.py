@@ -226,7 +226,7 @@ class ModelRunner:
     def _rare_step(self) -> StepPlan:
         """One token with every adjustment of logits, and a page copied to the host and back."""
         adjustment = Adjustment(array("i"), array("i", [0]), array("d", [0.0]), array("i"))
-        row = Row(0, 0, 0, (0,), sampling=_PENALISED, adjustment=adjustment, mask=0)
+        row = Row(0, 0, 0, (0,), sampling=_PENALISED, adjustments=(adjustment,), mask=0)
         masks = np.full((1, -(-self.config.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
         page = array("i", [0])
         transfers = (Transfer("store", page, page), Transfer("load", page, page))

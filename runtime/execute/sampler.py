@@ -10,8 +10,9 @@ later. Nothing in `launch` waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,7 +102,7 @@ class Sampler:
 
 
 class Sampling:
-    """The rows of a step that sample, N of them."""
+    """The N draws of a step: one of each row that samples, and more of those with drafts."""
 
     def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
         self._plan = plan
@@ -109,19 +110,22 @@ class Sampling:
         self._positions = wanted.sampled_positions
         self._vocab_size = vocab_size
         rows = [plan.rows[index] for index in self._indices]
-        self._rows = rows
+        self._draws = _numbered(self._indices)
         self._params = [_sampling_of(row) for row in rows]
         self._wanted = [i for i, params in enumerate(self._params) if params.logprobs is not None]
-        self._masked = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+        self._masks = [  # [N] rows of the plan's masks; None: everything is allowed
+            None if row.mask is None else row.mask + draw for row, draw in zip(rows, self._draws)
+        ]
+        self._masked = [(i, mask) for i, mask in enumerate(self._masks) if mask is not None]
         self._adjusted = [
             RowAdjustment(
                 place,
                 _sampling_of(row),
-                row.adjustment,
+                row.adjustments[draw],
                 -1 if row.from_previous is None else row.from_previous,
             )
-            for place, row in enumerate(rows)
-            if row.adjustment is not None
+            for place, (row, draw) in enumerate(zip(rows, self._draws))
+            if row.adjustments
         ]
 
     def arrays(self) -> Arrays:
@@ -162,23 +166,28 @@ class Sampling:
         return answers
 
     def fill(self, results: list[RowResult], answers: Answers) -> None:
-        token_ids = answers["token_ids"].tolist()
-        for index, token_id in zip(self._indices, token_ids, strict=True):
-            results[index] = RowResult(token_id=token_id)
+        drawn = [RowResult(token_id=token_id) for token_id in answers["token_ids"].tolist()]
         for i, place in enumerate(self._wanted):
-            index, num_top = self._indices[place], self._num_top(place)
+            num_top = self._num_top(place)
             tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_top else ()
             logprob = float(answers["logprobs"][i])
-            results[index] = replace(results[index], logprob=logprob, top_logprobs=tops[:num_top])
+            drawn[place] = replace(drawn[place], logprob=logprob, top_logprobs=tops[:num_top])
         for place in np.flatnonzero(~answers["is_finite"]).tolist():
-            results[self._indices[place]] = RowResult(error=self._why_not_finite(self._rows[place]))
+            drawn[place] = RowResult(error=self._why_not_finite(self._masks[place]))
+        if not any(self._draws):
+            for index, result in zip(self._indices, drawn, strict=True):
+                results[index] = result
+            return
+        for index, places in groupby(range(len(drawn)), self._indices.__getitem__):
+            first, *later = [drawn[place] for place in places]
+            results[index] = replace(first, later=tuple(later)) if later else first
 
     def _num_top(self, place: int) -> int:
         return min(self._params[place].logprobs or 0, self._vocab_size)
 
-    def _why_not_finite(self, row: Row) -> str:
+    def _why_not_finite(self, mask: int | None) -> str:
         masks = self._plan.masks
-        is_empty = masks is not None and row.mask is not None and not masks[row.mask].any()
+        is_empty = masks is not None and mask is not None and not masks[mask].any()
         return NOTHING_ALLOWED if is_empty else NON_FINITE
 
 
@@ -244,6 +253,14 @@ class Scoring:
 def _sampling_of(row: Row) -> SamplingParams:
     assert row.sampling is not None, "only rows that sample are asked for their parameters"
     return row.sampling
+
+
+def _numbered(rows: Sequence[int]) -> list[int]:
+    """For each draw the number of those of the same row before it, which are its neighbours."""
+    draws: list[int] = []
+    for place, row in enumerate(rows):
+        draws.append(draws[-1] + 1 if place and rows[place - 1] == row else 0)
+    return draws
 
 
 def _named(prefix: str, arrays: Arrays) -> Arrays:

@@ -155,7 +155,7 @@ class InFlight:
                     assert row.table_row in rows, f"the table row of {request.id} is not kept"
                 else:
                     assert row.table_row == request.table_row, f"request {request.id} has moved"
-                    ends[request] = row.start + len(row.input_ids)
+                    ends[request] = row.known_end
         assert set(ends) <= set(running), "a request has left, and its row is not void"
         for request in running:
             num_computed, num_scheduled = request.num_computed_tokens, request.num_scheduled_tokens

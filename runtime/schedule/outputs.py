@@ -4,7 +4,7 @@ that a grammar forces behind them."""
 from __future__ import annotations
 
 from ...constrained.serving.follower import Follower
-from .plan import RowResult
+from .plan import Row, RowResult
 from .queue.admission import NewTokenEstimate
 from .request import FinishReason, Request, RequestState
 from .stats import SchedulerStats
@@ -21,7 +21,7 @@ class Outputs:
         self._stats = stats
         self._new_tokens = new_tokens
 
-    def take(self, request: Request, outcome: RowResult) -> FinishReason | None:
+    def take(self, request: Request, row: Row, outcome: RowResult) -> FinishReason | None:
         """Take what the request's row has given; a reason if the request has ended with that."""
         request.scores.extend(outcome.target_logprobs)
         request.score_argmax.extend(outcome.target_argmax)
@@ -33,8 +33,31 @@ class Outputs:
             return FinishReason.STOP if is_computed else None
         if outcome.token_id is None:
             return None
-        reason = self._append(request, outcome.token_id, outcome)
-        if reason is None and request.follower is not None:
+        reason = self._append_drawn(request, outcome)
+        if row.num_drafts:
+            reason = self._accept(request, row, outcome, reason)
+        return reason
+
+    def _accept(
+        self, request: Request, row: Row, outcome: RowResult, reason: FinishReason | None
+    ) -> FinishReason | None:
+        """Take what was drawn behind drafts, as long as these are what the request has now;
+        `reason` is that of the first token. All that turned out right counts as computed."""
+        for at, result in zip(row.sampled_at[1:], outcome.later, strict=True):
+            if reason is not None or request.is_finished or result.error is not None:
+                break  # an error comes again, as that of a row's first token
+            end = row.start + at + 1
+            if request.num_tokens != end or row.known_end + _num_right(request, row) < end:
+                break
+            reason = self._append_drawn(request, result)
+        if request.state is RequestState.RUNNING:
+            request.num_computed_tokens = row.known_end + _num_right(request, row)
+        return reason
+
+    def _append_drawn(self, request: Request, drawn: RowResult) -> FinishReason | None:
+        assert drawn.token_id is not None, "nothing was drawn"
+        reason = self._append(request, drawn.token_id, drawn)
+        if reason is None and request.follower is not None and not request.is_finished:
             reason = self.append_forced(request)
         return reason
 
@@ -74,6 +97,14 @@ class Outputs:
         if reason is None and (follower is None or follower.is_ready):
             return _reason_behind(request, follower)
         return reason
+
+
+def _num_right(request: Request, row: Row) -> int:
+    """How many of a row's drafts are tokens of its request by now."""
+    drafts = row.input_ids[len(row.input_ids) - row.num_drafts :]
+    tokens = request.token_ids[row.known_end : row.known_end + row.num_drafts]
+    pairs = enumerate(zip(drafts, tokens))
+    return next((place for place, (draft, token) in pairs if draft != token), len(tokens))
 
 
 def _reason_behind(request: Request, follower: Follower | None) -> FinishReason | None:

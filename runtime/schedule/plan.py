@@ -58,6 +58,10 @@ class Row(NamedTuple):
     (`page_update`). `input_ids` are the tokens at positions `start, start + 1, ...`.
     `from_previous`, when set, is the index of the row in the previous plan whose sampled token is
     this row's one input; `input_ids` then holds one placeholder 0.
+
+    A row may carry *drafts*, guesses of the tokens that follow, as its last inputs. It then samples
+    after several of them: what is sampled after a token counts only if all inputs up to that one
+    turned out right, which the scheduler finds out (`schedule/acceptance.py`).
     """
 
     request_id: int
@@ -66,14 +70,21 @@ class Row(NamedTuple):
     input_ids: tuple[int, ...]
     page_update: PageUpdate | None = None
     from_previous: int | None = None
-    sampling: SamplingParams | None = None  # set: sample one token after the last input
-    adjustment: Adjustment | None = None  # set: change the logits before sampling
+    sampling: SamplingParams | None = None  # set: sample a token after the last input
+    adjustments: tuple[Adjustment, ...] = ()  # of the logits before each draw; none: unchanged
     target_ids: tuple[int, ...] = ()  # score these: target_ids[i] against the logits at ...
     target_start: int = 0  # ... input index target_start + i
-    mask: int | None = None  # set: sample only tokens of this row of the plan's masks
+    mask: int | None = None  # set: draw i samples only tokens of row `mask + i` of the plan's masks
     pooled_from: int | None = None  # set: sum the final hidden states from this input on
     num_top_targets: int = 0  # number of top tokens reported beside each target
     adapter: int = 0  # slot of its tokens' adapter; 0: none
+    sampled_at: tuple[int, ...] = ()  # inputs to sample after, ascending; none: after the last one
+    num_drafts: int = 0  # of the inputs, the last ones: may turn out wrong
+
+    @property
+    def known_end(self) -> int:
+        """The position behind the inputs that are no drafts."""
+        return self.start + len(self.input_ids) - self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +141,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The result of a row. `error` is set if only this row failed (non-finite logits)."""
+    """The result of a row. `error` is set if only this row failed (non-finite logits).
+
+    `later`: the results after a row's other inputs of `sampled_at`, in order.
+    """
 
     token_id: int | None = None
     logprob: float | None = None
@@ -141,6 +155,7 @@ class RowResult:
     pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
     target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the top tokens at each
     error: str | None = None
+    later: tuple[RowResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -117,6 +117,9 @@ class Request:
     hidden: HiddenSum | None = None  # set: compute an embedding
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # that the output must match
+    prediction: array[int] = field(default_factory=lambda: array("i"))  # of the output; see drafter
+    history: Hashable = ""  # whose texts may be its drafts
+    op_key: Hashable = None  # the op of a function that made it; None: not known
     jump_forward: bool = True  # append forced tokens at once, not one by one
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample
@@ -133,6 +136,8 @@ class Request:
     num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
     num_disk_tokens: int = 0  # of the cached ones: loaded from the disk tier
     num_forced_tokens: int = 0  # of the output: forced by its grammar, not sampled
+    num_drafted_tokens: int = 0  # guesses that were verified
+    num_accepted_tokens: int = 0  # of these: were right
     num_preemptions: int = 0
     num_calls_after: int = 0  # calls of its program known to follow this one in sequence
     evicted: dict[str, int] = field(default_factory=dict)  # tokens evicted for it, by their owner
@@ -207,6 +212,11 @@ class Request:
         return self.token_ids[len(self.prompt) :]
 
     @property
+    def program_key(self) -> Hashable:
+        """The number of the program that made the call; None: not known."""
+        return None if self.program is None else self.program.number or None
+
+    @property
     def samples(self) -> bool:
         """Whether it generates tokens."""
         return self.scoring is None and self.hidden is None
@@ -238,8 +248,23 @@ class Request:
         is_early = self.num_output_tokens + num_unknown < self.sampling.min_tokens
         if not is_early and not self.sampling.changes_logits:
             return None
-        masked = tuple(self.stop_ids) if is_early else ()
+        return self._adjustment_behind(self.token_ids[len(self.prompt) :], is_early)
+
+    def adjustments_behind(
+        self, drafts: Sequence[int], at: Iterable[int]
+    ) -> tuple[Adjustment, ...]:
+        """The same for the tokens behind the first `at` of these drafts; none if none changes the
+        logits."""
+        if self.adjustment is None:
+            return ()
         output = self.token_ids[len(self.prompt) :]
+        outputs = [output + array("i", drafts[:end]) for end in at]
+        least = self.sampling.min_tokens
+        return tuple([self._adjustment_behind(each, len(each) < least) for each in outputs])
+
+    def _adjustment_behind(self, output: array[int], is_early: bool) -> Adjustment:
+        assert self._adjustment is not None
+        masked = tuple(self.stop_ids) if is_early else ()
         return replace(self._adjustment, output_ids=output, masked_ids=masked)
 
     def append_token(self, token_id: int) -> None:

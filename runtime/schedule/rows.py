@@ -8,6 +8,7 @@ import numpy as np
 
 from ...constrained.matcher import Mask
 from ...constrained.serving.follower import Follower
+from ...errors import OutOfPages
 from ..memory.copies import TierCopy
 from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
@@ -15,6 +16,7 @@ from .cache.tiers import InsertedPrefix
 from .in_flight import InFlightStep
 from .plan import PageUpdate, Row, StepPlan
 from .request import Request, Scoring
+from .speculation import Speculation, Verified
 from .tree_order import depth_first, shared_segments
 
 PLACEHOLDER = (0,)
@@ -34,7 +36,7 @@ class StepDraft:
         self.rows: list[Row] = []
         self._requests: list[Request] = []
         self._publications: list[InsertedPrefix | None] = []
-        self._masked: list[Follower] = []
+        self._masked: list[Follower | Mask] = []  # a follower's own next mask, or one ahead of it
 
     def fill(self, shares: Iterable[tuple[Request, int]], continued: Mapping[Request, int]) -> None:
         """Make a row of each request's share, and publish prompts before the next is asked for.
@@ -49,6 +51,45 @@ class StepDraft:
             end = request.num_scheduled_tokens + num_tokens
             publications.append(None if is_output else publish(request, end))
             request.num_scheduled_tokens = end
+
+    def add_drafts(self, speculation: Speculation, token_budget: int) -> None:
+        """Append guesses of what follows to rows that sample, where they pay."""
+        rows = self.rows
+        num_tokens = sum(len(row.input_ids) for row in rows)
+        drafting = [
+            index
+            for index, (row, request) in enumerate(zip(rows, self._requests, strict=True))
+            if row.sampling is not None and row.from_previous is None and request.num_new_tokens > 1
+        ]
+        if not drafting:
+            return
+        requests = [self._requests[index] for index in drafting]
+        for place, verified in speculation.choose(requests, num_tokens, token_budget - num_tokens):
+            request, row = requests[place], rows[drafting[place]]
+            end = row.start + len(row.input_ids) + len(verified.tokens)
+            try:
+                self._kv_cache.reserve(request, end)
+            except OutOfPages:
+                speculation.drop(request)
+                continue
+            rows[drafting[place]] = self._with_drafts(row, request, verified)
+
+    def _with_drafts(self, row: Row, request: Request, verified: Verified) -> Row:
+        last = len(row.input_ids) - 1
+        mask = row.mask
+        if mask is not None:
+            assert row.mask is not None
+            mask = len(self._masked)
+            self._masked += [self._masked[row.mask], *verified.masks]
+            self._masked[row.mask] = np.zeros(self._num_mask_words, np.uint32)  # no row has it now
+        return row._replace(
+            input_ids=(*row.input_ids, *verified.tokens),
+            page_update=_new_pages(request, row.page_update),
+            adjustments=request.adjustments_behind(verified.tokens, verified.draws),
+            mask=mask,
+            sampled_at=tuple([last + draw for draw in verified.draws]),
+            num_drafts=len(verified.tokens),
+        )
 
     def finish(
         self, step_id: int, transfers: tuple[TierCopy, ...], unsettled: PendingCopies
@@ -71,18 +112,17 @@ class StepDraft:
 
 
 def _row_of(
-    request: Request, num_tokens: int, masked: list[Follower], from_previous: int | None = None
+    request: Request,
+    num_tokens: int,
+    masked: list[Follower | Mask],
+    from_previous: int | None = None,
 ) -> Row:
     """The row of the next `num_tokens` tokens. Appends to `masked` if it samples under a grammar.
     `from_previous`: the row of the previous plan that samples the one token."""
-    token_ids, pages = request.token_ids, request.pages
+    token_ids = request.token_ids
     start = request.num_scheduled_tokens
     end = start + num_tokens
-    update = None
-    first = request.num_sent_pages
-    if first < len(pages):
-        update = PageUpdate(first, pages[first:])
-        request.num_sent_pages = len(pages)
+    update = _new_pages(request)
     sampling, pooled_from = None, None
     targets: tuple[int, ...] = ()
     target_start = 0
@@ -92,10 +132,12 @@ def _row_of(
         pooled_from = request.hidden.first_wanted(start, end, len(token_ids))
     elif end == len(token_ids) or from_previous is not None:
         sampling = request.sampling
-    mask = None
-    if sampling is not None and request.follower is not None:
-        mask = len(masked)
-        masked.append(request.follower)
+    mask, adjustment = None, None
+    if sampling is not None:
+        adjustment = request.adjustment_after(from_previous is not None)
+        if request.follower is not None:
+            mask = len(masked)
+            masked.append(request.follower)
     return Row(
         request.id,
         request.table_row,
@@ -104,7 +146,7 @@ def _row_of(
         update,
         from_previous,
         sampling,
-        None if sampling is None else request.adjustment_after(from_previous is not None),
+        () if adjustment is None else (adjustment,),
         targets,
         target_start,
         mask,
@@ -114,13 +156,25 @@ def _row_of(
     )
 
 
-def _masks_of(followers: Sequence[Follower], num_words: int) -> Mask | None:
-    """A row of `num_words` words for each of them."""
-    if not followers:
+def _new_pages(request: Request, told: PageUpdate | None = None) -> PageUpdate | None:
+    """The pages that the executor does not know yet, those of `told` included; it does now."""
+    first, pages = request.num_sent_pages if told is None else told.first, request.pages
+    if first >= len(pages):
         return None
-    masks = np.zeros((len(followers), num_words), dtype=np.uint32)
-    for follower, mask in zip(followers, masks):
-        follower.mask(mask)
+    request.num_sent_pages = len(pages)
+    return PageUpdate(first, pages[first:])
+
+
+def _masks_of(masked: Sequence[Follower | Mask], num_words: int) -> Mask | None:
+    """A row of `num_words` words for each of them."""
+    if not masked:
+        return None
+    masks = np.zeros((len(masked), num_words), dtype=np.uint32)
+    for source, mask in zip(masked, masks):
+        if isinstance(source, np.ndarray):
+            mask[:] = source
+        else:
+            source.mask(mask)
     return masks
 
 

@@ -18,6 +18,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     who runs, in which row        running.py
     a step as rows, then a plan   rows.py
     what lacks its grammar        grammar_uptake.py
+    which drafts are verified     speculation.py
     what a row has generated      outputs.py
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
@@ -26,14 +27,15 @@ A plan may be made while the one before is computed (`in_flight.py`); nobody is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ...errors import OutOfPages
+from ..speculate.drafter import Drafter
 from .cache.kv_cache import KVCacheManager
 from .grammar_uptake import GrammarUptake, begin_output
 from .in_flight import Held, InFlight, InFlightStep
 from .outputs import Outputs, note_lost
-from .plan import StepPlan, StepResult
+from .plan import Row, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
@@ -48,6 +50,7 @@ from .queue.working_set import WorkingSet
 from .request import FinishReason, Request, RequestState
 from .rows import StepDraft
 from .running import RunningRequests
+from .speculation import Speculation
 from .stats import Latencies, SchedulerStats
 
 
@@ -74,12 +77,14 @@ class Scheduler:
         has_overlap: bool = False,
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        drafters: Sequence[Drafter] = (),
+        max_drafts: int = 0,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
         `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
-        seconds."""
+        seconds. `drafters` guess at most `max_drafts` tokens of a row; there is no overlap then."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -105,6 +110,9 @@ class Scheduler:
         self.claims = Claims(self.shares, self.new_tokens, max_running_requests, num_tokens)
         self.grammars = GrammarUptake()
         self.outputs = Outputs(self.stats, self.new_tokens)
+        self.speculation: Speculation | None = None
+        if drafters and max_drafts and not has_overlap:
+            self.speculation = Speculation(drafters, max_drafts, self._mask_words, self.stats)
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
@@ -228,6 +236,8 @@ class Scheduler:
         draft = StepDraft(self.kv_cache, self.segment_cost_tokens, self._mask_words)
         continued = self._in_flight.continued
         draft.fill(self._share_out(continued), continued)
+        if self.speculation is not None:
+            draft.add_drafts(self.speculation, self.token_budget)
         self._is_stalled = False
         if not draft.rows and not self._in_flight:
             self._sleep()
@@ -397,6 +407,8 @@ class Scheduler:
         self.new_tokens.note_step()
         if result.duration_s is not None:
             self.costs.note(planned.plan, result.duration_s, self._clock())
+            if self.speculation is not None:
+                self.speculation.note_step(planned.plan, result.duration_s)
         self.stats.num_computed_tokens += planned.plan.num_tokens
         self.stats.num_void_rows += len(planned.void)
         row_tokens = self.costs.row_tokens
@@ -407,14 +419,25 @@ class Scheduler:
             if outcome.error is not None:
                 errors[request] = outcome.error
             elif request.state is RequestState.RUNNING:  # else its row is void
-                request.num_computed_tokens = row.start + len(row.input_ids)
-                num_tokens = len(row.input_ids)
-                self.shares.charge(request, num_tokens if num_tokens > 1 else row_tokens)
+                request.num_computed_tokens = row.known_end
+                num_tokens = row.known_end - row.start
+                cost = num_tokens if num_tokens > 1 else row_tokens
+                self.shares.charge(request, cost + row.num_drafts)
         if errors:
             self._fail_rows(planned, errors)
-        for request, outcome in zip(planned.requests, result.rows):
+        for row, request, outcome in zip(planned.plan.rows, planned.requests, result.rows):
             if request.state is RequestState.RUNNING:
-                self._finish_or_hold(request, self.outputs.take(request, outcome))
+                reason = self.outputs.take(request, row, outcome)
+                if row.num_drafts and request.state is RequestState.RUNNING:
+                    self._take_back(request, row)
+                self._finish_or_hold(request, reason)
+
+    def _take_back(self, request: Request, row: Row) -> None:
+        """What a row computed of wrong drafts never was."""
+        assert self.speculation is not None
+        self.speculation.note(request, request.num_computed_tokens - row.known_end)
+        request.num_scheduled_tokens = request.num_computed_tokens
+        self.kv_cache.trim(request)
 
     def _finish_or_hold(self, request: Request, reason: FinishReason | None) -> None:
         if reason is not None:
@@ -482,6 +505,8 @@ class Scheduler:
         self.kv_cache.forget_fetched(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
+        if self.speculation is not None:
+            self.speculation.end(request)
         self.grammars.forget(request)
         self._is_stalled = False
         request.state = RequestState.FINISHED

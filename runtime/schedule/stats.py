@@ -36,6 +36,9 @@ class SchedulerStats:
     num_computed_tokens: int = 0
     num_generated_tokens: int = 0
     num_jumped_tokens: int = 0  # of these: forced by a grammar, not sampled
+    num_drafts: int = 0  # rows with guesses of what follows
+    num_draft_tokens: int = 0  # guesses that were verified
+    num_accepted_tokens: int = 0  # of these: were right
     num_shared_tokens: int = 0  # KV that rows did not read because a segment was read once for all
     num_steps: int = 0
     num_overlapped_steps: int = 0  # of these: planned while the one before was computed

@@ -66,7 +66,7 @@ class StepLog:
                 self._names[row.request_id] = (plan.step_id, name_of(request))
             num_forced = 0 if request.grammar is None else self._take_forced(row, request)
             is_output = row.start >= request.num_prompt_tokens
-            if is_output and len(row.input_ids) == 1 and not num_forced:
+            if is_output and row.known_end == row.start + 1 and not num_forced:
                 decode.append(row.request_id)
                 continue
             told = _row(row, request, num_forced)
@@ -94,8 +94,8 @@ class StepLog:
 
     def _take_forced(self, row: Row, request: Request) -> int:
         """How many of a row's tokens its grammar forced, each counted once."""
-        end = row.start + len(row.input_ids)
-        num_output = min(len(row.input_ids), end - request.num_prompt_tokens)
+        num_tokens = row.known_end - row.start
+        num_output = min(num_tokens, row.known_end - request.num_prompt_tokens)
         known = self._forced.get(request.id)
         if known is None:  # perhaps it ran before recording began
             known = max(0, request.num_forced_tokens - max(0, num_output))
@@ -160,7 +160,7 @@ def name_of(request: Request) -> dict[str, Any]:
 def _row(row: Row, request: Request, num_forced: int) -> tuple[int, str, int, int, int]:
     """(request, kind, tokens, tokens cached before its first ones, how many of `tokens` a grammar
     forced). Tokens computed again after a preemption count as prefill."""
-    num_tokens = len(row.input_ids)
+    num_tokens = row.known_end - row.start
     is_first = row.page_update is not None and row.page_update.first == 0
     is_output = row.start >= request.num_prompt_tokens and num_tokens - num_forced <= 1
     kind = SCORING if not request.samples else DECODE if is_output else PREFILL

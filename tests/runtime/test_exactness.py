@@ -40,6 +40,7 @@ import torch
 from adapters import make_adapter
 from engine_harness import hope
 from fakes import FakeListener
+from scripted_drafters import ScriptedDrafter, always_wrong, oracle, sometimes_right, speculate
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
@@ -350,6 +351,41 @@ def test_tokens_are_identical_with_overlap_on_and_off(
     mixed = [*jobs, *(replace(job, arrives=i, leaves=i + 6) for i, job in enumerate(GREEDY))]
     assert outputs_of(serve(loaded, mixed))[: len(jobs)] == alone
     assert scheduler.stats.num_overlapped_steps > num_before or not share
+
+
+@pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "pool"), [(1, 2048, 2048), (1, 7, 2048), (16, 23, 2048), (1, 32, 160)]
+)
+def test_tokens_are_identical_whatever_is_drafted(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    kind: str,
+    page_size: int,
+    chunk: int,
+    pool: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also beside requests that are aborted amid their drafts, and with too few pages for all."""
+    rng = random.Random(page_size + chunk)
+    guess = {"oracle": oracle, "wrong": always_wrong, "random": sometimes_right(rng)}[kind]
+    loaded = load(page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=pool)
+    scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
+    if pool < 2048:
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    outputs = {job.prompt: output for job, output in zip(jobs, alone)}
+    num_before, num_steps = stats.num_accepted_tokens, stats.num_steps
+    drafted = stats.num_draft_tokens
+    speculate(loaded.engine, ScriptedDrafter(outputs, guess))
+    try:
+        leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
+        assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
+    finally:
+        scheduler.speculation = None
+    num_accepted = stats.num_accepted_tokens - num_before
+    assert stats.num_draft_tokens > drafted and stats.num_steps > num_steps
+    assert (num_accepted > 0) == (kind != "wrong")
 
 
 @pytest.mark.parametrize("max_running", [1, 3, 8])

@@ -334,7 +334,10 @@ class ScriptedExecutor:
             return
         if row.page_update.first == 0:
             table.clear()  # the row has a new owner
-        assert row.page_update.first == len(table), "an update leaves a hole or overwrites entries"
+        first = row.page_update.first
+        assert first <= len(table), "an update leaves a hole"
+        is_behind_kv = first * self.page_size >= row.start
+        assert first == len(table) or is_behind_kv, "an update overwrites entries"
         for index, page in enumerate(row.page_update.pages, row.page_update.first):
             table[index] = page
 
@@ -383,20 +386,27 @@ class ScriptedExecutor:
             score_of(chains[row.start + row.target_start + i], target)
             for i, target in enumerate(row.target_ids)
         )
-        allowed: Sequence[int] = range(VOCAB_SIZE)
-        if row.mask is not None:
-            assert plan.masks is not None and row.sampling is not None
-            bits = np.unpackbits(plan.masks[row.mask].view(np.uint8), bitorder="little")
-            allowed = np.flatnonzero(bits).tolist()
-            if not allowed:
-                return RowResult(error="the mask allows nothing")
-        token_id = None if row.sampling is None else pick(chains[-1], allowed)
         pooled = None
         if row.pooled_from is not None:
             pooled = sum(map(state_of, chains[row.start + row.pooled_from :]), np.zeros(1))
-        return RowResult(
-            token_id=token_id, target_logprobs=scores, target_argmax=row.target_ids, pooled=pooled
-        )
+        result = RowResult(target_logprobs=scores, target_argmax=row.target_ids, pooled=pooled)
+        if row.sampling is None:
+            return result
+        at = row.sampled_at or (len(row.input_ids) - 1,)
+        drawn = [self._draw(row, plan, i, chains[row.start + place]) for i, place in enumerate(at)]
+        if drawn[0].error is not None:
+            return drawn[0]
+        return replace(result, token_id=drawn[0].token_id, later=tuple(drawn[1:]))
+
+    def _draw(self, row: Row, plan: StepPlan, draw: int, chain: int) -> RowResult:
+        allowed: Sequence[int] = range(VOCAB_SIZE)
+        if row.mask is not None:
+            assert plan.masks is not None
+            bits = np.unpackbits(plan.masks[row.mask + draw].view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits).tolist()
+            if not allowed:
+                return RowResult(error="the mask allows nothing")
+        return RowResult(token_id=pick(chain, allowed))
 
     def _read_back(self, row: Row, end: int) -> list[int]:
         """The chain after each of the row's tokens, all checked against the request's own."""
@@ -404,6 +414,7 @@ class ScriptedExecutor:
         if row.from_previous is not None:
             assert len(truth) == row.start, "a row goes on from a token that is known"
             truth.append(row.input_ids[0])
+        truth[row.known_end :] = row.input_ids[len(row.input_ids) - row.num_drafts :]
         chain, chains = 1, []
         for position in range(end):
             chain = chain_of([truth[position]], chain)

@@ -111,7 +111,7 @@ class PlanDriver:
             page_update=PageUpdate(first, new) if new else None,
             from_previous=feed.from_previous,
             sampling=feed.sampling,
-            adjustment=feed.adjustment,
+            adjustments=() if feed.adjustment is None else (feed.adjustment,),
             target_ids=(*ids[1:], 0) if feed.is_scored else tuple(feed.targets),
         )
 

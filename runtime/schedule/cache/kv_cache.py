@@ -144,6 +144,15 @@ class KVCacheManager(PrefixCache):
             self._beneficiary = None
         request.pages.extend(self.allocator.allocate(missing))
 
+    def trim(self, request: Request) -> None:
+        """Free the pages beyond the request's tokens, which only rejected drafts used. NOTE: no
+        plan in flight names them."""
+        num_pages = -(-request.num_tokens // self.page_size)
+        if len(request.pages) > num_pages:
+            self.allocator.free(request.pages[num_pages:])
+            del request.pages[num_pages:]
+            request.num_sent_pages = min(request.num_sent_pages, num_pages)
+
     def break_pins(self, num_tokens: int) -> bool:
         """Free room for `num_tokens` more tokens, evicting pins too, so that a live request does
         not starve; whether it succeeded."""

@@ -45,7 +45,7 @@ class StepCosts:
 
     def note(self, plan: StepPlan, duration_s: float, now_s: float) -> None:
         """A step took so long, and ended now."""
-        lengths = [len(row.input_ids) for row in plan.rows]
+        lengths = [row.known_end - row.start for row in plan.rows]
         num_rows = lengths.count(1)
         num_prompt_tokens = sum(lengths) - num_rows
         if not num_prompt_tokens:

@@ -255,7 +255,7 @@ def test_the_warm_up_runs_what_few_requests_need(
     monkeypatch.setattr(runner.steps, "submit", lambda plan: (seen.append(plan), submit(plan))[1])
     runner.warm_up()
     rows = [row for plan in seen for row in plan.rows]
-    assert any(row.mask is not None and row.adjustment is not None for row in rows)
+    assert any(row.mask is not None and row.adjustments for row in rows)
     assert [copy.kind for plan in seen for copy in plan.transfers] == ["store", "load"]
 
 

@@ -10,7 +10,7 @@ from fakes import FakeListener, ScriptedGrammar, make_request
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.runtime.schedule.grammar_uptake import begin_output
 from stemma.runtime.schedule.outputs import Outputs
-from stemma.runtime.schedule.plan import RowResult
+from stemma.runtime.schedule.plan import Row, RowResult
 from stemma.runtime.schedule.queue.admission import NewTokenEstimate
 from stemma.runtime.schedule.queue.policy import OutputShare
 from stemma.runtime.schedule.request import (
@@ -21,6 +21,8 @@ from stemma.runtime.schedule.request import (
     Scoring,
 )
 from stemma.runtime.schedule.stats import SchedulerStats
+
+ROW = Row(request_id=1, table_row=0, start=2, input_ids=(3,))
 
 
 class Taken:
@@ -40,7 +42,7 @@ class Taken:
         return request
 
     def sample(self, request: Request, *token_ids: int) -> list[FinishReason | None]:
-        return [self.outputs.take(request, RowResult(token_id=i)) for i in token_ids]
+        return [self.outputs.take(request, ROW, RowResult(token_id=i)) for i in token_ids]
 
 
 def under(*texts: tuple[int, ...]) -> PendingGrammar:
@@ -104,12 +106,12 @@ def test_scores_and_pooled_states_end_with_the_last_computed_token() -> None:
     taken = Taken()
     scored = taken.running(scoring=Scoring(0, (2, 3, 4)))
     scored.num_computed_tokens = 2
-    assert taken.outputs.take(scored, RowResult(target_logprobs=(-1.0, -2.0))) is None
+    assert taken.outputs.take(scored, ROW, RowResult(target_logprobs=(-1.0, -2.0))) is None
     scored.num_computed_tokens = 3
-    assert taken.outputs.take(scored, RowResult(target_logprobs=(-3.0,))) is FinishReason.STOP
+    assert taken.outputs.take(scored, ROW, RowResult(target_logprobs=(-3.0,))) is FinishReason.STOP
     assert scored.scores == [-1.0, -2.0, -3.0]
     pooled = taken.running(hidden=HiddenSum(is_mean=True))
     pooled.num_computed_tokens = 3
     row = RowResult(pooled=np.array([6.0]))
-    assert taken.outputs.take(pooled, row) is FinishReason.STOP
+    assert taken.outputs.take(pooled, ROW, row) is FinishReason.STOP
     assert pooled.hidden is not None and pooled.hidden.pooled().tolist() == [2.0]

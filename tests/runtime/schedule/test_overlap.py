@@ -248,7 +248,7 @@ def test_min_tokens_and_penalties_count_the_token_that_is_being_sampled() -> Non
     harness.engine.submit(request)
     harness.run()
     rows = [row for plan in harness.executor.plans for row in plan.rows]
-    adjustments = [row.adjustment for row in rows if row.adjustment is not None]
+    adjustments = [row.adjustments[0] for row in rows if row.adjustments]
     assert [a.masked_ids for a in adjustments] == [(99,)] * 3 + [()] * 2
     assert [len(a.output_ids) for a in adjustments] == [0, 0, 1, 2, 3], "known ones only"
 

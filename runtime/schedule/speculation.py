@@ -1,0 +1,268 @@
+"""Drafts of a step: who guesses what follows a request's text, and how much of it is verified.
+
+    a row's inputs    | last token |  draft 0  | forced | forced |  draft 1  |
+    it samples after        0                                3         4
+    what counts        always       if draw 0 is draft 0 ...  if draw 1 is draft 1
+
+Drafters guess (`speculate/`), the request's grammar cuts a guess where it forbids the next token
+and splices in what it forces, and a budget decides how many tokens of whose guesses the step
+computes. What is drawn decides which of them were right (`outputs.py`): no output depends on any of
+this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...constrained.matcher import Mask
+from ...constrained.serving.follower import Follower
+from ..speculate.budget import Bid, DraftBudget
+from ..speculate.drafter import NO_DRAFT, Draft, Drafter, DraftText
+from ..speculate.step_times import StepTimes
+from .plan import StepPlan
+from .request import Request
+from .stats import SchedulerStats
+
+# Beside a chance below this a guess is not worth the time of making it.
+_LEAST_CHANCE = 0.02
+
+
+@dataclass(slots=True)
+class Guess:
+    """What may follow a request's last token. `chances[i]`: that tokens 0 to i are right;
+    `is_forced[i]`: the grammar forces token i, once those before it are right."""
+
+    tokens: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    is_forced: list[bool] = field(default_factory=list)
+    # Whose guesses these are, in order, with the place of each one's first token.
+    parts: list[tuple[DraftText, Draft, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The part of a guess that a step verifies. `draws`: behind how many of the tokens it samples,
+    from 0 on; `masks`: for each draw but the first, if there is a grammar."""
+
+    guess: Guess
+    tokens: tuple[int, ...]
+    draws: tuple[int, ...]
+    masks: tuple[Mask, ...]
+
+
+class Speculation:
+    """Owns the texts that drafters follow, by request, and what a step costs.
+
+    A text is followed from the first draft on, or is read when the request ends, so that later ones
+    may learn from it.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        max_drafts: int,
+        num_mask_words: int,
+        stats: SchedulerStats,
+    ) -> None:
+        """`max_drafts` in a row, >= 1."""
+        self.drafters = tuple(drafters)
+        self.max_drafts = max_drafts
+        self.times = StepTimes()
+        self._budget = DraftBudget(self.times)
+        self._num_mask_words = num_mask_words
+        self._stats = stats
+        self._texts: dict[Request, _Texts] = {}
+        self._verified: dict[Request, Verified] = {}  # by the plan in flight
+
+    def choose(
+        self, requests: Sequence[Request], num_tokens: int, room: int
+    ) -> Iterator[tuple[int, Verified]]:
+        """The guesses to verify, by the index of their request, in a step with `num_tokens` tokens
+        and room for so many more."""
+        least = self._budget.least_chance(num_tokens, len(requests))
+        if least >= 1.0 or room <= 0:
+            return
+        guesses = [self._guess(request, max(least, _LEAST_CHANCE)) for request in requests]
+        bids = [Bid(g.chances, _weight_of(r)) for g, r in zip(guesses, requests, strict=True)]
+        for index, length in enumerate(self._budget.lengths(num_tokens, bids, room)):
+            if length:
+                request = requests[index]
+                verified = self._verifiable(request, guesses[index], length)
+                self._verified[request] = verified
+                yield index, verified
+
+    def drop(self, request: Request) -> None:
+        """There is no room for what was chosen for it."""
+        del self._verified[request]
+
+    def note(self, request: Request, num_right: int) -> None:
+        """Of the request's row, so many tokens of the guess were right."""
+        verified = self._verified.pop(request)
+        num_tokens = len(verified.tokens)
+        self._stats.num_drafts += 1
+        for place, (text, draft, first) in enumerate(verified.guess.parts):
+            parts = verified.guess.parts
+            end = parts[place + 1][2] if place + 1 < len(parts) else num_tokens
+            guessed = [
+                i for i in range(first, min(end, num_tokens)) if not verified.guess.is_forced[i]
+            ]
+            num_accepted = sum(i < num_right for i in guessed)
+            if not guessed:
+                break
+            request.num_drafted_tokens += len(guessed)
+            request.num_accepted_tokens += num_accepted
+            self._stats.num_draft_tokens += len(guessed)
+            self._stats.num_accepted_tokens += num_accepted
+            size = len(guessed)
+            text.note(
+                Draft(draft.tokens[:size], draft.confidences[:size], draft.source), num_accepted
+            )
+            if num_accepted < size:
+                break
+
+    def note_step(self, plan: StepPlan, duration_s: float) -> None:
+        """A step took so long."""
+        self.times.note(plan.num_tokens, duration_s)
+
+    def end(self, request: Request) -> None:
+        """A request has ended."""
+        self._verified.pop(request, None)
+        if not request.samples or not request.num_output_tokens:
+            return
+        self._texts_of(request).close()
+        del self._texts[request]
+
+    def _texts_of(self, request: Request) -> _Texts:
+        texts = self._texts.get(request)
+        if texts is None:
+            opened = [drafter.open(request) for drafter in self.drafters]
+            texts = self._texts[request] = _Texts([text for text in opened if text is not None])
+        texts.follow(request)
+        return texts
+
+    def _guess(self, request: Request, least: float) -> Guess:
+        guess = Guess()
+        room = min(self.max_drafts, request.num_new_tokens - 1)
+        if room <= 0:
+            return guess
+        texts = self._texts_of(request)
+        if request.follower is None:
+            self._extend(guess, texts, request, None, room, least)
+            return guess
+        ahead = request.follower.look_ahead()
+        if ahead is not None:
+            try:
+                while self._extend(guess, texts, request, ahead, room, least):
+                    pass
+            finally:
+                ahead.close()
+        return guess
+
+    def _extend(
+        self,
+        guess: Guess,
+        texts: _Texts,
+        request: Request,
+        ahead: Follower | None,
+        room: int,
+        least: float,
+    ) -> bool:
+        """Append one more draft; whether another may follow it, behind what the grammar forces."""
+        num_before = len(guess.tokens)
+        text, draft = texts.best(room - num_before, guess.tokens)
+        if text is None:
+            return False
+        guess.parts.append((text, draft, num_before))
+        chance = guess.chances[-1] if guess.chances else 1.0
+        for token_id, confidence in zip(draft.tokens, draft.confidences):
+            chance *= confidence
+            if chance < least or token_id in request.stop_ids:
+                return False
+            if ahead is not None and not ahead.consume(token_id):
+                return False
+            guess.tokens.append(token_id)
+            guess.chances.append(chance)
+            guess.is_forced.append(False)
+            if ahead is None:
+                continue
+            if ahead.is_finished:
+                return False
+            if run := ahead.forced_run():
+                run = run[: room - len(guess.tokens)]
+                if not all(map(ahead.consume, run)):
+                    return False
+                guess.tokens += run
+                guess.chances += [chance] * len(run)
+                guess.is_forced += [True] * len(run)
+                return len(guess.tokens) < room and not ahead.is_finished
+        return False
+
+    def _verifiable(self, request: Request, guess: Guess, length: int) -> Verified:
+        """The first `length` tokens of a guess, with where to sample."""
+        tokens = guess.tokens[:length]
+        follower = request.follower
+        if follower is None:
+            return Verified(guess, tuple(tokens), tuple(range(length + 1)), ())
+        ahead = follower.look_ahead()
+        assert ahead is not None, "it could say something a moment ago"
+        draws, masks = [0], []
+        try:
+            for place, token_id in enumerate(tokens, 1):
+                if not ahead.consume(token_id):
+                    tokens = tokens[: place - 1]
+                    break
+                is_inside = place < len(guess.tokens) and guess.is_forced[place]
+                if is_inside or ahead.is_finished or ahead.forced_run():
+                    continue
+                mask = np.zeros(self._num_mask_words, np.uint32)
+                ahead.mask(mask)
+                draws.append(place)
+                masks.append(mask)
+        finally:
+            ahead.close()
+        return Verified(guess, tuple(tokens), tuple(draws), tuple(masks))
+
+
+class _Texts:
+    """One request's text, as each drafter follows it."""
+
+    def __init__(self, texts: Sequence[DraftText]) -> None:
+        self._texts = texts
+        self._num_seen = 0  # output tokens
+
+    def follow(self, request: Request) -> None:
+        """Tell what was generated since the last time."""
+        first = request.num_prompt_tokens + self._num_seen
+        if first < request.num_tokens:
+            new = request.token_ids[first:]
+            self._num_seen += len(new)
+            for text in self._texts:
+                text.extend(new)
+
+    def best(self, room: int, tail: Sequence[int]) -> tuple[DraftText | None, Draft]:
+        """The draft of which most is expected to be right."""
+        best: tuple[DraftText | None, Draft] = (None, NO_DRAFT)
+        most = 0.0
+        for text in self._texts:
+            draft = text.propose(room, tail)
+            if not draft.tokens:
+                continue
+            chance, expected = 1.0, 0.0
+            for confidence in draft.confidences:
+                chance *= confidence
+                expected += chance
+            if expected > most:
+                best, most = (text, draft), expected
+        return best
+
+    def close(self) -> None:
+        for text in self._texts:
+            text.close()
+
+
+def _weight_of(request: Request) -> float:
+    """Of a request's tokens against those of others in its step."""
+    return 2.0 if request.priority > 0 or request.deadline_s is not None else 1.0

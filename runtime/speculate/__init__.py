@@ -1,0 +1,1 @@
+"""Guesses of what a request generates next, and how many of them are worth verifying."""

@@ -1,0 +1,78 @@
+"""How many drafts of which requests a step verifies.
+
+All drafts of a step compete. A draft brings a token with the probability that it and all before it
+in its row are right, times the weight of its request; it costs what it makes the step longer, for
+every row. The best number of drafts is the one with the most tokens a second; as the step's time
+has jumps (`step_times.py`), all numbers are compared, not only the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .step_times import MAX_TOKENS, StepTimes
+
+# More tokens a second than without drafts, by so much, or none are verified: what a guess is worth
+# is known no better, and drafting itself takes time.
+MIN_GAIN = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """A request's draft: `chances[i]` that token i and all before it are right, falling."""
+
+    chances: Sequence[float]
+    weight: float = 1.0
+
+
+class DraftBudget:
+    """Chooses drafts by measured times."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+
+    def least_chance(self, num_tokens: int, num_rows: int) -> float:
+        """A draft that is less likely right brings less than it costs, in a step with so many
+        tokens for so many rows that sample; above 1: none can pay."""
+        curve = self._times.curve
+        if not curve or num_tokens >= MAX_TOKENS:
+            return 0.0 if num_tokens < MAX_TOKENS else 2.0
+        # The cheapest token of the next ones: a jump may lie anywhere between them.
+        ends = range(num_tokens + 1, min(num_tokens + num_rows * 8, MAX_TOKENS) + 1)
+        base = curve[num_tokens]
+        rise = min((curve[end] - base) / (end - num_tokens) for end in ends)
+        return num_rows * rise / base
+
+    def lengths(self, num_tokens: int, bids: Sequence[Bid], room: int) -> list[int]:
+        """How many tokens of each draft to verify, beside `num_tokens` others and within `room`."""
+        lengths = [0] * len(bids)
+        curve = self._times.curve
+        room = min(room, MAX_TOKENS - num_tokens)
+        if room <= 0:
+            return lengths
+        # Chances fall within a draft, and the sort is stable: each draft's tokens are in order.
+        offers = sorted(
+            (
+                (bid.weight * chance, index)
+                for index, bid in enumerate(bids)
+                for chance in bid.chances
+            ),
+            key=_first,
+            reverse=True,
+        )
+        tokens = sum(bid.weight for bid in bids)
+        best, num_taken = tokens * MIN_GAIN, 0
+        base = curve[num_tokens] if curve else 1.0
+        for num, (worth, _) in enumerate(offers[:room], 1):
+            tokens += worth
+            rate = tokens * (base / curve[num_tokens + num] if curve else 1.0)
+            if rate > best:
+                best, num_taken = rate, num
+        for _, index in offers[:num_taken]:
+            lengths[index] += 1
+        return lengths
+
+
+def _first(offer: tuple[float, int]) -> float:
+    return offer[0]

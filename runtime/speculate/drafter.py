@@ -1,0 +1,74 @@
+"""The interface of drafters: who guesses the next tokens of a request's text.
+
+A draft never changes an output: it is verified, token by token, against what is drawn in its place
+(`schedule/acceptance.py`). So a drafter may guess by any means; what it says of its confidence
+decides how many of its guesses are computed (`budget.py`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Draft(NamedTuple):
+    """Guessed tokens; `confidences[i]`: the probability that token i is right, given that those
+    before it are; in [0, 1]."""
+
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    source: str = ""  # for counters: the drafter, or the part of it that knew
+
+
+NO_DRAFT = Draft()
+
+
+class Subject(Protocol):
+    """What a drafter sees of a request."""
+
+    @property
+    def prompt(self) -> array[int]: ...
+
+    @property
+    def prediction(self) -> array[int]:
+        """What its author expects as its output; empty: nothing is known."""
+
+    @property
+    def history(self) -> Hashable:
+        """Whose texts may be its drafts: those of equal histories."""
+
+    @property
+    def op_key(self) -> Hashable:
+        """Which op of which function this is; None: not known."""
+
+    @property
+    def program_key(self) -> Hashable:
+        """The program that made the call; None: no other call is of it."""
+
+
+class DraftText(Protocol):
+    """A request's text as one drafter follows it."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """These tokens were generated."""
+
+    def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
+        """At most `room` tokens that may follow the text with `tail` behind it."""
+
+    def note(self, draft: Draft, num_accepted: int) -> None:
+        """Of this draft so many tokens turned out right, and the next one wrong; all of them: no
+        further one was verified."""
+
+    def close(self) -> None:
+        """The request has ended."""
+
+
+class Drafter(Protocol):
+    """Owns the texts that it follows, and what it has learnt from ended ones."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, subject: Subject) -> DraftText | None:
+        """Follow a request's text; None: it has nothing to say of it."""

@@ -1,0 +1,88 @@
+"""Drafters whose guesses a test decides: they know the outputs, and tell them or something else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from stemma.runtime.engine import Engine
+from stemma.runtime.schedule.speculation import Speculation
+from stemma.runtime.speculate.drafter import Draft, Subject
+
+Guess = Callable[[Sequence[int]], Sequence[int]]  # from what follows to what is guessed
+
+
+class ScriptedDrafter:
+    """Guesses what an output is known to go on with, changed by `guess`."""
+
+    name = "scripted"
+
+    def __init__(self, outputs: Mapping[tuple[int, ...], Sequence[int]], guess: Guess) -> None:
+        """`outputs` by prompt; others get no draft."""
+        self._outputs = outputs
+        self._guess = guess
+
+    def open(self, subject: Subject) -> ScriptedText | None:
+        output = self._outputs.get(tuple(subject.prompt))
+        return None if output is None else ScriptedText(output, self._guess)
+
+
+class ScriptedText:
+    def __init__(self, output: Sequence[int], guess: Guess) -> None:
+        self._output = output
+        self._guess = guess
+        self._num_seen = 0
+        self.num_closed = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        expected = self._output[self._num_seen : self._num_seen + len(tokens)]
+        assert list(tokens) == list(expected), "the output is another one"
+        self._num_seen += len(tokens)
+
+    def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
+        tokens = tuple(self._guess(self._output[self._num_seen + len(tail) :]))[:room]
+        return Draft(tokens, (0.9,) * len(tokens), "scripted")
+
+    def note(self, draft: Draft, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= len(draft.tokens)
+
+    def close(self) -> None:
+        self.num_closed += 1
+        assert self.num_closed == 1
+
+
+def oracle(follows: Sequence[int]) -> Sequence[int]:
+    return follows
+
+
+def always_wrong(follows: Sequence[int]) -> Sequence[int]:
+    return [token_id ^ 2 for token_id in follows]
+
+
+def sometimes_right(rng: random.Random) -> Guess:
+    def guess(follows: Sequence[int]) -> Sequence[int]:
+        wanted = follows[: rng.randrange(8)]
+        return [t if rng.random() < 0.8 else rng.randrange(256) for t in wanted]
+
+    return guess
+
+
+def speculate(engine: Engine, drafter: ScriptedDrafter, max_drafts: int = 6) -> Speculation:
+    """Make an engine verify this drafter's guesses, whatever they cost."""
+    scheduler = engine.scheduler
+    words = scheduler._mask_words
+    speculation = Speculation([drafter], max_drafts, words, scheduler.stats)
+    speculation._budget.lengths = (  # type: ignore[method-assign]
+        lambda num_tokens, bids, room: _all_within(room, [len(bid.chances) for bid in bids])
+    )
+    speculation._budget.least_chance = lambda *_: 0.0  # type: ignore[method-assign]
+    scheduler.speculation = speculation
+    return speculation
+
+
+def _all_within(room: int, lengths: Sequence[int]) -> list[int]:
+    taken = []
+    for length in lengths:
+        taken.append(min(length, room))
+        room -= taken[-1]
+    return taken
