@@ -35,7 +35,7 @@ class StepLog:
         self._forced: dict[int, int] = {}  # tokens reported as forced, by request
         self._began_s = 0.0
         self._ended_s = 0.0  # of the last step
-        self._before = (0, 0, 0)  # evicted tokens, preemptions, forced tokens
+        self._before: tuple[int, ...] = ()  # see `_counts`
         self._open: dict[int, dict[str, Any]] = {}  # steps planned but not ended
 
     def __len__(self) -> int:
@@ -113,7 +113,9 @@ class StepLog:
             return
         kv_cache, now_s = scheduler.kv_cache, time.perf_counter()
         counts = _counts(scheduler)
-        evicted, preempted, jumped = (after - before for after, before in zip(counts, self._before))
+        evicted, preempted, jumped, drafted, accepted = (
+            after - before for after, before in zip(counts, self._before)
+        )
         self._before = counts
         start_s = max(step["start_s"], self._ended_s)
         self._ended_s = now_s
@@ -128,7 +130,10 @@ class StepLog:
             "evicted_tokens": evicted,
             "num_preempted": preempted,
             "num_jumped": jumped,
+            "num_drafted": drafted,
+            "num_accepted": accepted,
         }
+        step["tokens"][DECODE] += accepted
         self._steps.append(step)
 
     def since(self, step_id: int) -> dict[str, Any]:
@@ -167,6 +172,13 @@ def _row(row: Row, request: Request, num_forced: int) -> tuple[int, str, int, in
     return row.request_id, kind, num_tokens, row.start if is_first else 0, num_forced
 
 
-def _counts(scheduler: Scheduler) -> tuple[int, int, int]:
+def _counts(scheduler: Scheduler) -> tuple[int, ...]:
+    """Of what happens within steps."""
     stats = scheduler.stats
-    return scheduler.kv_cache.num_evicted_tokens, stats.num_preemptions, stats.num_jumped_tokens
+    return (
+        scheduler.kv_cache.num_evicted_tokens,
+        stats.num_preemptions,
+        stats.num_jumped_tokens,
+        stats.num_draft_tokens,
+        stats.num_accepted_tokens,
+    )

@@ -355,7 +355,14 @@ def test_tokens_are_identical_with_overlap_on_and_off(
 
 @pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
 @pytest.mark.parametrize(
-    ("page_size", "chunk", "pool"), [(1, 2048, 2048), (1, 7, 2048), (16, 23, 2048), (1, 32, 160)]
+    ("page_size", "chunk", "options"),
+    [
+        (1, 2048, {}),
+        (1, 7, {"kernels": "cpu"}),
+        (16, 23, {}),
+        (1, 32, {"max_total_tokens": 160}),
+        (1, 24, {"device": "cuda", "disable_overlap": True}),
+    ],
 )
 def test_tokens_are_identical_whatever_is_drafted(
     load: Load,
@@ -364,15 +371,15 @@ def test_tokens_are_identical_whatever_is_drafted(
     kind: str,
     page_size: int,
     chunk: int,
-    pool: int,
+    options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also beside requests that are aborted amid their drafts, and with too few pages for all."""
     rng = random.Random(page_size + chunk)
     guess = {"oracle": oracle, "wrong": always_wrong, "random": sometimes_right(rng)}[kind]
-    loaded = load(page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=pool)
+    loaded = load(page_size=page_size, chunked_prefill_size=chunk, **options)
     scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
-    if pool < 2048:
+    if "max_total_tokens" in options:
         monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     outputs = {job.prompt: output for job, output in zip(jobs, alone)}
     num_before, num_steps = stats.num_accepted_tokens, stats.num_steps

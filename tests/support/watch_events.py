@@ -78,4 +78,6 @@ def _step(number: int) -> dict[str, Any]:
         "ms": 8 + number * 7 % 9, "plan_ms": 1.0, "device_ms": 7.0, "num_waiting": 1,
         "num_running": 24, "free_tokens": 9_000, "evicted_tokens": 0, "num_preempted": 0,
         "num_jumped": 0,
+        "num_drafted": 0,
+        "num_accepted": 0,
     }  # fmt: skip

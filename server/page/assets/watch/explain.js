@@ -55,7 +55,7 @@ function status(node, model) {
 export function explainStep(step, model) {
   const { tokens: sums } = step;
   const parts = [
-    ["prompts", sums.prefill, "computed"], ["read", sums.score, "computed for scores or embeddings"], ["decoded", sums.decode, "one a request"],
+    ["prompts", sums.prefill, "computed"], ["read", sums.score, "computed for scores or embeddings"], ["decoded", sums.decode, step.num_accepted ? `${count(step.num_accepted)} of them guessed before` : "one a request"],
     ["forced", sums.forced, "given by a grammar, computed at once"], ["from cache", sums.cached, "not computed"],
   ].filter(([, number]) => number);
   const label = (id) => model.names.get(id)?.program ?? `#${id}`;
@@ -68,6 +68,7 @@ export function explainStep(step, model) {
     step.rows.length > 4 ? line(`and ${step.rows.length - 4} more prompts`) : null,
     line(`${ms(step.plan_ms)} to plan${step.device_ms === null ? "" : `, ${ms(step.device_ms)} to compute`}; ${count(step.num_running)} running, ${count(step.num_waiting)} waiting.`),
     step.num_shared ? line(`${tokens(step.num_shared)} of KV read once for several rows.`) : null,
+    step.num_drafted ? line(`${tokens(step.num_drafted)} guessed, ${count(step.num_accepted)} of them right.`) : null,
     step.evicted_tokens ? line(`${tokens(step.evicted_tokens)} evicted to make room.`) : null,
     step.num_preempted ? line(`${count(step.num_preempted)} requests preempted: pages ran out.`) : null,
   ].filter(Boolean);
