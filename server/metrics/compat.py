@@ -53,6 +53,11 @@ VLLM = (
     Figure("vllm:prefix_cache_hits", "Of these: found.", stat("num_cached_tokens"), "counter"),
     Figure("vllm:prompt_tokens_cached", "Cached prompt tokens.",
            stat("num_cached_tokens"), "counter"),
+    Figure("vllm:spec_decode_num_drafts", "Drafts.", stat("num_drafts"), "counter"),
+    Figure("vllm:spec_decode_num_draft_tokens", "Tokens in them.",
+           stat("num_draft_tokens"), "counter"),
+    Figure("vllm:spec_decode_num_accepted_tokens", "Of these: accepted.",
+           stat("num_accepted_tokens"), "counter"),
     Figure("vllm:num_preemptions", "Preempted requests.", stat("num_preemptions"), "counter"),
 )  # fmt: skip
 

@@ -23,6 +23,8 @@ import stemma
 import stemma as st
 from stemma.errors import EngineError
 from stemma.server.app import create_app
+from stemma.server.metrics.compat import compat_families
+from stemma.server.metrics.engine_metrics import engine_families
 from stemma.server.metrics.observed import RequestRecord
 from stemma.server.metrics.request_log import configure_logging, log_request
 from stemma.server.metrics.traces import observer_of
@@ -104,6 +106,18 @@ def test_other_engines_names_carry_the_same_figures(client: TestClient) -> None:
         ("vllm:request_success_total", "stemma_requests_total"),
     ):
         assert value(samples, theirs) == value(samples, ours) > 0, theirs
+
+
+def test_drafts_are_counted_under_our_names_and_vllms(embedded: st.Engine) -> None:
+    counts = {"num_drafts": 2, "num_draft_tokens": 14, "num_accepted_tokens": 11}
+    info = embedded.connection.call("metrics")
+    assert counts.keys() <= info["stats"].keys()
+    info = {**info, "stats": {**info["stats"], **counts}, "output_tokens_per_s": 0.0}
+    ours = {m.name: m.samples[0].value for m in engine_families(info)}
+    theirs = {m.name: m.samples[0].value for m in compat_families(info)}
+    assert ours["stemma_drafts"] == theirs["vllm:spec_decode_num_drafts"] == 2
+    assert ours["stemma_draft_tokens"] == theirs["vllm:spec_decode_num_draft_tokens"] == 14
+    assert ours["stemma_accepted_tokens"] == theirs["vllm:spec_decode_num_accepted_tokens"] == 11
 
 
 def test_without_asking_there_are_only_our_names(embedded: st.Engine) -> None:
