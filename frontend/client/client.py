@@ -29,7 +29,7 @@ import zmq
 from ...errors import EngineError, InvalidRequest, ModelLoadError, ModelNotFound, StemmaError
 from ..protocol import wire
 from ..protocol.interning import MIN_CHARS, SentTexts
-from ..protocol.ir import Gen, Op, Text
+from ..protocol.ir import Gen, GenParams, Op, Text
 from ..protocol.keys import ClientKeys
 from .channel import EventSink
 from .outbox import Outbox
@@ -272,12 +272,21 @@ class Connection:
             slot = self._slot(op.kind, op.text)
             if slot is not None:
                 item[4] = slot
-        elif type(op) is Gen and (constraint := op.params.constraint) is not None:
-            slot = self._slot(op.kind, constraint.source)
-            if slot is not None:
-                params = op.params.to_wire()
-                item[5] = {**params, "constraint": {**params["constraint"], "source": slot}}
+        elif type(op) is Gen:
+            item[5] = self._with_slots(op.params)
         return wire.encode_op(item)
+
+    def _with_slots(self, params: GenParams) -> dict[str, Any]:
+        encoded, constraint = params.to_wire(), params.constraint
+        if params.prediction is not None:
+            slot = self._slot(Gen.kind, params.prediction)
+            if slot is not None:
+                encoded = {**encoded, "prediction": slot}
+        if constraint is not None:
+            slot = self._slot(Gen.kind, constraint.source)
+            if slot is not None:
+                encoded = {**encoded, "constraint": {**encoded["constraint"], "source": slot}}
+        return encoded
 
     def _slot(self, kind: str, text: str) -> int | None:
         """The slot of a long text, a new one where it comes a second time. Raises InvalidProgram if

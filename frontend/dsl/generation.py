@@ -36,7 +36,16 @@ E = TypeVar("E", bound=Expr)
 _REMEMBERED_TYPES = frozenset((int, float, bool, str, tuple, type, type(None)))
 # Unhashable, too large to keep, or numbers within a tuple: 1, 1.0 and True are one key there.
 _NOT_REMEMBERED = frozenset(
-    ("regex", "json_schema", "ebnf", "structural_tag", "choices", "logit_bias", "stop_token_ids")
+    (
+        "regex",
+        "json_schema",
+        "ebnf",
+        "structural_tag",
+        "choices",
+        "logit_bias",
+        "stop_token_ids",
+        "prediction",
+    )
 )
 
 
@@ -101,6 +110,7 @@ def gen(
     lenient: bool | None = None,
     jump_forward: bool | None = None,
     lora_path: str | None = None,
+    prediction: str | None = None,
 ) -> Expr:
     """Generate text and call it `name`.
 
@@ -152,6 +162,8 @@ def gen(
         jump_forward: False: compute tokens one by one also where only one can follow.
         lora_path: the name of a LoRA adapter that the engine serves; "": none, also where the run
             has one.
+        prediction: the text that you expect, such as a file before an edit. Where the output is
+            the same it comes sooner; the output never depends on it.
     """
     given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "choices": choices}
     constraint = _constraint(
@@ -165,7 +177,10 @@ def gen(
     )
     wanted = _logprobs(logprobs, return_logprob, top_logprobs_num, logprob_start_len, logprob_start)
     if choices is not None:
-        useless = {"n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline}
+        useless = {
+            "n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline,
+            "prediction": prediction,
+        }  # fmt: skip
         return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
     if choices_method is not None:
         raise InvalidProgram.of("choices_method", choices_method, "only together with choices")
@@ -195,6 +210,7 @@ def gen(
         constraint=constraint,
         jump_forward=jump_forward,
         lora_path=checked_lora_path(lora_path),
+        prediction=_checked_prediction(prediction),
     )
     return GenExpr(_checked_name(name), params)
 
@@ -268,6 +284,13 @@ def checked_lora_path(name: object) -> str | None:
         return name
     allowed = f"an adapter's name of at most {MAX_OP_NAME_CHARS} characters, or None"
     raise InvalidProgram.of("lora_path", name, allowed)
+
+
+def _checked_prediction(given: object) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    allowed = "a text, or None; of what the program has generated, s[name] is the text"
+    raise InvalidProgram.of("prediction", repr(given), allowed)
 
 
 def _regexes(given: str | Sequence[str] | None) -> tuple[str, ...] | None:

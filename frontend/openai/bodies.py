@@ -52,6 +52,8 @@ def gen_body(
         body["stop"] = list(params.stop[: flavor.max_stops])
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
+    if params.prediction is not None and flavor.takes_prediction and prompt.is_chat:
+        body["prediction"] = {"type": "content", "content": params.prediction}
     if params.n is not None:
         body["n"] = RANGES["n"].checked("n", params.n)
     if params.logprobs is not None:

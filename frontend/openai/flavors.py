@@ -30,13 +30,16 @@ class Flavor:
     max_stops: int | None = None  # stop strings per call; None: any number
     can_score: bool = True  # whether completions report log probabilities of their prompt (`echo`)
     streams_logprobs: bool = True
+    takes_prediction: bool = (
+        False  # of a chat; elsewhere it is left out, as no output depends on it
+    )
     takes_hints: bool = False  # whether it has /kv_hints, see docs/how-it-works/leases.md
 
 
 FLAVORS = {
     flavor.name: flavor
     for flavor in (
-        Flavor("openai", max_stops=4),
+        Flavor("openai", max_stops=4, takes_prediction=True),
         Flavor(
             "stemma",
             frozenset((*_SAMPLING, "jump_forward", "lora_path")),
@@ -45,6 +48,7 @@ FLAVORS = {
             has_both=True,
             can_score=False,
             streams_logprobs=False,
+            takes_prediction=True,
             takes_hints=True,
         ),
         Flavor("vllm", frozenset(_SAMPLING), frozenset(_ALL_KINDS), _CONTINUE, has_both=True),

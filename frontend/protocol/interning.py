@@ -2,9 +2,9 @@
 
 The client alone decides: a long text that it sends a second time gets a slot, which an `intern`
 message fills on the runtime's side before any op that names the slot. An op then has the slot's
-number where the text would stand: a `Text`'s text, a constraint's source. Messages arrive once and
-in order (see `link`), so the tables agree whatever becomes of the connection; the least recently
-used slots are filled anew, or emptied, by the client's word too.
+number where the text would stand: a `Text`'s text, a constraint's source, a prediction. Messages
+arrive once and in order (see `link`), so the tables agree whatever becomes of the connection; the
+least recently used slots are filled anew, or emptied, by the client's word too.
 """
 
 from __future__ import annotations
@@ -106,11 +106,18 @@ class TakenTexts:
             op[4] = self._text(op[4])
             return len(op[4])
         if op[0] == "gen" and len(op) > 5 and isinstance(op[5], dict):
-            constraint = op[5].get("constraint")
-            if isinstance(constraint, dict) and _is_slot(constraint.get("source")):
-                constraint["source"] = self._text(constraint["source"])
-                return len(constraint["source"])
+            params, constraint = op[5], op[5].get("constraint")
+            num_chars = self._restore_field(params, "prediction")
+            if isinstance(constraint, dict):
+                num_chars += self._restore_field(constraint, "source")
+            return num_chars
         return 0
+
+    def _restore_field(self, values: dict[str, Any], name: str) -> int:
+        if not _is_slot(values.get(name)):
+            return 0
+        text = values[name] = self._text(values[name])
+        return len(text)
 
     def _text(self, slot: int) -> str:
         text = self._texts.get(slot, "")

@@ -83,6 +83,7 @@ class GenParams(Sampling):
     deadline_s: float | None = None  # seconds from now; an error where it cannot be met
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
     lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
+    prediction: str | None = None  # the text that the author expects; it never changes the output
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +123,8 @@ class GenParams(Sampling):
         values = {name: _frozen(value) for name, value in given.items()}
         if "constraint" in values:
             values["constraint"] = Constraint.from_wire(values["constraint"])
+        if "prediction" in values:
+            _checked_str("prediction", values["prediction"])
         for name, value in values.items():
             if value is None:  # JSON's for a number that is none
                 raise InvalidProgram.of(name, value, "a finite number, or left out")

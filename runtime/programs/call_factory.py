@@ -38,8 +38,9 @@ class CallFactory:
     namespace: str = ""
     adapter: Adapter | None = None  # of the calls that name none
 
-    def gen(self, branch: EngineBranch, op: ir.Gen, report: Report) -> Call:
-        """Start a generation. Raises InvalidRequest or InvalidProgram; nothing is queued then."""
+    def gen(self, branch: EngineBranch, op: ir.Gen, report: Report, prediction: array[int]) -> Call:
+        """Start a generation; `prediction`: ids of the output that is expected. Raises
+        InvalidRequest or InvalidProgram; nothing is queued then."""
         samplings = self._samplings(branch, op)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
@@ -72,6 +73,7 @@ class CallFactory:
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             request.grammar, request.jump_forward = grammar, jump_forward
+            request.prediction = prediction
             sample.request = request
             requests.append(request)
         self._submit(call, requests)

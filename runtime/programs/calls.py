@@ -431,7 +431,7 @@ def _times_of(requests: Sequence[Request]) -> dict[str, float]:
 
 def meta_of(request: Request) -> dict[str, Any]:
     """Counts, times in seconds (`start_s`: since its program began) and the finish reason of a
-    finished request; `evicted` if it displaced anything."""
+    finished request; `evicted` if it displaced anything, and what became of a prediction."""
     assert request.finish_reason is not None and request.finished_s is not None
     admitted = request.admitted_s or request.finished_s
     first = request.first_token_s or request.finished_s
@@ -444,6 +444,8 @@ def meta_of(request: Request) -> dict[str, Any]:
         "disk_tokens": request.num_disk_tokens,
         "completion_tokens": request.num_output_tokens,
         "forced_tokens": request.num_forced_tokens,
+        "drafted_tokens": request.num_drafted_tokens,
+        "accepted_tokens": request.num_accepted_tokens,
         "preemptions": request.num_preemptions,
         "start_s": request.created_s - began,
         "queue_s": admitted - request.created_s,
@@ -453,6 +455,9 @@ def meta_of(request: Request) -> dict[str, Any]:
         "latency_s": request.finished_s - request.created_s,
         "finish_reason": request.finish_reason.value,
     }
+    if request.prediction:
+        meta["accepted_prediction_tokens"] = request.num_accepted_prediction
+        meta["rejected_prediction_tokens"] = request.num_rejected_prediction
     if request.evicted:
         meta["evicted"] = dict(request.evicted)
     return meta

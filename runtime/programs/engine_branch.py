@@ -26,12 +26,13 @@ class Value:
 
 class Prepared(NamedTuple):
     """What an op needs, tokenized: the branch's transcript up to it; how the text before it reads
-    now, if that is to be told; a select's choices, each with its ids; why the op fails behind its
-    text."""
+    now, if that is to be told; a select's choices, each with its ids; the ids of a gen's prediction;
+    why the op fails behind its text."""
 
     transcript: Transcript
     text_change: TextChange | None = None
     choices: Sequence[tuple[str, list[int]]] = ()
+    prediction: array[int] = array("i")  # not to change
     failure: InvalidRequest | None = None
 
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from ...errors import InvalidProgram, InvalidRequest, PromptTooLong
 from ...frontend.protocol import ir
+from ..tokenizer.tokenizer import MAX_TEXT_CHARS
 from ..tokenizer.transcript import TextChange, Transcript
 from .client_leases import AskedHint
 from .context import ProgramContext
@@ -49,7 +50,9 @@ class Preparation:
             case ir.RoleBegin():
                 return num_chars + len(self.op.fields or "") + self.transcript.num_unwritten_chars
             case ir.Gen() | ir.Embed():
-                return num_chars + TURN_CHARS * self.transcript.num_guessed_turns
+                predicted = self.op.params.prediction if isinstance(self.op, ir.Gen) else None
+                num_turns = self.transcript.num_guessed_turns
+                return num_chars + len(predicted or "") + TURN_CHARS * num_turns
         return num_chars
 
     def apart(self) -> Preparation:
@@ -80,8 +83,11 @@ class Preparation:
                 return Prepared(transcript, transcript.begin_role(op.role, op.fields))
             case ir.RoleEnd():
                 return Prepared(transcript, transcript.end_role(self._find_replay))
-            case ir.Gen() | ir.Embed():
-                return Prepared(transcript, transcript.settle())  # what was before is final now
+            case ir.Gen():  # what was before is final now
+                change = transcript.settle()
+                return Prepared(transcript, change, prediction=self._predicted(op.params))
+            case ir.Embed():
+                return Prepared(transcript, transcript.settle())
             case ir.Select():
                 return Prepared(transcript, transcript.settle(), self._choices(op))
         return Prepared(transcript)
@@ -136,6 +142,16 @@ class Preparation:
         text = self.context.tokenizer.decode(op.token_ids)
         self.transcript.append_ids(op.token_ids, text, has_bos=True)
         return TextChange(text)
+
+    def _predicted(self, params: ir.GenParams) -> array[int]:
+        text = params.prediction
+        if not text:
+            return array("i")
+        most = min(self.context.max_text_chars, MAX_TEXT_CHARS)
+        if len(text) > most:
+            allowed = f"at most {most} characters: no longer text fits the model's context"
+            raise InvalidRequest.of("prediction", f"{len(text)} characters", allowed)
+        return self.context.tokenizer.encode_output(text)
 
     def _choices(self, op: ir.Select) -> list[tuple[str, list[int]]]:
         tokenizer = self.context.tokenizer

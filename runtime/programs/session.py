@@ -281,7 +281,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         """Start the op's call."""
         report = _BranchReport(self, branch)
         if isinstance(op, ir.Gen):
-            return self._factory.gen(branch, op, report)
+            return self._factory.gen(branch, op, report, prepared.prediction)
         if isinstance(op, ir.Select):
             return self._factory.select(branch, op, report, prepared.choices)
         return self._factory.embed(branch, op, report)

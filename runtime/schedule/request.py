@@ -138,6 +138,8 @@ class Request:
     num_forced_tokens: int = 0  # of the output: forced by its grammar, not sampled
     num_drafted_tokens: int = 0  # guesses that were verified
     num_accepted_tokens: int = 0  # of these: were right
+    num_accepted_prediction: int = 0  # of these: from `prediction`
+    num_rejected_prediction: int = 0  # guesses from `prediction` that were wrong
     num_preemptions: int = 0
     num_calls_after: int = 0  # calls of its program known to follow this one in sequence
     evicted: dict[str, int] = field(default_factory=dict)  # tokens evicted for it, by their owner

@@ -10,6 +10,7 @@ Decoding omits special tokens, except those with which models structure their an
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from array import array
@@ -72,6 +73,8 @@ class Tokenizer:
         has_hidden = len(self.special_ids) < len(special)
         self._showing = _showing_marks(path) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
+        self._before = _neutral_start(self._plain)
+        self._marks = re.compile(f"({'|'.join(map(re.escape, self.structure_tokens))})")
         self._kept = KeptEncodings()
         self._process = EncoderProcess(folder)
 
@@ -107,6 +110,21 @@ class Tokenizer:
         if len(text) < VERY_LONG_CHARS:
             return tokens_before(self._plain, text, ends)
         return self._process.tokens_before(text, ends)
+
+    def encode_output(self, text: str) -> array[int]:
+        """Ids of a text as a model writes it, behind other tokens: its structure marks are tokens,
+        and nothing is put before its first word. Raises InvalidRequest."""
+        ids = array("i")
+        for part in self._marks.split(text) if self.structure_tokens else (text,):
+            mark = self.structure_tokens.get(part)
+            ids.extend(self._encode_inner(part) if mark is None else (mark,))
+        return ids
+
+    def _encode_inner(self, text: str) -> array[int]:
+        before = encoded(self._plain, self._before)
+        ids = self.encode_array(self._before + text)
+        num = len(before)
+        return ids[num:] if ids[:num] == before else self.encode_array(text)
 
     def close(self) -> None:
         """End the process for very long texts, if one was started."""
@@ -215,6 +233,13 @@ def tokens_before(tokenizer: HfTokenizer, text: str, ends: Sequence[int]) -> arr
     encoding = tokenizer.encode_batch([text], add_special_tokens=False)[0]
     stops = [stop for _, stop in encoding.offsets]
     return array("i", [bisect_right(stops, end) for end in ends])
+
+
+def _neutral_start(tokenizer: HfTokenizer) -> str:
+    """What to put before a text so that it is encoded as if it went on another one: something where
+    the tokenizer puts a blank before a text's first word, as SentencePiece's do."""
+    tokens = tokenizer.encode("a", add_special_tokens=False).tokens
+    return "\n" if tokens and tokens[0].startswith("\u2581") else ""
 
 
 def _require_at_most(max_tokens: int, num_tokens: int) -> None:

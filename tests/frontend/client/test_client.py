@@ -408,6 +408,22 @@ def test_a_schema_that_repeats_is_sent_once_and_its_gens_are_encoded_once(
     assert len(encoded) == 5, "each gen, and the schema when it gets its slot"
 
 
+def test_a_long_prediction_that_repeats_is_sent_once(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "FLUSH_AFTER_S", 5.0)
+    expected = "as it was " * interning.MIN_CHARS
+    with Backend(runtime.connect()) as backend:
+        state = open_program(backend)
+        for _ in range(3):
+            state += st.gen(prediction=expected, regex="a")
+        state.end()
+        ((slot, text),) = runtime.hear("intern").header["texts"]
+        ops = runtime.hear_ops()["ops"]
+    assert text == expected and [op[5]["prediction"] for op in ops] == [expected, slot, slot]
+    assert {op[5]["constraint"]["source"] for op in ops} == {"a"}
+
+
 def test_ended_programs_share_messages(runtime: Runtime) -> None:
     with Backend(runtime.connect()) as backend:
         for index in range(200):

@@ -40,6 +40,34 @@ def test_token_ids_go_in_as_they_are_and_come_back() -> None:
     assert again.get_meta_info("first")["output_ids"] == second["output_ids"]
 
 
+def test_a_prediction_changes_no_output_and_what_became_of_it_is_told() -> None:
+    @st.function
+    def program(s: st.ProgramState, expected: str | None) -> None:
+        s += "Q: why? A:" + st.gen("plain", max_tokens=8, **GREEDY)
+        s += st.gen("next", max_tokens=8, prediction=expected, **GREEDY)
+        s += st.gen("last", max_tokens=8, prediction=s["plain"], **GREEDY)
+
+    bare = program.run(None)
+    long = bare["next"] * 50  # sent once, though it comes twice
+    for expected in (bare["next"], long, long, "something else", ""):
+        state = program.run(expected)
+        assert state.text() == bare.text()
+        meta = state.get_meta_info("next")
+        assert ("accepted_prediction_tokens" in meta) == bool(expected)
+        assert meta["drafted_tokens"] >= meta["accepted_tokens"] >= 0
+    assert "rejected_prediction_tokens" in bare.get_meta_info("last")
+    assert "rejected_prediction_tokens" not in bare.get_meta_info("next")
+
+
+def test_a_prediction_that_is_no_text_yet_is_refused_where_it_is_written() -> None:
+    for given in (3, ["a"], st.gen("x")):
+        with pytest.raises(st.InvalidProgram, match="prediction") as caught:
+            st.gen("y", prediction=given)  # type: ignore[arg-type]
+        assert "s[name]" in str(caught.value)
+    with pytest.raises(st.InvalidProgram, match="not together with choices"):
+        st.gen("y", choices=["a", "b"], prediction="a")
+
+
 @pytest.mark.parametrize("ids", [[], [-1], ["1"], [1.0]])
 def test_token_ids_that_are_none_are_refused(ids: list[Any]) -> None:
     with pytest.raises(st.InvalidProgram, match="token_ids"):

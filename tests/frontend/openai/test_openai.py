@@ -249,12 +249,21 @@ def test_what_asks_for_nothing_is_not_refused(
     assert not {"min_p", "repetition_penalty", "ignore_eos", "top_k"} & set(server.bodies[0])
 
 
+def test_a_prediction_is_left_out_where_a_server_knows_none(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    ask.run(prediction="ab", backend=connect(flavor="vllm"))
+    assert "prediction" not in server.bodies[0]
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDED = [
     ("stemma", {"regex": "[ab]"}, {"regex": "[ab]"}),
     ("stemma", {"json_schema": SCHEMA, "lenient": True}, {"json_schema": SCHEMA, "lenient": True}),
     ("stemma", {"ebnf": 'start: "a"'}, {"ebnf": 'start: "a"'}),
     ("stemma", {"top_k": 3, "ignore_eos": True}, {"top_k": 3, "ignore_eos": True}),
+    ("stemma", {"prediction": "ab"}, {"prediction": {"type": "content", "content": "ab"}}),
+    ("openai", {"prediction": "ab"}, {"prediction": {"type": "content", "content": "ab"}}),
     ("vllm", {"regex": "[ab]"}, {"structured_outputs": {"regex": "[ab]"}}),
     ("vllm", {"json_schema": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
     ("vllm", {"ebnf": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}),

@@ -52,6 +52,9 @@ def test_a_constraints_source_is_restored_too() -> None:
     op: list[Any] = ["gen", 0, 0, None, "x", {"constraint": {"kind": "json_schema", "source": 3}}]
     texts.restore(op)
     assert op[5]["constraint"]["source"] == "{}"
+    op = ["gen", 0, 0, None, "x", {"prediction": 3, "constraint": {"kind": "regex", "source": 3}}]
+    assert texts.restore(op) == 4
+    assert op[5] == {"prediction": "{}", "constraint": {"kind": "regex", "source": "{}"}}
 
 
 @pytest.mark.parametrize("slot", [-1, 5, interning.MAX_SLOTS, 10**30])
@@ -84,7 +87,7 @@ def test_a_client_cannot_fill_the_table_beyond_its_bound(monkeypatch: pytest.Mon
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(
-    st.sampled_from(["constraint", "source"]), x), max_leaves=8))  # fmt: skip
+    st.sampled_from(["constraint", "source", "prediction"]), x), max_leaves=8))  # fmt: skip
 def test_any_op_is_restored_or_refused(op: Any) -> None:
     for item in (op, ["text", 0, 0, None, op], ["gen", 0, 0, None, "x", op]):
         with contextlib.suppress(InvalidProgram):

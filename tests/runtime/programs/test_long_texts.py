@@ -107,6 +107,18 @@ def test_tokens_values_and_their_order_are_the_same(
     assert beside == plain and len(plain[0]) == 5
 
 
+def test_a_long_prediction_is_tokenized_beside_the_loop(
+    context: ProgramContext, threads: TextThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "UNLOCKED_CHARS", 4)
+    harness = harness_on(context, threads)
+    harness.on(0, text("Q"), gen(prediction="expected"))
+    assert not harness.prompts, "it waits for its prediction"
+    settle(harness)
+    (request,) = harness.queue.open
+    assert request.prediction.tolist() == list(b"expected")
+
+
 @pytest.mark.parametrize("failing", [tokens(9999), select_("yes", "")], ids=["tokens", "select"])
 def test_a_branch_goes_on_behind_the_text_before_an_op_that_failed(
     context: ProgramContext, threads: TextThreads, failing: Op

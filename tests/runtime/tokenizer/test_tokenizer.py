@@ -17,7 +17,10 @@ from checkpoints import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
 
 from stemma.errors import InvalidRequest, ModelLoadError, PromptTooLong
@@ -104,6 +107,26 @@ def test_bos_is_known_only_where_the_tokenizer_adds_one(tmp_path: Path) -> None:
     tokenizer = Tokenizer(folder, BYTE_VOCAB_SIZE)
     assert tokenizer.bos_ids == [BOS_ID]
     assert tokenizer.encode("a") == [ord("a")], "encode() adds nothing"
+
+
+def test_a_text_as_output_has_no_blank_before_it_and_structure_tokens(tmp_path: Path) -> None:
+    path = str(make_byte_tokenizer(tmp_path) / "tokenizer.json")
+    inner = HfTokenizer(
+        BPE({"\u2581": 0, "h": 1, "i": 2, "\n": 3, "\u2581h": 4}, [("\u2581", "h")])
+    )
+    inner.pre_tokenizer = Metaspace(prepend_scheme="first")
+    inner.add_special_tokens([AddedToken("<think>", special=True)])
+    inner.save(path)
+    tokenizer = Tokenizer(tmp_path, BYTE_VOCAB_SIZE)
+    assert tokenizer.encode("hi") == [4, 2]
+    assert tokenizer.encode_output("hi").tolist() == [1, 2]
+    assert tokenizer.encode_output(" hi").tolist() == [4, 2]
+    assert tokenizer.encode_output("<think>hi").tolist() == [5, 1, 2]
+    assert tokenizer.encode_output("").tolist() == []
+
+
+def test_output_of_a_tokenizer_that_adds_nothing_is_any_text(byte_tokenizer: Tokenizer) -> None:
+    assert byte_tokenizer.encode_output("a<eos>b").tolist() == byte_tokenizer.encode("a<eos>b")
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
