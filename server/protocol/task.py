@@ -62,7 +62,8 @@ class Task:
     @property
     def is_large(self) -> bool:
         """Whether an event loop should not send it itself."""
-        return sum(map(_size_of, self.prompts)) > LARGE
+        num_predicted = sum(len(p.prediction or "") for p in self.each_params or (self.params,))
+        return num_predicted + sum(map(_size_of, self.prompts)) > LARGE
 
     @property
     def num_samples(self) -> int:

@@ -238,6 +238,17 @@ def test_text_and_its_ids_generate_the_same_and_openai_agrees(
     assert of_ids["meta_info"]["cached_tokens"] == len(ids) - 1
 
 
+def test_a_prediction_changes_no_text_and_is_accounted_for(http: httpx.Client) -> None:
+    plain = http.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY}).json()
+    body = {"text": PROMPT, "sampling_params": {**GREEDY, "prediction": plain["text"]}}
+    answer = http.post("/generate", json=body).json()
+    assert answer["output_ids"] == plain["output_ids"]
+    names = {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+    assert names <= answer["meta_info"].keys() and not names & plain["meta_info"].keys()
+    assert {"drafted_tokens", "accepted_tokens"} <= plain["meta_info"].keys()
+    assert names <= events_of(http, body)[-1]["meta_info"].keys()
+
+
 def test_a_batch_has_sampling_of_each_prompt_and_as_many_answers(http: httpx.Client) -> None:
     two = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
     body = {
@@ -323,6 +334,7 @@ def test_logprobs_are_told_as_sglang_does(http: httpx.Client) -> None:
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, None),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, None),
+        ({"text": "a", "sampling_params": {"prediction": 3}}, "sampling_params.prediction"),
     ],
     ids=str,
 )

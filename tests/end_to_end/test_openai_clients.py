@@ -300,6 +300,60 @@ def test_parts_of_text_are_read_and_others_are_refused_by_name(client: openai.Op
 
 # --- fields ---------------------------------------------------------------------------------------
 
+PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+DRAFTED = ("drafted_tokens", "accepted_tokens")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["Your name is Nora.", [{"type": "text", "text": "Your "}, {"type": "text", "text": "n"}]],
+)
+def test_a_prediction_changes_no_answer_and_is_accounted_for(
+    client: openai.OpenAI, content: Any
+) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": RECALL, "temperature": 0, "n": 2}
+    fields["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    fields |= {"tool_choice": "none", "logprobs": True}
+    plain = client.chat.completions.create(**fields)
+    prediction: Any = {"type": "content", "content": content}
+    whole = client.chat.completions.create(**fields, prediction=prediction)
+    texts = [choice.message.content for choice in plain.choices]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert plain.usage and whole.usage and whole.usage.completion_tokens_details
+    bare, told = (
+        reply.usage.completion_tokens_details.model_dump(exclude_none=True)
+        for reply in (plain, whole)
+    )
+    assert {*DRAFTED} <= bare.keys() and not {*PREDICTED} & bare.keys()
+    assert {*DRAFTED, *PREDICTED} <= told.keys() and all(told[name] >= 0 for name in PREDICTED)
+    *_, last = client.chat.completions.create(
+        **fields, prediction=prediction, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.usage is not None and last.usage.completion_tokens_details is not None
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens is not None
+
+
+@pytest.mark.parametrize(
+    ("prediction", "at"),
+    [
+        ({"content": "x"}, "prediction.type"),
+        ({"type": "contents", "content": "x"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": 3}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
+        ("x", "prediction"),
+        ({"type": "content", "content": "x" * 100_000}, "prediction"),
+    ],
+    ids=str,
+)
+def test_a_prediction_of_another_form_is_refused_by_its_field(
+    served: Any, prediction: Any, at: str
+) -> None:
+    reply = post(served, "chat/completions", messages=RECALL, prediction=prediction)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"].startswith(at)
+
+
 HARMLESS: dict[str, Any] = {
     "user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "verbosity": "low",
     "reasoning_effort": "low", "prompt_cache_key": "k", "safety_identifier": "s", "n": None,

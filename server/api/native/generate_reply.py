@@ -11,6 +11,11 @@ from ...protocol.pieces import GenerationFailed, Outcome, Piece
 from ...protocol.server_sent_events import DONE, event
 from ...protocol.task import Task
 
+_SPECULATION = (
+    "drafted_tokens", "accepted_tokens",
+    "accepted_prediction_tokens", "rejected_prediction_tokens",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobForm:
@@ -120,6 +125,7 @@ class GenerateReply:
             "cached_tokens": meta["cached_tokens"],
             "e2e_latency": meta["latency_s"],
         }
+        told |= {name: meta[name] for name in _SPECULATION if name in meta}
         if "logprobs" in meta:
             told |= self._form.prompt(meta.get("prompt_logprobs", ()))
             told |= self._form.output(meta["logprobs"])

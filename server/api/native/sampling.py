@@ -28,6 +28,7 @@ class SamplingObject(SamplerFields, GrammarFields):
     max_new_tokens: int | None = Field(default=None, ge=1)
     min_new_tokens: int | None = Field(default=None, ge=0)
     sampling_seed: int | None = None
+    prediction: str | None = None  # ours
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
@@ -66,4 +67,5 @@ class SamplingObject(SamplerFields, GrammarFields):
             logprobs=logprobs,
             logprob_start=logprob_start,
             priority=priority,
+            prediction=self.prediction,
         )

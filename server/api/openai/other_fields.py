@@ -40,7 +40,6 @@ class OtherFields(BaseModel):
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
-    prediction: Any = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None

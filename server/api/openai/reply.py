@@ -18,6 +18,8 @@ from ...protocol.failures import failure_of
 from ...protocol.pieces import GenerationFailed, Outcome, Piece
 from ...protocol.server_sent_events import DONE, event
 
+_COUNTS_OF_OUTPUT = ("forced_tokens", "drafted_tokens", "accepted_tokens")
+_COUNTS_OF_PREDICTION = ("accepted_prediction_tokens", "rejected_prediction_tokens")
 _TIMES = ("queue_s", "prefill_s", "decode_s", "latency_s")
 
 
@@ -44,19 +46,26 @@ class Wanted:
 def usage(
     outcomes: Sequence[Outcome], n: int = 1, *, num_reasoning: int = 0, has_timing: bool = False
 ) -> dict[str, Any]:
-    """Token counts; a prompt counts once, however many samples (`n`) were drawn from it."""
+    """Token counts; a prompt counts once, however many samples (`n`) were drawn from it. Those of a
+    prediction are there where one was given."""
     completion = sum(outcome.meta["completion_tokens"] for outcome in outcomes)
     prompt = sum(outcome.meta["prompt_tokens"] for outcome in outcomes[::n])
     cached = sum(outcome.meta["cached_tokens"] for outcome in outcomes[::n])
-    forced = sum(outcome.meta.get("forced_tokens", 0) for outcome in outcomes)
+    details = {name: _total(outcomes, name) for name in _COUNTS_OF_OUTPUT}
+    if any(_COUNTS_OF_PREDICTION[0] in outcome.meta for outcome in outcomes):
+        details |= {name: _total(outcomes, name) for name in _COUNTS_OF_PREDICTION}
     counts = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning, "forced_tokens": forced},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning, **details},
     }
     return {**counts, "timing": timing(outcomes)} if has_timing else counts
+
+
+def _total(outcomes: Sequence[Outcome], name: str) -> int:
+    return sum(outcome.meta.get(name, 0) for outcome in outcomes)
 
 
 def timing(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.task import Prompt, Task
 from .constraint_fields import ConstraintFields
 from .other_fields import OtherFields
+from .prediction import Prediction
 from .reply import Wanted
 from .sampler_fields import SamplerFields
 
@@ -57,6 +58,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)  # SGLang's
     rid: str | None = Field(default=None, min_length=1, max_length=256)  # SGLang's, see /abort
     include_timing: bool = False
+    prediction: Prediction | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -135,6 +137,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
             deadline_s=self.deadline_s,
             constraint=self.constraint(),
             jump_forward=self.jump_forward,
+            prediction=None if self.prediction is None else self.prediction.text,
         )
 
     def _num_asked_logprobs(self) -> int | None:

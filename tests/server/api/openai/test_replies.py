@@ -27,7 +27,8 @@ WANTED = st.builds(
     has_timing=st.booleans(),
 )
 TEXTS = st.lists(st.text(max_size=4), max_size=8)  # of each token
-COUNTS = {"prompt_tokens": 7, "cached_tokens": 5, "forced_tokens": 1}
+COUNTS = {"prompt_tokens": 7, "cached_tokens": 5, "forced_tokens": 1, "drafted_tokens": 6,
+          "accepted_tokens": 4}  # fmt: skip
 TIMES = dict.fromkeys(
     ("queue_s", "prefill_s", "decode_s", "latency_s", "time_to_first_token_s"), 0.5
 )
