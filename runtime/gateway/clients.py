@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +68,18 @@ class Client:
         self.identity = identity
         self.last_heard_s = now
         self.session = secrets.token_hex(16)
+        self._stated_tenant = tenant
         self.tenant = self.session if tenant is None else tenant
         self.link = Link()
         self.texts = TakenTexts()
         self.events = EventOutbox()
         self.programs: dict[int, ClientProgram] = {}
         self.num_bytes = 0  # of its running programs
+
+    def account(self, tenant: str | None) -> Hashable:
+        """Whose the texts of its programs are, of one that names `tenant`: those of its key, or of
+        all clients without one, apart by the tenants that they name."""
+        return self.owner, tenant or self._stated_tenant
 
     @property
     def behind_bytes(self) -> int:

@@ -255,6 +255,7 @@ class Gateway:
             raise EngineError("the runtime is being stopped: it takes no new programs")
 
     def _open(self, client: Client, program: int, values: dict[str, Any]) -> ProgramSession:
+        tenant = tenant_from(values)
         return ProgramSession(
             self._context,
             partial(self._emit, client, program),
@@ -262,12 +263,15 @@ class Gateway:
             seed=_int(values, "seed", 0),
             instance=_int(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
-            tenant=tenant_from(values) or client.tenant,
+            tenant=tenant or client.tenant,
             label=f"{client.number}/{program}",
             stated=client.stated,
             response_id=_optional_str(values, "response_id"),
             has_token_ids=bool(values.get("token_ids")),
             namespace=_optional_str(values, "namespace") or "",
+            account=client.account(tenant),
+            history=_optional_str(values, "history") or "",
+            op_key=_optional_str(values, "op_key"),
         )
 
     def _reject(self, session: ProgramSession, error: StemmaError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,6 +37,9 @@ class CallFactory:
     has_token_ids: bool = False  # of what streams
     namespace: str = ""
     adapter: Adapter | None = None  # of the calls that name none
+    account: Hashable = ""  # whose the texts of its calls are
+    history: str = ""  # its client's name for the texts that belong together
+    op_key: str | None = None  # of gens without a line of source
 
     def gen(self, branch: EngineBranch, op: ir.Gen, report: Report, prediction: array[int]) -> Call:
         """Start a generation; `prediction`: ids of the output that is expected. Raises
@@ -74,6 +77,7 @@ class CallFactory:
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
+            request.op_key = self.op_key if op.source is None else (op.source, op.name)
             sample.request = request
             requests.append(request)
         self._submit(call, requests)
@@ -129,6 +133,8 @@ class CallFactory:
             sampling=sampling,
             listener=listener,
             namespace=namespace,
+            # NOTE: whatever a client names, no text of another adapter, namespace or account.
+            history=(namespace, self.account, self.history),
             adapter=adapter,
             client=self.record.tenant,
             program=self.record,

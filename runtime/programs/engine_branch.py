@@ -26,7 +26,7 @@ class Value:
 
 class Prepared(NamedTuple):
     """What an op needs, tokenized: the branch's transcript up to it; how the text before it reads
-    now, if that is to be told; a select's choices, each with its ids; the ids of a gen's prediction;
+    now, if that is to be told; a select's choices, each with its ids; a gen's prediction, as ids;
     why the op fails behind its text."""
 
     transcript: Transcript

@@ -53,13 +53,18 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         response_id: str | None = None,
         has_token_ids: bool = False,
         namespace: str = "",
+        account: Hashable = "",
+        history: str = "",
+        op_key: str | None = None,
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
         whose share of the engine it uses; `label`: how reports call it; `stated`: what the
         client's hints keep (None: hints are rejected); `response_id`: under this name hints may
         mean its first gen with its prompt; `has_token_ids`: what it streams has the ids, too;
         `namespace`: only within it is KV shared, and anything else by which one could tell what
-        others ask."""
+        others ask; `account`: whose the texts of its calls are; `history`: the client's name for
+        those that belong together; `op_key`: what its gens without a line of source are alike in.
+        """
         super().__init__(emit)
         self._context = context
         self._on_ready = on_ready
@@ -68,7 +73,16 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self.record = ProgramRecord(label=label, tenant=tenant, created_s=time.perf_counter())
         self._namespace = namespace  # that of its adapter, where it has one
         self._factory = CallFactory(
-            context, self.record, seed, instance, is_streaming, has_token_ids, namespace
+            context,
+            self.record,
+            seed,
+            instance,
+            is_streaming,
+            has_token_ids,
+            namespace,
+            account=account,
+            history=history,
+            op_key=op_key,
         )
         self._leases = (
             None

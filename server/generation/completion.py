@@ -14,7 +14,7 @@ from ...errors import EngineError
 from ...frontend.client.client import Connection
 from ...frontend.protocol import ir, wire
 from ...frontend.protocol.ir import seed_of_sample
-from ..protocol.caller import Caller
+from ..protocol.caller import Caller, digest_of
 from ..protocol.task import Message, Prompt, Task
 
 Post = Callable[[int, str, Any], None]
@@ -57,6 +57,8 @@ class Completion:
             "tenant": caller.tenant,
             "namespace": caller.namespace or None,
             "lora_path": task.lora_path_of(number),
+            "history": digest_of(task.history) if task.history else None,
+            "op_key": task.op_key_of(number),
         }
         create.update((name, value) for name, value in given.items() if value is not None)
         self._program = connection.open_program(self, create)

@@ -47,8 +47,12 @@ class Caller:
         salt's digest replaces it, so that no view of the cache shows it."""
         if not salt:
             return self
-        digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16)
-        return replace(self, namespace=f"{self.namespace}#{digest.hexdigest()}")
+        return replace(self, namespace=f"{self.namespace}#{digest_of(salt)}")
+
+
+def digest_of(text: str) -> str:
+    """Names a text of any length without showing it."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def caller_of(request: Request) -> Caller:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...frontend.protocol.ir import GenParams
+from .caller import digest_of
 from .hint_envelope import HintEnvelope
 from .pieces import GenerationFailed, Outcome, Piece
 
@@ -26,6 +27,7 @@ MAX_MESSAGES = 8192
 UNBOUNDED = 2**31 - 1  # max_tokens by default: the engine cuts it to what fits
 
 Prompt = str | Sequence[int] | Sequence[Message]
+_SYSTEM = ("system", "developer")
 MESSAGE_CHARS = 256  # to send a message's ops takes as long as so many characters more (guess)
 LARGE = 65_536  # characters and token ids: sending them takes milliseconds
 MAX_PROMPTS = 2048  # of a request: as many as OpenAI embeds at once
@@ -50,6 +52,7 @@ class Task:
     lora_path: str | None = None  # name of an adapter
     each_lora_path: Sequence[str | None] = ()  # where prompts differ in it, one for each
     fails_apart: bool = False  # the failure of one sample leaves the others running
+    history: str | None = None  # the client's name for the texts that belong together
 
     def lora_path_of(self, number: int) -> str | None:
         """The adapter of prompt `number`."""
@@ -58,6 +61,14 @@ class Task:
     def params_of(self, number: int) -> GenParams:
         """The parameters of prompt `number`."""
         return self.each_params[number] if self.each_params else self.params
+
+    def op_key_of(self, number: int) -> str | None:
+        """A digest of what makes calls alike: the output's form, the tools and the system messages;
+        None where prompt `number` has none of these."""
+        prompt, constraint = self.prompts[number], self.params_of(number).constraint
+        form = "" if constraint is None else f"{constraint.kind} {constraint.source}"
+        alike = (form, self.tools or "", _system_text(prompt))
+        return digest_of(repr((isinstance(prompt, str), *alike))) if any(alike) else None
 
     @property
     def is_large(self) -> bool:
@@ -69,6 +80,13 @@ class Task:
     def num_samples(self) -> int:
         """Samples of all prompts."""
         return len(self.prompts) * self.n
+
+
+def _system_text(prompt: Prompt) -> str:
+    if not prompt or not isinstance(prompt[0], Message):
+        return ""
+    messages = [message for message in prompt if isinstance(message, Message)]
+    return "".join(message.content for message in messages if message.role in _SYSTEM)
 
 
 def _size_of(prompt: Prompt) -> int:

@@ -18,14 +18,23 @@ Op = Callable[[int, int], ir.Op]
 class ProgramHarness:
     """One session, its queue and its events; ops are numbered for the test."""
 
-    def __init__(self, context: ProgramContext, *, stream: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, context: ProgramContext, *, stream: bool = False, seed: int = 0, **options: Any
+    ) -> None:
+        """`options`: the session's own."""
         self.context = context
         self.queue = context.queue
         assert isinstance(self.queue, FakeQueue)
         self.events = Events()
         self.num_asked_turns = 0  # `advance` that the session has asked for
         self.session = ProgramSession(
-            context, self.events, self._note_ready, seed=seed, instance=0, is_streaming=stream
+            context,
+            self.events,
+            self._note_ready,
+            seed=seed,
+            instance=0,
+            is_streaming=stream,
+            **options,
         )
         self._seqs: dict[int, itertools.count[int]] = {}
 

@@ -40,7 +40,6 @@ class OtherFields(BaseModel):
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
@@ -51,7 +50,6 @@ class OtherFields(BaseModel):
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
     images_config: Any = None
-    session_id: Any = None
     custom_labels: Any = None
     stream_interval: Any = None
     routed_dp_rank: Any = None

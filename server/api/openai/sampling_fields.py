@@ -59,6 +59,8 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     rid: str | None = Field(default=None, min_length=1, max_length=256)  # SGLang's, see /abort
     include_timing: bool = False
     prediction: Prediction | None = None
+    session_id: str | None = Field(default=None, max_length=1024)
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -92,6 +94,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
             constraint_field=self.constraint_field or ("tools" if params.constraint else None),
             rid=self.rid,
             lora_path=served.lora_path,
+            history=self.session_id or self.prompt_cache_key,
         )
 
     @property

@@ -17,7 +17,7 @@ from ..openai.chat import ChatRequest, chat_request
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 _SAME = ("model", "stream", "temperature", "top_p", "seed", "ignore_eos", "cache_salt",
-         "deadline_s", "kv_hints")  # fmt: skip
+         "deadline_s", "kv_hints", "session_id", "prompt_cache_key")  # fmt: skip
 _HOSTED = ("conversation", "prompt", "background")
 
 ChatFields = dict[str, Any]  # a message as `ChatRequest.messages` takes it
@@ -121,6 +121,8 @@ class ResponsesRequest(BaseModel):
     cache_salt: str | None = None
     deadline_s: float | None = None
     kv_hints: HintEnvelope | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
 
     @property
     def has_logprobs(self) -> bool:

@@ -352,3 +352,19 @@ def test_programs_run_on_the_account_that_their_client_names(
 def test_a_tenant_that_is_no_name_is_refused(raw_client: RawClient, tenant: object) -> None:
     raw_client.say("hello", tenant=tenant)
     assert "tenant=" in raw_client.hear().header["message"]
+
+
+def test_texts_belong_to_a_key_and_to_the_tenant_that_its_client_names() -> None:
+    hints: Any = None
+    clients = clients_module.Clients(hints)
+
+    def account(
+        key: str | None, of_client: str | None = None, of_program: str | None = None
+    ) -> Any:
+        header = {} if of_client is None else {"tenant": of_client}
+        return clients.greet(os.urandom(4), header, 0.0, key).account(of_program)
+
+    assert account("a") == account("a") and account(None) == account(None)
+    assert account("a", "x") == account("a", of_program="x") == account("a", "y", "x")
+    apart = [account("a"), account("b"), account(None), account("a", "x"), account("b", "x")]
+    assert len(set(apart)) == len(apart)
