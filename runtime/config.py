@@ -22,6 +22,7 @@ from .schedule.cache.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.queue.fairness import tenant_weights
 from .schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
 from .schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
+from .speculate.choice import AUTO, DRAFTERS, MAX_DRAFT_TOKENS, chosen_drafters
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
@@ -152,6 +153,16 @@ class EngineConfig:
         metavar="F",
     )
 
+    speculate: str = flag(
+        AUTO, metavar="LIST", heading="engine: speculation",
+        help="what guesses the next tokens, to verify several in a step (the output is the same): "
+        f"some of {', '.join(DRAFTERS)}, with commas between them; auto: the engine's choice; "
+        "off: nothing (default: %(default)s)",
+    )
+    speculative_num_tokens: int = flag(
+        8, "guess at most N tokens of a request in a step; 0: none", integer(0, MAX_DRAFT_TOKENS)
+    )
+
     disable_jump_forward: bool = flag(
         False, "compute tokens that a grammar forces one by one (the output is the same)",
         heading="engine: grammars",
@@ -192,6 +203,7 @@ class EngineConfig:
         for misfit in misfits(self):
             raise InvalidRequest.of(*misfit)
         tenant_weights(self.tenant_weights)
+        chosen_drafters(self.speculate)
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")

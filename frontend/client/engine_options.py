@@ -44,6 +44,8 @@ class EngineOptions(TypedDict, total=False):
     schedule_policy: str
     tenant_weights: str
     decode_slowdown: float
+    speculate: str
+    speculative_num_tokens: int
     disable_jump_forward: bool
     grammar_timeout: float
     enable_lora: bool
@@ -88,10 +90,14 @@ _SAME: Mapping[str, str] = {
     "cuda_graph_max_bs": "cuda_graph_max_tokens",
     "disable_overlap_schedule": "disable_overlap",
     "enable_deterministic_inference": "deterministic",
+    "speculative_algorithm": "speculate",
+    "num_speculative_tokens": "speculative_num_tokens",
+    "speculative_num_draft_tokens": "speculative_num_tokens",
     "endpoint": "listen",
 }
 _ONE_DEVICE = "an engine computes on one device, see `device`"
 _ALWAYS = "KV is always shared; leave it out"
+_NO_DRAFT_MODEL = "no draft model is needed: speculate says what guesses instead"
 _SERVER = "an option of `stemma serve`, which has an HTTP server; an engine has none"
 # Names of theirs for what is different here, and how.
 _OTHERWISE: Mapping[str, str] = {
@@ -107,6 +113,10 @@ _OTHERWISE: Mapping[str, str] = {
     "enable_prefix_caching": _ALWAYS,
     "disable_radix_cache": _ALWAYS,
     "enable_chunked_prefill": "it is always on; chunked_prefill_size is its size",
+    "speculative_config": "speculate and speculative_num_tokens are how it is said here",
+    "speculative_model": _NO_DRAFT_MODEL,
+    "speculative_draft_model_path": _NO_DRAFT_MODEL,
+    "draft_model": _NO_DRAFT_MODEL,
     "trust_remote_code": "no code of a checkpoint is ever run; leave it out",
     "seed": "a run has one, as in program.run(seed=7)",
     "random_seed": "a run has one, as in program.run(seed=7)",
