@@ -3,12 +3,13 @@
 No line fits: a step with a few tokens is the reading of the weights, however many; somewhere
 arithmetic takes over, and vector widths make jumps. So times are means by buckets, each number of
 tokens its own at first. Between buckets the curve is a straight line; beyond the last one it rises
-as steeply as before, or by `PRIOR_SLOPE`.
+as steeply as over all before, at least by `PRIOR_SLOPE`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import accumulate
 
 # Of the time of the smallest known step, for one more token (llama-160m and others on a CPU: 0.04
 # to 0.16 up to 8 tokens); until it is measured.
@@ -25,6 +26,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._means = [0.0] * len(_BOUNDS)  # seconds, by bucket
+        self._sizes = [0.0] * len(_BOUNDS)  # the mean number of tokens in it
         self._counts = [0] * len(_BOUNDS)
         self._num_new = 0
         self._curve: list[float] = []  # [MAX_TOKENS + 1] seconds, of so many tokens
@@ -39,6 +41,7 @@ class StepTimes:
             duration_s = min(duration_s, 2.0 * mean)  # an interruption says nothing of the step
         count = self._counts[bucket] = min(count + 1, _MEMORY)
         self._means[bucket] = mean + (duration_s - mean) / count
+        self._sizes[bucket] += (num_tokens - self._sizes[bucket]) / count
         self._num_new += 1
         if count <= 2 or self._num_new >= _NUM_NOTES:
             self._num_new = 0
@@ -52,23 +55,25 @@ class StepTimes:
 
     def describe(self) -> dict[int, float]:
         """Milliseconds by the largest number of tokens of a bucket, as measured."""
-        return {
-            bound: round(1000 * mean, 4)
-            for bound, mean, count in zip(_BOUNDS, self._means, self._counts, strict=True)
-            if count
-        }
+        means = zip(_BOUNDS, self._means, self._counts, strict=True)
+        return {bound: round(1000 * mean, 4) for bound, mean, count in means if count}
 
     def _fitted(self) -> list[float]:
-        known = [
-            (bound, mean)
-            for bound, mean, count in zip(_BOUNDS, self._means, self._counts, strict=True)
-            if count
-        ]
-        at, seconds = known[0]
-        slope = PRIOR_SLOPE * seconds
-        curve = [seconds] * (at + 1)
-        for bound, mean in known[1:]:
-            rise = max(0.0, mean - seconds) / (bound - at)
-            curve += [seconds + rise * step for step in range(1, bound - at + 1)]
-            at, seconds = bound, curve[-1]
-        return curve + [seconds + slope * step for step in range(1, MAX_TOKENS - at + 1)]
+        known = [bucket for bucket, count in enumerate(self._counts) if count]
+        sizes = [self._sizes[bucket] for bucket in known]
+        means = list(accumulate([self._means[bucket] for bucket in known], max))
+        slope = PRIOR_SLOPE * means[0]
+        if len(sizes) > 1:
+            slope = max(slope, (means[-1] - means[0]) / (sizes[-1] - sizes[0]))
+        curve, place = [], 0
+        for num_tokens in range(MAX_TOKENS + 1):
+            while place < len(sizes) and sizes[place] < num_tokens:
+                place += 1
+            if place == 0:
+                curve.append(means[0])
+            elif place == len(sizes):
+                curve.append(means[-1] + slope * (num_tokens - sizes[-1]))
+            else:
+                share = (num_tokens - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+                curve.append(means[place - 1] + share * (means[place] - means[place - 1]))
+        return curve

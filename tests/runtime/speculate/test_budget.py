@@ -1,0 +1,124 @@
+"""Which drafts a step verifies, by what it costs and what they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis
+import hypothesis.strategies as some
+import pytest
+
+from stemma.runtime.speculate.budget import MIN_GAIN, Bid, DraftBudget
+from stemma.runtime.speculate.step_times import MAX_TOKENS, PRIOR_SLOPE, StepTimes
+
+
+def measured(seconds_of: Callable[[int], float], most: int = 64) -> StepTimes:
+    times = StepTimes()
+    for num_tokens in range(1, most + 1):
+        for _ in range(6):
+            times.note(num_tokens, seconds_of(num_tokens))
+    return times
+
+
+def test_a_curve_goes_through_what_was_measured_and_never_falls() -> None:
+    times = StepTimes()
+    for num_tokens, seconds in ((1, 1.0), (1, 1.2), (4, 1.3), (8, 1.2), (16, 2.0)):
+        times.note(num_tokens, seconds)
+    curve = times.curve
+    assert len(curve) == MAX_TOKENS + 1 and curve == sorted(curve)
+    assert curve[1] == pytest.approx(1.1) and curve[4] == pytest.approx(1.3)
+    assert curve[8] == curve[4], "a shorter time of more tokens is noise"
+    assert curve[12] == pytest.approx((1.3 + 2.0) / 2)
+    assert curve[17] - curve[16] == pytest.approx(max(PRIOR_SLOPE * 1.1, 0.9 / 15))
+
+
+def test_one_long_step_among_many_says_little() -> None:
+    times = measured(lambda num_tokens: 1.0)
+    times.note(4, 100.0)
+    times.note(4, 1.0)
+    assert max(times.curve[:16]) < 1.3
+
+
+def test_steps_that_are_too_long_for_drafts_are_not_noted() -> None:
+    times = StepTimes()
+    times.note(MAX_TOKENS + 1, 1.0)
+    times.note(0, 1.0)
+    assert times.curve == [] and times.describe() == {}
+
+
+def test_where_a_token_costs_next_to_nothing_all_are_verified() -> None:
+    budget = DraftBudget(measured(lambda num_tokens: 1.0 + 0.001 * num_tokens))
+    assert budget.lengths(1, [Bid((0.9, 0.8, 0.7, 0.05))], 8) == [4]
+    assert budget.least_chance(1, 1) < 0.01
+
+
+def test_where_each_token_costs_a_step_none_is() -> None:
+    budget = DraftBudget(measured(float))
+    assert budget.lengths(8, [Bid((0.9, 0.8))] * 8, 64) == [0] * 8
+    assert budget.least_chance(8, 8) >= 1.0
+
+
+def test_drafts_stop_before_a_jump_that_the_rest_does_not_pay() -> None:
+    budget = DraftBudget(measured(lambda num_tokens: 1.0 if num_tokens <= 8 else 2.4))
+    assert budget.lengths(1, [Bid((0.95,) * 12)], 12) == [7]
+    assert budget.lengths(8, [Bid((0.95,))] * 8, 32) == [0] * 8
+
+
+def test_drafts_go_past_a_jump_that_many_of_them_pay() -> None:
+    budget = DraftBudget(measured(lambda num_tokens: 1.0 if num_tokens <= 2 else 1.5))
+    assert budget.lengths(1, [Bid((0.98, 0.96, 0.94, 0.92))], 8) == [4]
+
+
+def test_the_likelier_and_the_weightier_come_first() -> None:
+    budget = DraftBudget(measured(lambda num_tokens: 1.0 if num_tokens <= 5 else 9.0))
+    likely, unlikely = Bid((0.9, 0.8, 0.7)), Bid((0.3, 0.2, 0.1))
+    assert budget.lengths(2, [unlikely, likely], 8) == [0, 3]
+    assert budget.lengths(2, [Bid(unlikely.chances, weight=3.0), likely], 8) == [1, 2]
+
+
+def test_what_is_measured_never_exceeds_the_room() -> None:
+    budget = DraftBudget(StepTimes())
+    assert budget.lengths(1, [Bid((0.9,) * 8)], 3) == [3]
+    assert budget.lengths(MAX_TOKENS - 2, [Bid((0.9,) * 8)], 99) == [2]
+    assert budget.lengths(1, [Bid((0.9,))], 0) == [0]
+
+
+@hypothesis.given(
+    some.lists(some.floats(0.001, 1.0), min_size=64, max_size=64),
+    some.lists(
+        some.tuples(some.lists(some.floats(0.0, 1.0), max_size=5), some.floats(0.5, 4.0)),
+        min_size=1,
+        max_size=4,
+    ),
+    some.integers(0, 12),
+)
+def test_no_other_choice_brings_more_tokens_a_second(
+    rises: list[float], drafts: list[tuple[list[float], float]], room: int
+) -> None:
+    """By trying all numbers of the best tokens, with the curve as it was fitted."""
+    seconds = [sum(rises[: i + 1]) for i in range(64)]
+    times = measured(lambda num_tokens: seconds[num_tokens - 1])
+    bids = []
+    for confidences, weight in drafts:
+        chances, chance = [], 1.0
+        for confidence in confidences:
+            chance *= confidence
+            chances.append(chance)
+        bids.append(Bid(tuple(chances), weight))
+    num_tokens = len(bids)
+    lengths = DraftBudget(times).lengths(num_tokens, bids, room)
+    assert sum(lengths) <= room
+    base = sum(bid.weight for bid in bids)
+
+    def rate(chosen: list[int]) -> float:
+        worth = sum(bid.weight * sum(bid.chances[:n]) for bid, n in zip(bids, chosen))
+        return (base + worth) / times.curve[num_tokens + sum(chosen)]
+
+    offers = sorted(
+        (-bid.weight * chance, i) for i, bid in enumerate(bids) for chance in bid.chances
+    )
+    best = rate([0] * len(bids)) * MIN_GAIN
+    for count in range(1, min(room, len(offers)) + 1):
+        chosen = [sum(i == place for _, i in offers[:count]) for place in range(len(bids))]
+        best = max(best, rate(chosen))
+    assert rate(lengths) >= best * (1 - 1e-9) or not any(lengths)
