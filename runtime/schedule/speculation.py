@@ -41,6 +41,12 @@ class Guess:
     # Whose guesses these are, in order, with the place of each one's first token.
     parts: list[tuple[DraftText, Draft, int]] = field(default_factory=list)
 
+    def append(self, token_id: int, chance: float, forced: Sequence[int] = ()) -> None:
+        """One more token, and what it forces."""
+        self.tokens += (token_id, *forced)
+        self.chances += [chance] * (1 + len(forced))
+        self.is_forced += [False, *[True] * len(forced)]
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -130,10 +136,9 @@ class Speculation:
     def end(self, request: Request) -> None:
         """A request has ended."""
         self._verified.pop(request, None)
-        if not request.samples or not request.num_output_tokens:
-            return
-        self._texts_of(request).close()
-        del self._texts[request]
+        if request.num_output_tokens or request in self._texts:
+            self._texts_of(request).close()
+            del self._texts[request]
 
     def _texts_of(self, request: Request) -> _Texts:
         texts = self._texts.get(request)
@@ -181,23 +186,17 @@ class Speculation:
             chance *= confidence
             if chance < least or token_id in request.stop_ids:
                 return False
-            if ahead is not None and not ahead.consume(token_id):
-                return False
-            guess.tokens.append(token_id)
-            guess.chances.append(chance)
-            guess.is_forced.append(False)
             if ahead is None:
+                guess.append(token_id, chance)
                 continue
-            if ahead.is_finished:
+            if not ahead.consume(token_id):
                 return False
-            if run := ahead.forced_run():
-                run = run[: room - len(guess.tokens)]
-                if not all(map(ahead.consume, run)):
-                    return False
-                guess.tokens += run
-                guess.chances += [chance] * len(run)
-                guess.is_forced += [True] * len(run)
-                return len(guess.tokens) < room and not ahead.is_finished
+            run = ahead.forced_run()[: room - len(guess.tokens) - 1]
+            if not all(map(ahead.consume, run)) or ahead.is_finished:
+                return False  # behind the last token nothing is drawn: its KV is of no use
+            guess.append(token_id, chance, run)
+            if run:
+                return len(guess.tokens) < room
         return False
 
     def _verifiable(self, request: Request, guess: Guess, length: int) -> Verified:

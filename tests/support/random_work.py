@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from engine_harness import FAMILIES, EngineHarness
 from fakes import STOP_ID, VOCAB_SIZE, FakeListener, ScriptedGrammar
 from hypothesis import strategies as st
@@ -39,6 +41,31 @@ def submissions(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
         "stop_ids": draw(st.sampled_from([frozenset(), STOP_IDS])),
         "priority": draw(st.integers(-2, 2)),
     }
+
+
+def random_grammar(seed: int) -> ScriptedGrammar:
+    """A few states with one to three moves each, of which the last is final."""
+    rng = random.Random(seed)
+    num_states = rng.randrange(2, 14)
+    moves: list[dict[int, int]] = []
+    for state in range(num_states - 1):
+        tokens = rng.sample(range(1, VOCAB_SIZE), rng.choice([1, 1, 2, 3]))
+        moves.append({token: rng.randrange(num_states) for token in tokens})
+        moves[-1][tokens[0]] = state + 1
+    return ScriptedGrammar((*moves, {}), frozenset({num_states - 1, rng.randrange(num_states)}))
+
+
+@st.composite
+def constrained(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
+    """Some of the requests are under a grammar, which may still be compiled."""
+    kind, fields = draw(submissions())
+    if "max_tokens" in fields and draw(st.booleans()):
+        grammar = random_grammar(draw(st.integers(0, 10**6)))
+        is_late = draw(st.booleans())
+        fields["grammar"] = PendingGrammar(None if is_late else grammar)
+        fields["late_grammar"] = grammar
+        fields["jump_forward"] = draw(st.booleans())
+    return kind, fields
 
 
 def events(

@@ -1,0 +1,170 @@
+"""Random work with drafts, right and wrong ones: the same outputs, nothing leaked.
+
+The scripted device checks that each input's KV is that of the request's own text and drafts.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from engine_harness import FAMILIES, EngineHarness, assert_right
+from fakes import FakeListener, ScriptedGrammar, expected_output
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_work import constrained, events, houses, play
+from scripted_drafters import (
+    Guess,
+    ScriptedDrafter,
+    ScriptedText,
+    always_wrong,
+    oracle,
+    sometimes_right,
+    speculate,
+)
+
+from stemma.constrained.serving.grammar_state import PendingGrammar
+from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.request import FinishReason, Request
+from stemma.runtime.speculate.drafter import Subject
+
+HOUSES = houses(kv_cache=st.sampled_from([None, KVCacheOptions(num_host_pages=40)]))
+
+
+class Knowing(ScriptedDrafter):
+    """Knows what each request will say."""
+
+    def __init__(self, guess: Guess) -> None:
+        super().__init__({}, guess)
+        self.texts: list[ScriptedText] = []
+
+    def open(self, subject: Subject) -> ScriptedText:
+        assert isinstance(subject, Request)
+        grammar = None if subject.grammar is None else subject.grammar.bound
+        assert grammar is None or isinstance(grammar, ScriptedGrammar)
+        output, _ = expected_output(
+            subject.prompt, subject.max_output_tokens, subject.stop_ids, grammar
+        )
+        self.texts.append(ScriptedText(output, self._guess))
+        return self.texts[-1]
+
+
+GUESSES = st.one_of(
+    st.just(oracle), st.just(always_wrong), st.randoms().map(lambda rng: sometimes_right(rng))
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(HOUSES, events(constrained()), GUESSES, st.integers(1, 9))
+def test_outputs_are_those_without_drafts_whatever_the_workload(
+    harness: EngineHarness, work: list[tuple[str, object]], guess: Guess, max_drafts: int
+) -> None:
+    drafter = Knowing(guess)
+    speculation = speculate(harness.engine, drafter, max_drafts)
+    play(harness, work)
+    for request in harness.requests:
+        assert_right(request)
+        assert request.finish_reason is not FinishReason.ERROR
+        assert 0 <= request.num_accepted_tokens <= request.num_drafted_tokens
+    harness.assert_nothing_held()
+    assert not speculation._texts and not speculation._verified
+    assert all(text.num_closed == 1 for text in drafter.texts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    HOUSES,
+    events(constrained()),
+    st.sets(st.integers(1, 30), max_size=4),
+    st.sets(st.integers(1, 8)),
+)
+def test_failed_steps_and_rows_with_drafts_leak_nothing(
+    harness: EngineHarness,
+    work: list[tuple[str, object]],
+    fail_steps: set[int],
+    row_errors: set[int],
+) -> None:
+    harness.executor.fail_steps = fail_steps
+    harness.executor.row_errors = row_errors
+    speculation = speculate(harness.engine, Knowing(sometimes_right(random.Random(3))))
+    play(harness, work)
+    for request in harness.requests:
+        assert_right(request)
+    harness.assert_nothing_held()
+    assert not speculation._texts and not speculation._verified
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_an_oracle_saves_all_steps_but_one_in_seven(page_size: int) -> None:
+    harness = EngineHarness(num_pages=200, page_size=page_size, max_running=1)
+    speculate(harness.engine, Knowing(oracle), max_drafts=6)
+    request = harness.submit(FAMILIES[0][:20], max_tokens=70)
+    harness.run()
+    assert_right(request)
+    assert len(harness.executor.plans) == 10, "the first one reads the prompt, and drafts too"
+    assert request.num_drafted_tokens == request.num_accepted_tokens == 60
+
+
+def test_what_was_wrong_keeps_no_page() -> None:
+    harness = EngineHarness(num_pages=100, max_running=1)
+    speculate(harness.engine, Knowing(always_wrong), max_drafts=6)
+    request = harness.submit(FAMILIES[0][:20], max_tokens=10)
+    for _ in range(5):
+        harness.step()
+        assert len(request.pages) == request.num_tokens
+    harness.run()
+    assert_right(request)
+    assert request.num_accepted_tokens == 0 < request.num_drafted_tokens
+
+
+def test_forced_runs_within_a_draft_are_not_sampled() -> None:
+    """{a} 1 2 {b} 3 4 {c}: the model decides three times, and drafts know what it says."""
+    texts = [(a, 1, 2, b, 3, 4, c) for a in (5, 6, 7) for b in (8, 9) for c in (10, 11)]
+    harness = EngineHarness(num_pages=64, max_running=1)
+    speculate(harness.engine, Knowing(oracle), max_drafts=8)
+    grammar = PendingGrammar(ScriptedGrammar.of(*texts))
+    request = harness.submit(FAMILIES[1][:9], max_tokens=20, grammar=grammar)
+    harness.run()
+    assert_right(request)
+    (plan,) = harness.executor.plans
+    (row,) = plan.rows
+    assert row.num_drafts == 6 and row.sampled_at == (8, 11, 14)
+    assert request.num_drafted_tokens == request.num_accepted_tokens == 2, "forced ones are none"
+    assert plan.masks is not None and len(plan.masks) == 4
+
+
+def test_a_grammar_forbids_a_draft_before_it_is_computed() -> None:
+    harness = EngineHarness(num_pages=64, max_running=1)
+    speculate(harness.engine, Knowing(lambda follows: [30, *follows[1:]]))
+    grammar = PendingGrammar(ScriptedGrammar.of((1, 2, 4), (3, 2, 5)))
+    request = harness.submit(FAMILIES[1][:9], grammar=grammar)
+    harness.run()
+    assert_right(request)
+    assert request.num_drafted_tokens == 0
+
+
+def test_a_listener_that_ends_a_request_amid_its_drafts_has_the_last_word() -> None:
+    harness = EngineHarness(num_pages=64)
+    speculate(harness.engine, Knowing(oracle))
+    listener = FakeListener(stop_after=3)
+    stopped = harness.submit(FAMILIES[2][:9], max_tokens=20, listener=listener)
+    aborted = harness.submit(FAMILIES[2][:9], max_tokens=20, listener=Aborting(harness, 3))
+    harness.run()
+    assert len(stopped.output_ids) == 3 and stopped.finish_reason is FinishReason.STOP
+    assert len(aborted.output_ids) == 3 and aborted.finish_reason is FinishReason.ABORT
+    harness.assert_nothing_held()
+
+
+class Aborting(FakeListener):
+    """Aborts its request after some tokens."""
+
+    def __init__(self, harness: EngineHarness, after: int) -> None:
+        super().__init__()
+        self._harness = harness
+        self._after = after
+
+    def on_token(self, request: Request, result: object) -> FinishReason | None:
+        reason = super().on_token(request, result)  # type: ignore[arg-type]
+        if len(self.tokens) == self._after:
+            self._harness.engine.abort(request)
+        return reason
