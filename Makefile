@@ -24,6 +24,7 @@ $(RUN_ENV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@$(BIN)/python -m stemma.kernels.native.build
 	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
+	@$(BIN)/python -c 'from stemma.runtime.speculate.native.build import drafting_library; drafting_library().report()'
 	@touch $@
 
 $(TEST_ENV): pyproject.toml | $(BIN)/python
@@ -31,6 +32,7 @@ $(TEST_ENV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@$(BIN)/python -m stemma.kernels.native.build
 	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
+	@$(BIN)/python -c 'from stemma.runtime.speculate.native.build import drafting_library; drafting_library().report()'
 	@touch $@ $(RUN_ENV)
 
 $(DOCS_ENV): pyproject.toml | $(BIN)/python

@@ -75,6 +75,7 @@ HOST_HALF = (
     "tokenizer",
     "memory.copies",
     "memory.disk",
+    "speculate",
     "schedule",
     "programs",
     "config",

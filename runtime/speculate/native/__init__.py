@@ -1,0 +1,1 @@
+"""C++ for drafting, compiled at first use on any CPU."""
