@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +43,8 @@ from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
 from .schedule.step_log import StepLog
-from .speculate.drafter import Drafter
+from .speculate.drafter import Drafting
+from .speculate.drafters import make_drafting
 from .tokenizer.chat_template import ChatTemplate
 from .tokenizer.token_bytes import token_bytes
 from .tokenizer.tokenizer import Tokenizer
@@ -96,18 +97,16 @@ class Engine:
         has_overlap: bool = True,
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        drafters: Sequence[Drafter] = (),
-        max_drafts: int = 0,
+        drafting: Drafting | None = None,
     ) -> None:
         """`vocab_size`: needed if requests have grammars; `grammars`: compiles them.
         `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
         executor computes the previous one, if it can. `adapters`: needed if requests have any.
-        `clock`: for deadlines and leases, in seconds. `drafters` guess at most `max_drafts` tokens
-        of a row; steps are then not planned ahead."""
+        `clock`: for deadlines and leases, in seconds. `drafting`: guess tokens and verify them;
+        steps are then not planned ahead."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
-        may_draft = bool(drafters) and max_drafts > 0
-        self.has_overlap = has_overlap and executor.can_overlap and not may_draft
+        self.has_overlap = has_overlap and executor.can_overlap and drafting is None
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(
@@ -123,8 +122,7 @@ class Engine:
             has_overlap=self.has_overlap,
             adapters=adapters,
             clock=clock,
-            drafters=drafters,
-            max_drafts=max_drafts,
+            drafting=drafting,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
         self.step_log = StepLog()
@@ -327,6 +325,9 @@ class LoadedModel:
                 stored=self._stored_prefixes(),
             ),
             has_overlap=not config.disable_overlap,
+            drafting=make_drafting(
+                config.speculate, config.speculative_num_tokens, is_cpu=config.device == "cpu"
+            ),
             adapters=self._adapter_slots(),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )

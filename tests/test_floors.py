@@ -65,7 +65,7 @@ FLOORS = {
         ("cache", "constrained"),
         ("serving",),
         ("device", "roofline"),
-        ("scheduling", "gpu"),
+        ("scheduling", "speculation", "gpu"),
     ),
 }
 TRITON_DOOR = "kernels/triton/language.py"

@@ -27,10 +27,10 @@ A plan may be made while the one before is computed (`in_flight.py`); nobody is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 
 from ...errors import OutOfPages
-from ..speculate.drafter import Drafter
+from ..speculate.drafter import Drafting
 from .cache.kv_cache import KVCacheManager
 from .grammar_uptake import GrammarUptake, begin_output
 from .in_flight import Held, InFlight, InFlightStep
@@ -77,14 +77,13 @@ class Scheduler:
         has_overlap: bool = False,
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        drafters: Sequence[Drafter] = (),
-        max_drafts: int = 0,
+        drafting: Drafting | None = None,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
         `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
-        seconds. `drafters` guess at most `max_drafts` tokens of a row; there is no overlap then."""
+        seconds. `drafting`: there is no overlap then."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -111,8 +110,9 @@ class Scheduler:
         self.grammars = GrammarUptake()
         self.outputs = Outputs(self.stats, self.new_tokens)
         self.speculation: Speculation | None = None
-        if drafters and max_drafts and not has_overlap:
-            self.speculation = Speculation(drafters, max_drafts, self._mask_words, self.stats)
+        if drafting is not None:
+            assert not has_overlap, "drafts need the tokens before them"
+            self.speculation = Speculation(drafting, self._mask_words, self.stats)
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
@@ -429,13 +429,13 @@ class Scheduler:
             if request.state is RequestState.RUNNING:
                 reason = self.outputs.take(request, row, outcome)
                 if row.num_drafts and request.state is RequestState.RUNNING:
-                    self._take_back(request, row)
+                    self._take_back(request, row, is_over=reason is not None)
                 self._finish_or_hold(request, reason)
 
-    def _take_back(self, request: Request, row: Row) -> None:
+    def _take_back(self, request: Request, row: Row, *, is_over: bool) -> None:
         """What a row computed of wrong drafts never was."""
         assert self.speculation is not None
-        self.speculation.note(request, request.num_computed_tokens - row.known_end)
+        self.speculation.note(request, request.num_computed_tokens - row.known_end, is_over)
         request.num_scheduled_tokens = request.num_computed_tokens
         self.kv_cache.trim(request)
 

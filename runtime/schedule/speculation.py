@@ -19,8 +19,9 @@ import numpy as np
 
 from ...constrained.matcher import Mask
 from ...constrained.serving.follower import Follower
+from ..speculate import prediction
 from ..speculate.budget import Bid, DraftBudget
-from ..speculate.drafter import NO_DRAFT, Draft, Drafter, DraftText
+from ..speculate.drafter import NO_DRAFT, Draft, Drafting, DraftText
 from ..speculate.step_times import StepTimes
 from .plan import StepPlan
 from .request import Request
@@ -66,16 +67,8 @@ class Speculation:
     may learn from it.
     """
 
-    def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        max_drafts: int,
-        num_mask_words: int,
-        stats: SchedulerStats,
-    ) -> None:
-        """`max_drafts` in a row, >= 1."""
-        self.drafters = tuple(drafters)
-        self.max_drafts = max_drafts
+    def __init__(self, drafting: Drafting, num_mask_words: int, stats: SchedulerStats) -> None:
+        self._drafting = drafting
         self.times = StepTimes()
         self._budget = DraftBudget(self.times)
         self._num_mask_words = num_mask_words
@@ -104,10 +97,11 @@ class Speculation:
         """There is no room for what was chosen for it."""
         del self._verified[request]
 
-    def note(self, request: Request, num_right: int) -> None:
-        """Of the request's row, so many tokens of the guess were right."""
+    def note(self, request: Request, num_right: int, is_over: bool) -> None:
+        """Of the request's row, so many tokens of the guess were right, and the next one wrong;
+        `is_over`: the request has ended with them, which says nothing of the next one."""
         verified = self._verified.pop(request)
-        num_tokens = len(verified.tokens)
+        num_tokens = num_right if is_over else len(verified.tokens)
         self._stats.num_drafts += 1
         for place, (text, draft, first) in enumerate(verified.guess.parts):
             parts = verified.guess.parts
@@ -122,11 +116,11 @@ class Speculation:
             request.num_accepted_tokens += num_accepted
             self._stats.num_draft_tokens += len(guessed)
             self._stats.num_accepted_tokens += num_accepted
-            size = len(guessed)
-            text.note(
-                Draft(draft.tokens[:size], draft.confidences[:size], draft.source), num_accepted
-            )
-            if num_accepted < size:
+            if draft.source == prediction.NAME:
+                request.num_accepted_prediction += num_accepted
+                request.num_rejected_prediction += len(guessed) - num_accepted
+            text.note(draft.first(len(guessed)), num_accepted)
+            if num_accepted < len(guessed):
                 break
 
     def note_step(self, plan: StepPlan, duration_s: float) -> None:
@@ -143,15 +137,15 @@ class Speculation:
     def _texts_of(self, request: Request) -> _Texts:
         texts = self._texts.get(request)
         if texts is None:
-            opened = [drafter.open(request) for drafter in self.drafters]
+            opened = [drafter.open(request) for drafter in self._drafting.drafters]
             texts = self._texts[request] = _Texts([text for text in opened if text is not None])
         texts.follow(request)
         return texts
 
     def _guess(self, request: Request, least: float) -> Guess:
         guess = Guess()
-        room = min(self.max_drafts, request.num_new_tokens - 1)
-        if room <= 0:
+        room = min(self._drafting.max_tokens, request.num_new_tokens - 1)
+        if room <= 0 or (request.follower is not None and not self._drafting.under_grammars):
             return guess
         texts = self._texts_of(request)
         if request.follower is None:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from ...errors import InvalidRequest
 
-DRAFTERS = ("suffix", "ngram", "lookahead", "grammar", "prediction", "siblings")
+DRAFTERS = ("suffix", "siblings", "ngram", "prediction", "grammar")
 AUTO, OFF = "auto", "off"
 MAX_DRAFT_TOKENS = 32
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -19,6 +20,16 @@ class Draft(NamedTuple):
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     source: str = ""  # for counters: the drafter, or the part of it that knew
+    evidence: tuple[int, ...] = ()  # for its drafter: what each confidence rests on
+
+    def first(self, num_tokens: int) -> Draft:
+        """The draft without what comes behind so many tokens."""
+        return Draft(
+            self.tokens[:num_tokens],
+            self.confidences[:num_tokens],
+            self.source,
+            self.evidence[:num_tokens],
+        )
 
 
 NO_DRAFT = Draft()
@@ -57,8 +68,8 @@ class DraftText(Protocol):
         """At most `room` tokens that may follow the text with `tail` behind it."""
 
     def note(self, draft: Draft, num_accepted: int) -> None:
-        """Of this draft so many tokens turned out right, and the next one wrong; all of them: no
-        further one was verified."""
+        """A draft was verified, all of it (else `draft.first(n)`): so many of its tokens were
+        right, and the one behind these, if it has one, was wrong."""
 
     def close(self) -> None:
         """The request has ended."""
@@ -72,3 +83,13 @@ class Drafter(Protocol):
 
     def open(self, subject: Subject) -> DraftText | None:
         """Follow a request's text; None: it has nothing to say of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How an engine drafts: by whom, at most how many tokens of a row (>= 1), and whether also
+    under grammars."""
+
+    drafters: tuple[Drafter, ...]
+    max_tokens: int
+    under_grammars: bool = True

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from .drafter import NO_DRAFT, Draft, Subject
 from .native.bindings import library
 
 DEFAULT_MAX_BYTES = 48 << 20
@@ -43,26 +44,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Tokens that are likely to follow, perhaps none."""
-
-    tokens: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()  # that each is right if those before it are
-    evidence: tuple[int, ...] = ()  # what each confidence rests on, for `note`
-
-    def first(self, num_tokens: int) -> Draft:
-        """The draft without what comes behind."""
-        return Draft(
-            self.tokens[:num_tokens], self.confidences[:num_tokens], self.evidence[:num_tokens]
-        )
-
-    @property
-    def source(self) -> Scope | None:
-        """The best witness of the first token; None: there is no token."""
-        return Scope(self.evidence[0] >> 8) if self.evidence else None
-
-
-@dataclass(frozen=True, slots=True)
 class DraftingCounts:
     """What a drafter holds."""
 
@@ -79,6 +60,8 @@ class SuffixDrafter:
 
     One thread uses it. Lifetime: the engine's.
     """
+
+    name = "suffix"
 
     def __init__(
         self,
@@ -105,14 +88,19 @@ class SuffixDrafter:
         if hasattr(self, "_drafter"):
             self._native.stemma_free_drafter(self._drafter)
 
-    def open(self, place: Place, prompt: array[int]) -> DraftText:
-        """The text of a request that begins; `prompt` is of type 'i'."""
+    def open(self, subject: Subject) -> SuffixText:
+        """The text of a request that begins."""
+        place = Place(subject.history, subject.program_key, subject.op_key)
+        return self.open_at(place, subject.prompt)
+
+    def open_at(self, place: Place, prompt: array[int]) -> SuffixText:
+        """The text of a request that begins there; `prompt` is of type 'i'."""
         number = self._names.number
         numbers = array("q", (number(place.namespace), number(place.program), number(place.op)))
         text = self._native.stemma_open_text(
             self._drafter, _address(numbers), _address(prompt), len(prompt)
         )
-        return DraftText(self, text)
+        return SuffixText(self, text)
 
     def describe(self) -> DraftingCounts:
         """Counts and bytes."""
@@ -130,10 +118,11 @@ class SuffixDrafter:
             self._drafter, text, _address(ids), len(ids), room, *self._results
         )
         if count == 0:
-            return _NO_DRAFT
+            return NO_DRAFT
         return Draft(
             tuple(self._tokens[:count]),
             tuple(self._confidences[:count]),
+            Scope(self._cells[0] >> 8).name.lower(),
             tuple(self._cells[:count]),
         )
 
@@ -147,7 +136,7 @@ class SuffixDrafter:
         self._native.stemma_close_text(self._drafter, text)
 
 
-class DraftText:
+class SuffixText:
     """One request's text, while it runs."""
 
     __slots__ = ("_drafter", "_text")
@@ -202,9 +191,6 @@ class _Names:
                 self._numbers.popitem(last=False)
         self._numbers.move_to_end(name)
         return number
-
-
-_NO_DRAFT = Draft()
 
 
 def _address(numbers: array[int] | array[float]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stemma.runtime.engine import Engine
 from stemma.runtime.schedule.speculation import Speculation
-from stemma.runtime.speculate.drafter import Draft, Subject
+from stemma.runtime.speculate.drafter import Draft, Drafting, Subject
 
 Guess = Callable[[Sequence[int]], Sequence[int]]  # from what follows to what is guessed
 
@@ -70,8 +70,8 @@ def sometimes_right(rng: random.Random) -> Guess:
 def speculate(engine: Engine, drafter: ScriptedDrafter, max_drafts: int = 6) -> Speculation:
     """Make an engine verify this drafter's guesses, whatever they cost."""
     scheduler = engine.scheduler
-    words = scheduler._mask_words
-    speculation = Speculation([drafter], max_drafts, words, scheduler.stats)
+    drafting = Drafting((drafter,), max_drafts)
+    speculation = Speculation(drafting, scheduler._mask_words, scheduler.stats)
     speculation._budget.lengths = (  # type: ignore[method-assign]
         lambda num_tokens, bids, room: _all_within(room, [len(bid.chances) for bid in bids])
     )

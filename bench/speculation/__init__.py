@@ -1,0 +1,1 @@
+"""What drafts bring, and what they cost."""

@@ -1,0 +1,126 @@
+"""What speculation brings: programs of the embedded model with drafts and without, taking turns.
+
+Each engine is a process of its own and carries out the same conversations, one after the other, the
+two in turns. Both begin with nothing: histories and caches fill as the conversations go. Outputs
+are compared, too: they differ only where rounding decides, since a step with several tokens of a
+sequence rounds otherwise than one with one (docs/how-it-works/speculation.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import InvalidRequest
+from ...frontend.backend import Engine
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ..harness.report import print_table, write_report
+from .conversations import Conversation, conversations
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench speculation`."""
+    add = parser.add_argument
+    add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
+        help="checkpoint (default: the embedded model)")  # fmt: skip
+    add("--speculate", default="auto", metavar="LIST", help="against off (default: %(default)s)")
+    add("--speculative-num-tokens", type=int, default=8, metavar="N")
+    add("--dtype", default="auto")
+    add("--skills", help="comma-separated (default: all)")
+    add("--conversations", type=int, default=40, metavar="N", help="of each skill")
+    add("--parallel", type=int, default=1, metavar="N", help="conversations at once")
+    add("--temperature", type=float, default=0.0)
+    add("--repeats", type=int, default=3, help="of each engine, new each time")
+    add("--num-threads", type=int, metavar="N")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    by_skill = conversations(args.conversations)
+    if args.skills:
+        wanted = [name.strip() for name in args.skills.split(",")]
+        if unknown := [name for name in wanted if name not in by_skill]:
+            raise InvalidRequest.of("skills", unknown[0], f"some of {', '.join(by_skill)}")
+        by_skill = {name: by_skill[name] for name in wanted}
+    measured = {skill: [_Measured(), _Measured()] for skill in by_skill}
+    for _ in range(args.repeats):
+        for skill, cases in by_skill.items():
+            _repeat(args, cases, measured[skill])
+    rows = [_row(skill, *sides) for skill, sides in measured.items()]
+    wall = [sum(row[f"{name}, s"] for row in rows) for name in ("off", "on")]
+    rows.append({"program": "all", "off, s": wall[0], "on, s": wall[1], "ratio": wall[0] / wall[1]})
+    write_report("speculation", rows, args)
+    if not args.json:
+        print_table("programs without drafts and with them", rows)
+    return 0
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One side of one skill, over the repeats."""
+
+    wall_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # of the last repeat
+    stats: dict[str, int] = field(default_factory=dict)  # of the last repeat
+
+
+def _repeat(args: argparse.Namespace, cases: list[Conversation], sides: list[_Measured]) -> None:
+    options = {"dtype": args.dtype, "num_threads": args.num_threads}
+    options["speculative_num_tokens"] = args.speculative_num_tokens
+    engines = [Engine(args.model, speculate=how, **options) for how in ("off", args.speculate)]
+    try:
+        for side in sides:
+            side.wall_s.append(0.0)
+            side.texts.clear()
+        before = [engine.get_server_info()["stats"] for engine in engines]
+        for first in range(0, len(cases), args.parallel):
+            batch = cases[first : first + args.parallel]
+            for engine, side in zip(engines, sides, strict=True):
+                side.wall_s[-1] += _carry_out(engine, batch, args.temperature, side.texts)
+        for engine, side, old in zip(engines, sides, before, strict=True):
+            new = engine.get_server_info()["stats"]
+            side.stats = {name: new[name] - old[name] for name in new}
+    finally:
+        for engine in engines:
+            engine.shutdown()
+
+
+def _carry_out(
+    engine: Engine, batch: list[Conversation], temperature: float, texts: list[str]
+) -> float:
+    """Seconds. Appends the conversations' texts."""
+    program, arguments = batch[0].program(temperature)
+    many = [case.program(temperature)[1] for case in batch]
+    started = time.perf_counter()
+    if len(batch) == 1:
+        states = [program.run(**arguments, backend=engine)]
+    else:
+        states = program.run_batch(many, backend=engine)
+    found = [state.text() for state in states]
+    duration_s = time.perf_counter() - started
+    texts += found
+    return duration_s
+
+
+def _row(skill: str, off: _Measured, on: _Measured) -> dict[str, Any]:
+    ratios = [a / b for a, b in zip(off.wall_s, on.wall_s, strict=True)]
+    drafted, accepted = on.stats["num_draft_tokens"], on.stats["num_accepted_tokens"]
+    return {
+        "program": skill,
+        "off, s": statistics.median(off.wall_s),
+        "on, s": statistics.median(on.wall_s),
+        "ratio": statistics.median(ratios),
+        "tokens a step, off": _tokens_a_step(off.stats),
+        "on": _tokens_a_step(on.stats),
+        "drafted": drafted,
+        "accepted": accepted / max(drafted, 1),
+        "other texts": sum(a != b for a, b in zip(off.texts, on.texts, strict=True)),
+    }
+
+
+def _tokens_a_step(stats: dict[str, int]) -> float:
+    return stats["num_generated_tokens"] / max(stats["num_steps"], 1)

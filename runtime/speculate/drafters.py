@@ -1,0 +1,65 @@
+"""The drafters that an engine has, by the names that `--speculate` takes.
+
+suffix        what followed where the end of the text has occurred before: in the request's own
+              text, in outputs of the same op, in others of its history
+siblings      the same in outputs of its program's other branches, those that run included
+ngram         the same in its own text alone, by its last few tokens (prompt lookup)
+prediction    the text that the caller expects
+grammar       no drafter: guesses are also made under a grammar, which cuts them and splices in
+              what it forces
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from ...errors import InvalidRequest
+from ...native_library import BuildError
+from .choice import DRAFTERS, chosen_drafters
+from .drafter import Drafter, Drafting
+from .prediction import PredictionDrafter
+from .suffix import Scope, SuffixDrafter
+
+log = logging.getLogger(__name__)
+
+_SCOPES = {
+    "suffix": (Scope.OWN, Scope.OP, Scope.NAMESPACE),
+    "siblings": (Scope.PROGRAM,),
+    "ngram": (Scope.OWN,),
+}
+NGRAM_TOKENS = 3  # that "ngram" looks at, at most
+
+
+def make_drafting(speculate: str, max_tokens: int, *, is_cpu: bool) -> Drafting | None:
+    """What `--speculate` asks for; None: nothing. Raises InvalidRequest."""
+    names = chosen_drafters(speculate)
+    is_automatic = names is None
+    if names is None:
+        # A step on a CPU is mostly the reading of the weights. On a GPU steps are planned ahead,
+        # which drafts forbid: what pays there is not measured yet.
+        names = tuple(name for name in DRAFTERS if name != "ngram") if is_cpu else ()
+    if not names or not max_tokens:
+        return None
+    try:
+        drafters = _drafters(names)
+    except BuildError as error:
+        if not is_automatic:
+            allowed = f"off or prediction, where no C++ compiler is ({error})"
+            raise InvalidRequest.of("speculate", speculate, allowed) from error
+        log.warning("drafts from predictions only: %s", error)
+        drafters = [PredictionDrafter()]
+    return Drafting(tuple(drafters), max_tokens, under_grammars="grammar" in names)
+
+
+def _drafters(names: Collection[str]) -> list[Drafter]:
+    """Raises BuildError where one needs a compiler, and there is none."""
+    drafters: list[Drafter] = []
+    if "prediction" in names:
+        drafters.append(PredictionDrafter())
+    scopes = {scope for name in names for scope in _SCOPES.get(name, ())}
+    if scopes == {Scope.OWN}:
+        drafters.append(SuffixDrafter(scopes=scopes, max_match=NGRAM_TOKENS))
+    elif scopes:
+        drafters.append(SuffixDrafter(scopes=scopes))
+    return drafters
