@@ -24,6 +24,7 @@ from checkpoints import make_checkpoint
 from engine_harness import hope
 from fakes import FakeListener
 from mixtures import make_mixture
+from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
 import stemma as st
 from stemma.errors import InvalidRequest
@@ -172,15 +173,31 @@ ALL = range(len(PROMPTS))
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_identical_in_any_batch(load: Callable[..., LoadedModel], case: str) -> None:
+    expected = alone(load(case, speculate="off"))
     loaded = load(case)
-    expected = alone(loaded)
-    loaded.engine.flush_cache()
     assert serve(loaded, ALL) == expected  # together, sharing prefixes
     assert serve(loaded, ALL, apart=3) == expected  # from the cache, one after the other
     small = load(case, chunked_prefill_size=23, page_size=16, max_running_requests=3)
     assert serve(small, ALL) == expected
     again = [*ALL[::-1], *ALL]
     assert serve(small, again, apart=2) == [expected[index] for index in again]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_are_identical_whatever_is_drafted(
+    load: Callable[..., LoadedModel], case: str
+) -> None:
+    loaded = load(case, speculate="off")
+    expected = alone(loaded)
+    outputs = {
+        tuple(prompt): [token_id for token_id, *_ in said]
+        for prompt, (said, *_) in zip(PROMPTS, expected)
+    }
+    speculate(loaded.engine, ScriptedDrafter(outputs, sometimes_right(random.Random(7))))
+    loaded.engine.flush_cache()
+    assert serve(loaded, ALL, apart=2) == expected
+    stats = loaded.engine.scheduler.stats
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "float32"])

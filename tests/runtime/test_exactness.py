@@ -40,7 +40,14 @@ import torch
 from adapters import make_adapter
 from engine_harness import hope
 from fakes import FakeListener
-from scripted_drafters import ScriptedDrafter, always_wrong, oracle, sometimes_right, speculate
+from scripted_drafters import (
+    ScriptedDrafter,
+    always_wrong,
+    oracle,
+    sometimes_right,
+    speculate,
+    verify_all,
+)
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
@@ -145,14 +152,16 @@ def compiled(spec: GrammarSpec) -> PendingGrammar:
 
 @pytest.fixture(scope="module")
 def load(checkpoint: Path) -> Iterator[Load]:
-    """Loads the checkpoint once for each configuration; float64 and reference unless told."""
+    """Loads the checkpoint once for each configuration; float64, reference and no drafts unless
+    told."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the products are tiny: threads would only wait for each other
     loaded: dict[tuple[tuple[str, object], ...], LoadedModel] = {}
 
     def load_once(**options: Any) -> LoadedModel:
         options = {
-            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048, **options
+            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048,
+            "speculate": "off", **options
         }  # fmt: skip
         key = tuple(sorted(options.items()))
         if key not in loaded:
@@ -393,6 +402,30 @@ def test_tokens_are_identical_whatever_is_drafted(
     num_accepted = stats.num_accepted_tokens - num_before
     assert stats.num_draft_tokens > drafted and stats.num_steps > num_steps
     assert (num_accepted > 0) == (kind != "wrong")
+
+
+@pytest.mark.parametrize("drafters", ["auto", "suffix", "siblings,grammar", "ngram"])
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 2048), (16, 23)])
+def test_tokens_are_identical_with_the_drafters_there_are(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    drafters: str,
+    page_size: int,
+    chunk: int,
+) -> None:
+    """Also when all has been said before; whatever a guess costs, it is verified."""
+    loaded = load(page_size=page_size, chunked_prefill_size=chunk, speculate=drafters)
+    stats, speculation = loaded.engine.scheduler.stats, loaded.engine.scheduler.speculation
+    assert speculation is not None
+    verify_all(speculation)
+    num_before = stats.num_accepted_tokens
+    for _ in range(3):
+        requests = serve(loaded, jobs)
+        assert outputs_of(requests) == alone
+        loaded.engine.flush_cache()
+    if drafters in ("auto", "suffix") and jobs is not CONSTRAINED:
+        assert stats.num_accepted_tokens > num_before, "what was said before was not guessed"
 
 
 @pytest.mark.parametrize("max_running", [1, 3, 8])

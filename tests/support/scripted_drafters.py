@@ -72,12 +72,17 @@ def speculate(engine: Engine, drafter: ScriptedDrafter, max_drafts: int = 6) -> 
     scheduler = engine.scheduler
     drafting = Drafting((drafter,), max_drafts)
     speculation = Speculation(drafting, scheduler._mask_words, scheduler.stats)
+    verify_all(speculation)
+    scheduler.speculation = speculation
+    return speculation
+
+
+def verify_all(speculation: Speculation) -> None:
+    """Whatever a guess costs, and however unlikely it is."""
     speculation._budget.lengths = (  # type: ignore[method-assign]
         lambda num_tokens, bids, room: _all_within(room, [len(bid.chances) for bid in bids])
     )
     speculation._budget.least_chance = lambda *_: 0.0  # type: ignore[method-assign]
-    scheduler.speculation = speculation
-    return speculation
 
 
 def _all_within(room: int, lengths: Sequence[int]) -> list[int]:
