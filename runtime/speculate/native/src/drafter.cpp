@@ -72,7 +72,7 @@ class Drafter {
         : scopes_(scopes),
           max_match_(max_match),
           min_survival_(min_survival),
-          history_(bits_of(scopes == 1 << kOwn ? 0 : max_bytes), max_bytes / 4) {}
+          history_(bits_of(scopes & ~(1 << kOwn) ? max_bytes : 0), max_bytes / 4) {}
 
     int32_t open(const Place& place, const int32_t* prompt, int64_t num_prompt) {
         const int32_t id = history_.open(place, prompt, num_prompt);

@@ -1,0 +1,193 @@
+"""Suffix drafts for recorded calls: tokens a step that they would bring, and their cost.
+
+Calls are replayed as if a step verified all of a draft of at most `--room` tokens: propose, take
+the prefix that is right and the token behind it. Programs run one after the other, the branches of
+one side by side. The calls are those of extractions and chats on the embedded model, or with
+--calls those of a file: JSON lines with `program`, `op`, `prompt`, `output` and, perhaps, `forced`
+(1 for each token that costs no step), `after` (indices of the calls that must have ended) and
+`skill`.
+
+`propose_us` is CPU time a step, with reading the prompt at the first; `prompt_us` is a proposal
+behind a new prompt of 8,192 random tokens, `extend_us` one of as many tokens appended singly, each
+the least of three runs. `said` and `was` compare confidences with what became of the tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.config import EngineConfig
+from ...runtime.speculate.drafter import NO_DRAFT, Draft
+from ...runtime.speculate.suffix import MAX_MATCH, Place, Scope, SuffixDrafter, SuffixText
+from ..harness.report import print_table, write_report
+from .recorded_calls import RecordedCall, read_calls, record_calls
+
+_REPEATS = 3
+_NUM_TOKENS = 8192
+SETTINGS: dict[str, tuple[Iterable[Scope], int]] = {
+    "off": ((), MAX_MATCH),
+    "prompt lookup": ((Scope.OWN,), 3),
+    "own text": ((Scope.OWN,), MAX_MATCH),
+    "and program": ((Scope.OWN, Scope.PROGRAM), MAX_MATCH),
+    "and op": ((Scope.OWN, Scope.PROGRAM, Scope.OP), MAX_MATCH),
+    "and namespace": (tuple(Scope), MAX_MATCH),
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench drafting`."""
+    parser.add_argument("--calls", type=Path, metavar="FILE", help="recorded calls (JSON lines)")
+    parser.add_argument("--programs", type=int, default=100, metavar="N", help="to be recorded")
+    parser.add_argument("--room", type=int, default=8, metavar="N", help="tokens of a draft")
+    parser.add_argument(
+        "--after-prefill", action="store_true", help="no draft for the first token of a call"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay and report."""
+    calls = read_calls(args.calls) if args.calls else _recorded(args.programs)
+    rows: list[dict[str, Any]] = []
+    by_skill: dict[str, dict[str, float]] = {}
+    for name, (scopes, max_match) in SETTINGS.items():
+        replays = []
+        for _ in range(_REPEATS):
+            replay = Replay(SuffixDrafter(scopes=scopes, max_match=max_match), args)
+            replay.run(calls)
+            replays.append(replay)
+        rows.append({"drafts": name, **_row(replays), **_costs(scopes, max_match)})
+        by_skill[name] = replays[0].tokens_a_step()
+    skills = [
+        {"skill": skill, **{name: found[skill] for name, found in by_skill.items()}}
+        for skill in by_skill["off"]
+    ]
+    if not args.json:
+        print_table("tokens a step", skills)
+    write_report("drafting", rows, args, by_skill=skills)
+    return 0
+
+
+def _recorded(num_programs: int) -> list[RecordedCall]:
+    from ...runtime.engine import LoadedModel
+
+    return record_calls(LoadedModel(EngineConfig(model=EMBEDDED_MODEL)), num_programs)
+
+
+@dataclass(slots=True)
+class _Running:
+    call: RecordedCall
+    text: SuffixText
+    num_done: int = 0
+
+
+@dataclass(slots=True)
+class Replay:
+    """One drafter's way through all calls, and what it came to."""
+
+    drafter: SuffixDrafter
+    args: argparse.Namespace
+    steps: dict[str, int] = field(default_factory=dict)  # by skill
+    tokens: dict[str, int] = field(default_factory=dict)
+    num_drafted: int = 0
+    propose_s: float = 0.0
+    verified: list[tuple[float, bool]] = field(default_factory=list)  # confidence, and what was
+
+    def run(self, calls: list[RecordedCall]) -> None:
+        """All of them."""
+        ended: set[int] = set()
+        for program in dict.fromkeys(call.program for call in calls):
+            waiting = [i for i, call in enumerate(calls) if call.program == program]
+            running: dict[int, _Running] = {}
+            while waiting or running:
+                for index in [i for i in waiting if ended.issuperset(calls[i].after)]:
+                    waiting.remove(index)
+                    running[index] = self._open(calls[index])
+                for index, each in [*running.items()]:
+                    self._step(each)
+                    if each.num_done == len(each.call.output):
+                        running.pop(index).text.close()
+                        ended.add(index)
+
+    def tokens_a_step(self) -> dict[str, float]:
+        """By skill."""
+        return {skill: count / self.steps[skill] for skill, count in self.tokens.items()}
+
+    def _open(self, call: RecordedCall) -> _Running:
+        place = Place("", call.program, call.op)
+        return _Running(call, self.drafter.open_at(place, array("i", call.prompt)))
+
+    def _step(self, running: _Running) -> None:
+        output, forced, skill = running.call.output, running.call.forced, running.call.skill
+        end = running.num_done
+        while end < len(output) and forced and forced[end]:
+            end += 1
+        self._extend(running, end)
+        if end < len(output):
+            draft = NO_DRAFT
+            if end or not self.args.after_prefill:
+                draft = self._propose(running)
+            num_right = _num_same(draft.tokens, output[end:])
+            verified = draft.first(len(output) - end)
+            running.text.note(verified, num_right)
+            for i, confidence in enumerate(verified.confidences[: num_right + 1]):
+                self.verified.append((confidence, i < num_right))
+            self._extend(running, min(end + num_right + 1, len(output)))
+            self.num_drafted += len(draft.tokens)
+            self.steps[skill] = self.steps.get(skill, 0) + 1
+
+    def _propose(self, running: _Running) -> Draft:
+        started = time.thread_time()
+        draft = running.text.propose(self.args.room)
+        self.propose_s += time.thread_time() - started
+        return draft
+
+    def _extend(self, running: _Running, end: int) -> None:
+        tokens = running.call.output[running.num_done : end]
+        running.text.extend(tokens)
+        skill, running.num_done = running.call.skill, end
+        self.tokens[skill] = self.tokens.get(skill, 0) + len(tokens)
+
+
+def _num_same(draft: tuple[int, ...], output: list[int]) -> int:
+    same = (i for i, (a, b) in enumerate(zip(draft, output)) if a != b)
+    return next(same, min(len(draft), len(output)))
+
+
+def _row(replays: list[Replay]) -> dict[str, Any]:
+    """The figures of equal replays."""
+    first = replays[0]
+    num_steps, num_tokens = sum(first.steps.values()), sum(first.tokens.values())
+    num_verified = max(1, len(first.verified))
+    return {
+        "tokens_a_step": num_tokens / num_steps,
+        "drafted_a_step": first.num_drafted / num_steps,
+        "said": sum(confidence for confidence, _ in first.verified) / num_verified,
+        "was": sum(is_right for _, is_right in first.verified) / num_verified,
+        "propose_us": 1e6 * min(replay.propose_s for replay in replays) / num_steps,
+        "history_bytes": first.drafter.describe().history_bytes,
+    }
+
+
+def _costs(scopes: Iterable[Scope], max_match: int) -> dict[str, float]:
+    rng, drafter = random.Random(0), SuffixDrafter(scopes=scopes, max_match=max_match)
+    tokens = array("i", (rng.randrange(300, 4000) for _ in range(_NUM_TOKENS)))
+    prompt_s, extend_s = [], []
+    for program in range(_REPEATS):
+        started = time.thread_time()
+        text = drafter.open_at(Place("", program, "op"), tokens)
+        text.propose(8)
+        prompt_s.append(time.thread_time() - started)
+        started = time.thread_time()
+        for token in tokens:
+            text.extend((token,))
+        extend_s.append(time.thread_time() - started)
+        text.close()
+    return {"prompt_us": 1e6 * min(prompt_s), "extend_us": 1e6 * min(extend_s) / _NUM_TOKENS}
