@@ -190,6 +190,11 @@ class FsmMatcher:
             del self._states[-num_tokens:]
             del self._tokens[-num_tokens:]
 
+    def fork(self) -> FsmMatcher:
+        other = FsmMatcher(self._grammar)
+        other._states, other._tokens = self._states[:], self._tokens[:]
+        return other
+
     def is_accepting(self) -> bool:
         return self._grammar.is_accepting(self._states[-1])
 

@@ -1,6 +1,8 @@
 """The interface by which the runtime follows a grammar during generation: five verbs.
 
 tokens consumed so far -> state -> mask of the next token, forced tokens, whether it may end
+                            |
+                          fork: the same state, for another output
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ class Matcher(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last consumed tokens; the state is exactly what it was before them."""
+
+    def fork(self) -> Matcher:
+        """Another matcher at the same position, for an output that begins like this one."""
 
     def is_accepting(self) -> bool:
         """Whether what was consumed is a whole text of the language."""

@@ -152,6 +152,11 @@ class PushdownMatcher:
             del self._tokens[-num_tokens:]
             self._mask = None
 
+    def fork(self) -> PushdownMatcher:
+        other = PushdownMatcher(self._grammar, self._parser.deep_copy())
+        other._tokens, other._mask, other._failure = self._tokens[:], self._mask, self._failure
+        return other
+
     def is_accepting(self) -> bool:
         return not self._has_failed() and bool(self._parser.is_accepting())
 

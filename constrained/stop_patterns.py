@@ -68,6 +68,13 @@ class StopPatterns:
         self._starts: list[dict[int, int]] = [{} for _ in patterns]  # state -> earliest start
         self._length = 0
 
+    def fork(self) -> StopPatterns:
+        """Another one that has taken the same text."""
+        other = StopPatterns(())
+        other._automata, other._length = self._automata, self._length
+        other._starts = [alive.copy() for alive in self._starts]
+        return other
+
     @property
     def num_held_back(self) -> int:
         """Characters at the end of the text that may be the beginning of a match."""

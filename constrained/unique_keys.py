@@ -22,6 +22,7 @@ import functools
 import heapq
 import re
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -113,6 +114,12 @@ class UniqueKeysMatcher:
         if num_tokens:
             del self._scans[-num_tokens:]
             self._refused = None
+
+    def fork(self) -> UniqueKeysMatcher:
+        other = UniqueKeysMatcher(self._inner.fork(), self._vocabulary, self._looks_ahead)
+        # NOTE: a log of keys serves one text only; deepcopy makes one new log of each.
+        other._scans, other._refused = deepcopy(self._scans), self._refused
+        return other
 
     def is_accepting(self) -> bool:
         return self._inner.is_accepting()

@@ -41,6 +41,9 @@ class Follower(Protocol):
         """Another state at the same place, for tokens that may never come. It is closed before this
         one is used again. None: nothing can be said ahead."""
 
+    def fork(self) -> Follower:
+        """The state of another output that begins like this one; where it is ready."""
+
     def close(self) -> None:
         """The output has ended."""
 

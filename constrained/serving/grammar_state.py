@@ -92,6 +92,11 @@ class GrammarState:
     def look_ahead(self) -> GrammarState:
         return _StateAhead(self._matcher, self._jump_forward, self._stop_ids, self._forced)
 
+    def fork(self) -> GrammarState:
+        other = GrammarState(self._matcher.fork(), self._jump_forward, self._stop_ids)
+        other._forced, other._fault = self._forced.copy(), self._fault
+        return other
+
     def close(self) -> None:
         pass
 

@@ -41,6 +41,7 @@ class ParsedOutput:
         self.number = next(_numbers)
         self.tokens: list[int] = []
         self.is_closed = False
+        self.origin: int | None = None  # the number of the output that it was forked from
         self._parser = parser
         self._jump_forward = jump_forward
         self._stop_ids = stop_ids
@@ -92,6 +93,13 @@ class ParsedOutput:
 
     def look_ahead(self) -> None:
         return None  # the process would have to be asked, and waited for
+
+    def fork(self) -> ParsedOutput:
+        assert self._position is not None, "a fork before the position is known"
+        other = ParsedOutput(self._parser, self._position, self._jump_forward, self._stop_ids)
+        other.tokens, other._forced = self.tokens[:], self._forced.copy()
+        other.origin = self.number
+        return other
 
     def close(self) -> None:
         self.is_closed = True

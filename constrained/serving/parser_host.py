@@ -158,6 +158,9 @@ class _Parser:
     def serve(self, frames: IO[bytes], replies: IO[bytes]) -> None:
         while (frame := read_frame(frames)) is not None:
             advance: Advance = pickle.loads(frame)
+            for number, origin in advance.forks:
+                with _cpu_limit(TOKEN_LIMIT_S):
+                    self._matchers[number] = self._matchers[origin].fork()
             for number in advance.ended:
                 self._matchers.pop(number, None)
             for number, tokens in advance.taken:

@@ -238,8 +238,9 @@ class Parser:
             return
         self._asked.extend(self._unsent)
         self._unsent.clear()
+        forks = tuple([fork for o in self._asked if (fork := self._fork_of(o)) is not None])
         taken = tuple((o.number, tuple(self._news_of(o))) for o in self._asked)
-        message = Advance(taken, tuple(self._ended))
+        message = Advance(taken, tuple(self._ended), forks)
         self._ended.clear()
         self.answered_s = time.perf_counter()
         self.channel.send(pickle.dumps(message))
@@ -313,6 +314,14 @@ class Parser:
         on_open, self._on_open = self._on_open, None
         assert on_open is not None
         on_open(outcome)
+
+    def _fork_of(self, output: ParsedOutput) -> tuple[int, int] | None:
+        """How the process comes to know an output that it does not, if not by all of its tokens."""
+        number, origin = output.number, output.origin
+        if origin is None or number in self._known or origin not in self._known:
+            return None
+        self._known[number] = self._known[origin]
+        return number, origin
 
     def _news_of(self, output: ParsedOutput) -> list[int]:
         news = output.tokens[self._known.get(output.number, 0) :]

@@ -53,10 +53,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Tokens that outputs have taken, by the outputs' numbers, and outputs that have ended."""
+    """Tokens that outputs have taken, by the outputs' numbers, and outputs that have ended. Before
+    that, `forks`: new outputs that begin where others stand, by both numbers."""
 
     taken: tuple[tuple[int, tuple[int, ...]], ...]
     ended: tuple[int, ...]
+    forks: tuple[tuple[int, int], ...] = ()
 
 
 class Channel:

@@ -149,6 +149,39 @@ def test_rollback_restores_what_was(
         num_tokens -= 1
 
 
+@settings(max_examples=25, deadline=None)
+@given(json_grammars(), vocabularies(), seeds, seeds, st.booleans(), st.data())
+def test_a_fork_and_what_it_was_forked_from_go_their_own_ways(
+    grammar: Grammar,
+    vocabulary: Vocabulary,
+    seed: int,
+    other_seed: int,
+    is_fsm: bool,
+    data: st.DataObject,
+) -> None:
+    bound = (
+        FsmGrammar(dfa_of(grammar), vocabulary)
+        if is_fsm
+        else PushdownGrammar(json_to_lark(grammar), vocabulary)
+    )
+    tokens = random_walk(bound.matcher(), vocabulary, seed)
+    first = bound.matcher()
+    num_tokens = data.draw(st.integers(0, len(tokens)))
+    for token in tokens[:num_tokens]:
+        first.consume(token)
+    second = first.fork()
+    assert observed(second, vocabulary) == observed(first, vocabulary)
+    others = random_walk(second, vocabulary, other_seed)
+    for token in tokens[num_tokens:]:
+        assert first.consume(token)
+    for matcher, taken in ((first, tokens), (second, [*tokens[:num_tokens], *others])):
+        alone = bound.matcher()
+        assert all(alone.consume(token) for token in taken)
+        assert observed(matcher, vocabulary) == observed(alone, vocabulary)
+    second.rollback(len(others) + num_tokens)
+    assert observed(second, vocabulary) == observed(bound.matcher(), vocabulary)
+
+
 def observed(matcher: object, vocabulary: Vocabulary) -> object:
     assert isinstance(matcher, object)
     return (

@@ -280,3 +280,14 @@ def test_a_forced_run_ends_before_a_key_that_came() -> None:
         matcher = grammar.matcher()
         assert all(matcher.consume(byte) for byte in b'{"%s' % key)
         assert written(VOCABULARY, matcher.forced_tokens()) == forced
+
+
+def test_a_fork_has_seen_the_keys_of_what_it_was_forked_from_and_no_others(
+    objects: BoundGrammar,
+) -> None:
+    first = objects.matcher()
+    assert all(first.consume(token) for token in b'{"a":1,')
+    second = first.fork()
+    assert all(first.consume(token) for token in b'"b":1,"')
+    assert all(second.consume(token) for token in b'"c":1,"')
+    assert not first.consume(TOKENS.index(b'b":1}')) and second.consume(TOKENS.index(b'b":1}'))

@@ -143,6 +143,35 @@ def test_an_output_is_told_what_a_matcher_here_says(
         there.close()
 
 
+def test_forks_stand_where_a_matcher_here_does(compiler: GrammarCompiler) -> None:
+    """Also behind the death of their process: another one follows all of their tokens again."""
+    spec = GrammarSpec("json_object")
+    pending = open_grammar(compiler, spec)
+    local = PendingGrammar(bound=compile_grammar(spec).bind(BYTES))
+    rng = np.random.default_rng(5)
+    here = local.follower(False, frozenset())
+    there = pending.follower(False, frozenset())
+    for number, token in enumerate(b'{"ab":[1,{"c":"d"},2],"e":true}'):
+        mine = sorted(allowed(here))
+        forks = [
+            (here.fork(), there.fork(), taken)
+            for taken in (int(rng.choice(mine)), token, int(rng.choice(mine)))
+        ]
+        for ours, theirs, taken in forks:
+            assert ours.consume(taken) and theirs.consume(taken)
+        settle(compiler, *(theirs for _, theirs, _ in forks))
+        for ours, theirs, _ in forks:
+            assert allowed(theirs) == allowed(ours) and theirs.error is None
+            assert theirs.is_finished == ours.is_finished
+        there.close()
+        forks[0][1].close()
+        forks[2][1].close()
+        here, there, _ = forks[1]
+        if number == 20:
+            os.kill(parsers_of(compiler)[-1], signal.SIGKILL)
+    assert there.is_finished
+
+
 def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(
     compiler: GrammarCompiler,
 ) -> None:
