@@ -56,11 +56,12 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Among equal ones the smaller id comes first, and takes precedence at the cut. `count` is at most
     vocab_size.
     """
-    token_ids = _best_tokens(logits, count)
+    token_ids = best_tokens(logits, count)
     return token_ids, logits.gather(-1, token_ids) - logits.logsumexp(dim=-1, keepdim=True)
 
 
-def _best_tokens(logits: Tensor, count: int) -> Tensor:
+def best_tokens(logits: Tensor, count: int) -> Tensor:
+    """The ids of `top_logprobs`; a logit may be -inf."""
     if logits.dtype != torch.float32:
         return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     # One int64 key a token orders by logit, then by id, and no two are equal: torch.topk guarantees

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.registry import Kernels
-from ...kernels.sampling_rows import AdjustedRows, SamplingRows, top_logprobs
+from ...kernels.sampling_rows import AdjustedRows, SamplingRows, best_tokens, top_logprobs
 from ..models.decoder import Decoder
 from ..schedule.plan import Row, RowResult, StepPlan, TokenLogprob
 from ..schedule.sampling_params import SamplingParams
@@ -117,6 +117,8 @@ class Sampling:
             None if row.mask is None else row.mask + draw for row, draw in zip(rows, self._draws)
         ]
         self._masked = [(i, mask) for i, mask in enumerate(self._masks) if mask is not None]
+        self._num_best = [min(row.num_best, vocab_size) for row in rows]
+        self._beams = [i for i, num_best in enumerate(self._num_best) if num_best]
         self._adjusted = [
             RowAdjustment(
                 place,
@@ -133,6 +135,8 @@ class Sampling:
         arrays["sampled_rows"] = np.array(self._indices, dtype=np.int64)
         if self._wanted:
             arrays["wanted"] = np.array(self._wanted, dtype=np.int64)
+        if self._beams:
+            arrays["beams"] = np.array(self._beams, dtype=np.int64)
         if self._adjusted:
             arrays |= _named("adjusted", adjusted_arrays(self._adjusted, self._vocab_size))
         if self._masked:
@@ -148,16 +152,24 @@ class Sampling:
     ) -> dict[str, Tensor]:
         # The model's own logits, before they are changed.
         said = logits.index_select(0, staged["wanted"]) if self._wanted else None
+        if self._beams:  # what changes logits changes log-probabilities there
+            beams = staged["beams"]
+            logits.index_copy_(0, beams, logits.index_select(0, beams).log_softmax(dim=-1))
         if self._adjusted:
             adjusted = AdjustedRows(**_fields(AdjustedRows, "adjusted", staged))
             kernels.adjust_logits(logits, adjusted, previous)
         if self._masked:
             kernels.apply_token_mask(logits, staged["masked"], staged["masks"])
+        answers: dict[str, Tensor] = {}
+        if self._beams:
+            changed, count = logits.index_select(0, beams), max(self._num_best)
+            answers["best_ids"] = best_tokens(changed, count)
+            answers["best_logprobs"] = changed.gather(-1, answers["best_ids"])
         rows = SamplingRows(**_fields(SamplingRows, "sampling", staged))
         token_ids, is_finite = kernels.sample(logits, rows)
         # A failed row's token is never shown, but a plan made ahead may refer to it.
         previous.index_copy_(0, staged["sampled_rows"], token_ids)
-        answers = {"token_ids": token_ids, "is_finite": is_finite}
+        answers |= {"token_ids": token_ids, "is_finite": is_finite}
         if said is not None:
             chosen = token_ids.index_select(0, staged["wanted"])
             answers["logprobs"] = kernels.token_logprobs(said, chosen)
@@ -172,6 +184,9 @@ class Sampling:
             tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_top else ()
             logprob = float(answers["logprobs"][i])
             drawn[place] = replace(drawn[place], logprob=logprob, top_logprobs=tops[:num_top])
+        for i, place in enumerate(self._beams):
+            best = _tops(answers["best_ids"][i], answers["best_logprobs"][i])
+            drawn[place] = replace(drawn[place], best=best[: self._num_best[place]])
         for place in np.flatnonzero(~answers["is_finite"]).tolist():
             drawn[place] = RowResult(error=self._why_not_finite(self._masks[place]))
         if not any(self._draws):

@@ -16,9 +16,12 @@ from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import seed_of_sample
 from ...frontend.protocol.numbers import RANGES
 from ..checkpoint.lora.adapter import Adapter
+from ..schedule.beam_search import BeamParams
+from ..schedule.beams import BeamGroup
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
+from .beam_call import BeamCall
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall, Validate
 from .context import ProgramContext
 from .embed_call import EmbedCall
@@ -45,6 +48,9 @@ class CallFactory:
         """Start a generation; `prediction`: ids of the output that is expected. Raises
         InvalidRequest or InvalidProgram; nothing is queued then."""
         samplings = self._samplings(branch, op)
+        beam = _beam_params(op.params)
+        if beam is not None:
+            return self._beam(branch, op, report, samplings[0], beam)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
         adapter = self._adapter(op.params.lora_path)
@@ -81,6 +87,44 @@ class CallFactory:
             sample.request = request
             requests.append(request)
         self._submit(call, requests)
+        return call
+
+    def _beam(
+        self,
+        branch: EngineBranch,
+        op: ir.Gen,
+        report: Report,
+        sampling: SamplingParams,
+        params: BeamParams,
+    ) -> Call:
+        """Start a beam search. Raises as `gen`."""
+        priority, deadline_s = _priority(op.params), _deadline_s(op.params)
+        adapter, prompt = self._adapter(op.params.lora_path), self._prompt(branch)
+        sampling = replace(sampling, temperature=0.0)  # nothing is drawn
+        call = BeamCall(
+            report,
+            sampling,
+            self.context.tokenizer,
+            None if op.params.n in (None, 1) else op.params.n,
+            is_streaming=self.is_streaming,
+            has_token_ids=self.has_token_ids,
+        )
+        grammar = self._grammar(op.params.constraint)
+
+        def new_request() -> Request:
+            request = self._request(branch, prompt, sampling, call, adapter)
+            request.priority = priority
+            request.stop_ids = self.context.defaults.stop_ids(sampling)
+            request.grammar, request.jump_forward = grammar, False  # what is forced counts, too
+            request.beam = call.group
+            if call.group is not None:
+                request.max_output_tokens = call.group.leader.max_output_tokens
+            return request
+
+        leader = new_request()
+        leader.deadline_s = deadline_s
+        call.group = leader.beam = BeamGroup(params, leader, new_request, call.text())
+        self._submit(call, [leader])
         return call
 
     def select(
@@ -122,7 +166,7 @@ class CallFactory:
         branch: EngineBranch,
         prompt: array[int],
         sampling: SamplingParams,
-        listener: GenCall | SelectCall | PromptScores | EmbedCall,
+        listener: GenCall | SelectCall | PromptScores | EmbedCall | BeamCall,
         adapter: Adapter | None,
     ) -> Request:
         namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
@@ -218,6 +262,41 @@ class CallFactory:
     def _empty_context(self) -> array[int]:
         tokenizer, eos = self.context.tokenizer, self.context.defaults.eos_token_ids
         return array("i", tokenizer.bos_ids[:1] or eos[:1] or [0])
+
+
+def _beam_params(params: ir.GenParams) -> BeamParams | None:
+    """None: tokens are drawn. Raises InvalidRequest naming what a beam search cannot do."""
+    width, penalty, early = params.beam, params.length_penalty, params.early_stopping
+    if width is None:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(params, name) is not None:
+                raise InvalidRequest.of(name, getattr(params, name), "only together with beam")
+        return None
+    RANGES["beam"].require("beam", width)
+    RANGES["length_penalty"].require("length_penalty", 1.0 if penalty is None else penalty)
+    if not (early is None or isinstance(early, bool) or early == "never"):
+        raise InvalidRequest.of("early_stopping", early, 'true, false or "never"')
+    if params.n is not None and params.n > width:
+        raise InvalidRequest.of("n", params.n, f"at most beam, {width}")
+    for name, harmless in _WITH_BEAM.items():
+        value = getattr(params, name)
+        if value is not None and value not in harmless:
+            allowed = " or ".join(map(str, harmless)) or "left out"
+            raise InvalidRequest.of(name, value, f"{allowed}: a beam search draws nothing")
+    for name in ("logprobs", "logprob_start"):
+        if getattr(params, name) is not None:
+            raise InvalidRequest.of(name, getattr(params, name), "not together with beam")
+    if params.constraint is not None and params.constraint.is_lenient:
+        raise InvalidRequest.of("lenient", True, "not together with beam")
+    return BeamParams(
+        width,
+        1.0 if penalty is None else penalty,
+        "never" if early == "never" else bool(early),
+    )
+
+
+# Values that leave the model's own distribution as it is, or take its best token.
+_WITH_BEAM = {"temperature": (0, 1), "top_p": (1,), "top_k": (), "min_p": (0,)}
 
 
 def _prompt_scores(params: ir.GenParams, prompt: array[int]) -> PromptScores | None:

@@ -22,6 +22,7 @@ from ..schedule.program_record import ProgramRecord
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
 from ..tokenizer.tokenizer import UNLOCKED_CHARS
 from ..tokenizer.transcript import TextChange, Transcript
+from .beam_call import BeamCall
 from .call_factory import CallFactory
 from .calls import Call, Delta, GenCall, SamplesCall
 from .client_leases import Action, AskedHint, StatedLeases
@@ -131,7 +132,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             self._end_gen(branch)
 
     def _end_gen(self, branch: EngineBranch) -> None:
-        if isinstance(branch.call, GenCall | SamplesCall):
+        if isinstance(branch.call, GenCall | SamplesCall | BeamCall):
             branch.call.end_now(self._context.queue)
 
     def _finish(self) -> None:

@@ -80,6 +80,7 @@ class Row(NamedTuple):
     adapter: int = 0  # slot of its tokens' adapter; 0: none
     sampled_at: tuple[int, ...] = ()  # inputs to sample after, ascending; none: after the last one
     num_drafts: int = 0  # of the inputs, the last ones: may turn out wrong
+    num_best: int = 0  # with `sampling`: report so many of the likeliest tokens (beam search)
 
     @property
     def known_end(self) -> int:
@@ -131,8 +132,7 @@ class StepPlan:
         return sum(len(row.input_ids) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """A token id with its log probability (natural log, at temperature 1, before truncation)."""
 
     token_id: int
@@ -154,6 +154,9 @@ class RowResult:
     # [hidden_size]: the sum for `pooled_from`, of normed states as the output projection sees them
     pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
     target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the top tokens at each
+    # `num_best` tokens, best first: log-probabilities that the row's adjustment and mask have
+    # changed, without making them sum to 1 again; -inf: not allowed
+    best: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     later: tuple[RowResult, ...] = ()
 

@@ -91,6 +91,27 @@ class HiddenSum:
         return self.total / self.num_tokens if self.is_mean else self.total
 
 
+class Beam(Protocol):
+    """A beam search as its requests see it (`beams.BeamGroup`)."""
+
+    @property
+    def leader(self) -> Request:
+        """The request that stands for the call."""
+
+    @property
+    def num_best(self) -> int:
+        """How many of a hypothesis's next tokens may be of use."""
+
+    def report(self, request: Request, best: tuple[TokenLogprob, ...]) -> None:
+        """A request has computed its last token."""
+
+    def has_reported(self, request: Request) -> bool:
+        """Whether it has nothing to do until all others have."""
+
+    def forget(self, request: Request) -> None:
+        """What a request has reported may be wrong: it computes again."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request's tokens are `prompt`, then those sampled or forced by its grammar; KV of the first
@@ -121,6 +142,7 @@ class Request:
     history: Hashable = ""  # whose texts may be its drafts
     op_key: Hashable = None  # the op of a function that made it; None: not known
     jump_forward: bool = True  # append forced tokens at once, not one by one
+    beam: Beam | None = None  # the search one of whose hypotheses it computes
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample
     state: RequestState = RequestState.WAITING
@@ -222,6 +244,11 @@ class Request:
     def samples(self) -> bool:
         """Whether it generates tokens."""
         return self.scoring is None and self.hidden is None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether somebody asked for it: of a beam search's requests only the first."""
+        return self.beam is None or self.beam.leader is self
 
     @property
     def is_finished(self) -> bool:

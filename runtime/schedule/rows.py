@@ -59,7 +59,10 @@ class StepDraft:
         drafting = [
             index
             for index, (row, request) in enumerate(zip(rows, self._requests, strict=True))
-            if row.sampling is not None and row.from_previous is None and request.num_new_tokens > 1
+            if row.sampling is not None
+            and row.from_previous is None
+            and request.num_new_tokens > 1
+            and request.beam is None  # whose next tokens are several
         ]
         if not drafting:
             return
@@ -153,6 +156,7 @@ def _row_of(
         pooled_from,
         0 if request.scoring is None else request.scoring.num_top,
         request.adapter_slot,
+        num_best=0 if request.beam is None else request.beam.num_best,
     )
 
 

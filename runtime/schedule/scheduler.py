@@ -20,6 +20,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     what lacks its grammar        grammar_uptake.py
     which drafts are verified     speculation.py
     what a row has generated      outputs.py
+    which hypotheses go on        beams.py
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
@@ -31,6 +32,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 
 from ...errors import OutOfPages
 from ..speculate.drafter import Drafting
+from .beams import Beams
 from .cache.kv_cache import KVCacheManager
 from .grammar_uptake import GrammarUptake, begin_output
 from .in_flight import Held, InFlight, InFlightStep
@@ -113,6 +115,7 @@ class Scheduler:
         if drafting is not None:
             assert not has_overlap, "drafts need the tokens before them"
             self.speculation = Speculation(drafting, self._mask_words, self.stats)
+        self.beams = Beams(kv_cache, self.new_tokens, self.stats, self)
         self._in_flight = InFlight(has_overlap=has_overlap)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
@@ -159,11 +162,12 @@ class Scheduler:
         a plan is in flight."""
         if self._in_flight or self.kv_cache.has_transfers or self.kv_cache.has_fetched:
             return True
-        if self.grammars.has_arrived:
+        if self.grammars.has_arrived or self.beams.has_ready:
             return True
         if self._is_stalled:
             return self._is_awake()
-        if self.waiting or (self.running and not self.grammars):
+        awaits_grammar = self.grammars or self.beams.awaits_grammar
+        if self.waiting or (self.running and not awaits_grammar):
             return True
         if any(r.num_ready > 0 for r in self.running):
             return True
@@ -203,8 +207,9 @@ class Scheduler:
         self.deadlines.add(request)
         if request.program is not None and not request.program.number:
             request.program.number = request.id
-        self._open.add(request)
-        self.shares.enter(request)
+        self.join(request)
+        if request.beam is not None:
+            self.beams.add(request)
         if not self.kv_cache.look_up(request):
             self.waiting.add(request)
         self.grammars.add(request)
@@ -231,11 +236,14 @@ class Scheduler:
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
         self._take_grammars()
+        self.beams.advance()
         for request in self.deadlines.expire():
             self._finish(request, FinishReason.ERROR)
         draft = StepDraft(self.kv_cache, self.segment_cost_tokens, self._mask_words)
         continued = self._in_flight.continued
         draft.fill(self._share_out(continued), continued)
+        while not draft.rows and self._preempt_reported():
+            draft.fill(self._share_out(continued), continued)
         if self.speculation is not None:
             draft.add_drafts(self.speculation, self.token_budget)
         self._is_stalled = False
@@ -254,7 +262,8 @@ class Scheduler:
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
         self._is_stalled = (
-            bool(self.grammars or self.admission.has_parked) and not self.admission.has_unasked
+            bool(self.grammars or self.beams.awaits_grammar or self.admission.has_parked)
+            and not self.admission.has_unasked
         )
         times = [self.deadlines.next_s]
         if self.admission.has_parked:
@@ -340,7 +349,7 @@ class Scheduler:
     def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
         """The running requests with one token to compute, and those with more."""
         filling = [r for r in self.running if r.num_ready > 1]
-        if not filling and not self.grammars and not self._in_flight:
+        if not (filling or self.grammars or self._in_flight or self.beams):
             return self.running[:], filling
         return [r for r in self.running if r.num_ready == 1 or r in continued], filling
 
@@ -378,8 +387,9 @@ class Scheduler:
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
         request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        self.stats.num_prompt_tokens += request.num_prompt_tokens
-        self.stats.num_cached_tokens += request.num_cached_tokens
+        if request.is_call:
+            self.stats.num_prompt_tokens += request.num_prompt_tokens
+            self.stats.num_cached_tokens += request.num_cached_tokens
         self.deadlines.note_admission(request)
         self.working_set.note_admission(request)
 
@@ -390,7 +400,19 @@ class Scheduler:
         kept = victim.token_ids[: victim.num_computed_tokens]
         self._leave(victim)
         self.kv_cache.keep_preempted(victim, kept)
-        self.waiting.put_back(victim)
+        if victim.beam is None or not victim.beam.has_reported(victim):
+            self.waiting.put_back(victim)
+
+    def _preempt_reported(self) -> bool:
+        """Have a request that waits for others of its beam search give way, since nobody can run;
+        whether there was any."""
+        if not self.beams or not self.waiting or self._in_flight:
+            return False
+        for request in reversed(self.running):
+            if request.beam is not None and request.beam.has_reported(request):
+                self._preempt(request)
+                return True
+        return False
 
     # --- results --------------------------------------------------------------------------------
 
@@ -426,11 +448,17 @@ class Scheduler:
         if errors:
             self._fail_rows(planned, errors)
         for row, request, outcome in zip(planned.plan.rows, planned.requests, result.rows):
-            if request.state is RequestState.RUNNING:
-                reason = self.outputs.take(request, row, outcome)
-                if row.num_drafts and request.state is RequestState.RUNNING:
-                    self._take_back(request, row, is_over=reason is not None)
-                self._finish_or_hold(request, reason)
+            if request.state is not RequestState.RUNNING:
+                continue
+            if request.beam is not None:
+                if outcome.token_id is not None:
+                    request.beam.report(request, outcome.best)
+                continue
+            reason = self.outputs.take(request, row, outcome)
+            if row.num_drafts and request.state is RequestState.RUNNING:
+                self._take_back(request, row, is_over=reason is not None)
+            self._finish_or_hold(request, reason)
+        self.beams.advance()
 
     def _take_back(self, request: Request, row: Row, *, is_over: bool) -> None:
         """What a row computed of wrong drafts never was."""
@@ -457,7 +485,7 @@ class Scheduler:
         for request in self.running[:]:
             self._leave(request, keep=False)  # it may read what the plan was to write
             if request not in errors:
-                self.waiting.put_back(request)
+                self._begin_again(request)
         for planned in plans:
             self._give_back(planned.held)
         for planned in plans:
@@ -477,7 +505,7 @@ class Scheduler:
         if bad:
             for request in [r for r in self.running if not self._in_flight.is_proven(r, planned)]:
                 self._leave(request, keep=False)
-                self.waiting.put_back(request)
+                self._begin_again(request)
             if newer is None:
                 self.kv_cache.unpublish(bad)
             else:
@@ -485,6 +513,11 @@ class Scheduler:
                 self.kv_cache.suspect(bad)
                 self._in_flight.close()
         self._end_failed({request: errors[request] for request in ended})
+
+    def _begin_again(self, request: Request) -> None:
+        if request.beam is not None:
+            request.beam.forget(request)
+        self.waiting.put_back(request)
 
     def _end_failed(self, errors: Mapping[Request, str]) -> None:
         """NOTE: all pages are settled before the first listener hears of it: it may abort
@@ -500,26 +533,28 @@ class Scheduler:
         if request.state is RequestState.RUNNING:
             self._leave(request)
         elif request in self.waiting:
-            self.kv_cache.forget_preempted(request)
             self.waiting.remove(request)
+        self.kv_cache.forget_preempted(request)
         self.kv_cache.forget_fetched(request)
+        self.beams.end(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
-        if self.speculation is not None:
+        if self.speculation is not None and request.is_call:
             self.speculation.end(request)
         self.grammars.forget(request)
         self._is_stalled = False
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.finished_s = time.perf_counter()
-        self.stats.num_finished += 1
-        self.latencies.note(request)
+        if request.is_call:
+            self.stats.num_finished += 1
+            self.latencies.note(request)
         if request in self._open:  # one of a call that was refused as a whole may never have come
             self._open.remove(request)
             self.shares.leave(request)
             self.deadlines.note_finish(request)
             self.working_set.note_finish(request)
-            if request.program is not None:
+            if request.program is not None and request.is_call:
                 request.program.note_used(request.num_prompt_tokens, request.num_output_tokens)
         request.listener.on_finish(request)
 
@@ -538,6 +573,24 @@ class Scheduler:
             if remains is not None:
                 self.kv_cache.give_back(remains)
             self._running.free_row(table_row)
+
+    # --- for beam searches ----------------------------------------------------------------------
+
+    def join(self, request: Request) -> None:
+        self._open.add(request)
+        self.shares.enter(request)
+
+    def queue_first(self, request: Request) -> None:
+        self.waiting.put_back(request)
+        self._is_stalled = False
+
+    def vacate(self, request: Request, *, keep: bool) -> None:
+        if request.state is RequestState.RUNNING:
+            self._leave(request, keep=keep)
+        self.kv_cache.forget_preempted(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        self._finish(request, reason)
 
     # --- checks ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ character), as vLLM and TGI do. Cost: one decode of a short window a token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -67,6 +68,14 @@ class Detokenizer:
             self._text = "".join(self._pieces)
             self._pieces = [self._text]
         return self._text
+
+    def fork(self) -> Detokenizer:
+        """Another one with the same output so far."""
+        other = copy(self)
+        other._ids, other._ends, other._clean = self._ids[:], self._ends[:], self._clean[:]
+        other._pieces = self._pieces[:]
+        other._patterns = None if self._patterns is None else self._patterns.fork()
+        return other
 
     def append(self, token_id: int) -> StopHit | None:
         """Add one token; returns the stop string that it completes, if any."""

@@ -29,6 +29,7 @@ from stemma.runtime.schedule.plan import (
     RowResult,
     StepPlan,
     StepResult,
+    TokenLogprob,
 )
 from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.schedule.request import FinishReason, Request
@@ -111,6 +112,11 @@ class ScriptedMatcher:
     def rollback(self, num_tokens: int) -> None:
         del self.states[len(self.states) - num_tokens :]
 
+    def fork(self) -> ScriptedMatcher:
+        other = ScriptedMatcher(self.grammar)
+        other.states, other.fail_after = self.states[:], self.fail_after
+        return other
+
     def is_accepting(self) -> bool:
         return self.states[-1] in self.grammar.accepting
 
@@ -135,6 +141,12 @@ class ScriptedMatcher:
 def score_of(chain: int, target: int) -> float:
     """The scripted model's score of `target` in this state."""
     return -float(zlib.crc32(target.to_bytes(4, "little"), chain) % 1000) / 100
+
+
+def best_of(chain: int, allowed: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """The scripted model's likeliest tokens in this state, best first."""
+    scored = (TokenLogprob(token_id, score_of(chain, token_id)) for token_id in allowed)
+    return tuple(sorted(scored, key=lambda token: -token.logprob))
 
 
 def expected_output(
@@ -332,12 +344,13 @@ class ScriptedExecutor:
         table = self.tables.setdefault(row.table_row, {})
         if row.page_update is None:
             return
-        if row.page_update.first == 0:
-            table.clear()  # the row has a new owner
         first = row.page_update.first
         assert first <= len(table), "an update leaves a hole"
+        may_move = self.requests[row.request_id].beam is not None  # to another's pages
         is_behind_kv = first * self.page_size >= row.start
-        assert first == len(table) or is_behind_kv, "an update overwrites entries"
+        assert first in (0, len(table)) or may_move or is_behind_kv, "an update overwrites entries"
+        for index in range(first, len(table)):
+            del table[index]  # the row has a new owner, or its request other pages from here on
         for index, page in enumerate(row.page_update.pages, row.page_update.first):
             table[index] = page
 
@@ -396,7 +409,8 @@ class ScriptedExecutor:
         drawn = [self._draw(row, plan, i, chains[row.start + place]) for i, place in enumerate(at)]
         if drawn[0].error is not None:
             return drawn[0]
-        return replace(result, token_id=drawn[0].token_id, later=tuple(drawn[1:]))
+        first, *later = drawn
+        return replace(result, token_id=first.token_id, best=first.best, later=tuple(later))
 
     def _draw(self, row: Row, plan: StepPlan, draw: int, chain: int) -> RowResult:
         allowed: Sequence[int] = range(VOCAB_SIZE)
@@ -406,7 +420,8 @@ class ScriptedExecutor:
             allowed = np.flatnonzero(bits).tolist()
             if not allowed:
                 return RowResult(error="the mask allows nothing")
-        return RowResult(token_id=pick(chain, allowed))
+        best = best_of(chain, allowed)[: row.num_best]
+        return RowResult(token_id=pick(chain, allowed), best=best)
 
     def _read_back(self, row: Row, end: int) -> list[int]:
         """The chain after each of the row's tokens, all checked against the request's own."""

@@ -177,6 +177,44 @@ class KVCacheManager(PrefixCache):
         self._unproven.add(publication)
         return publication
 
+    def publish_computed(self, request: Request) -> None:
+        """Insert all whole pages that a running request has computed; for tokens that the tree has
+        by now the request goes on with the tree's pages. No plan in flight names the request."""
+        start = request.num_published
+        end = request.num_computed_tokens - request.num_computed_tokens % self.page_size
+        if end <= start:
+            return
+        assert request.node is not None
+        first, last = start // self.page_size, end // self.page_size
+        inserted = self.tree.extend(
+            request.node,
+            request.token_ids[start:end],
+            request.pages[first:last],
+            owner=request.program,
+        )
+        self.tree.move_lock(request.node, inserted.node)
+        request.node = inserted.node
+        request.num_published = end
+        if inserted.duplicate_pages:
+            self.allocator.free(inserted.duplicate_pages)
+            num_adopted = len(inserted.adopted_pages)
+            request.pages[first : first + num_adopted] = inserted.adopted_pages
+            request.num_sent_pages = min(request.num_sent_pages, first)
+
+    def adopt(self, request: Request, source: Request) -> None:
+        """Have a running request read what another has published, in place of all that it has; its
+        tokens begin like those. No plan in flight names either."""
+        assert source.node is not None
+        self.tree.lock(source.node)
+        before, num_sent = request.pages, request.num_sent_pages
+        self.release(request, keep=False)
+        end = source.num_published
+        request.node = source.node
+        request.pages = source.pages[: end // self.page_size]
+        request.num_published = request.num_computed_tokens = request.num_scheduled_tokens = end
+        same = min(num_sent, len(request.prompt) // self.page_size)
+        request.num_sent_pages = same if before[:same] == request.pages[:same] else 0
+
     def prove(self, publications: Iterable[InsertedPrefix | None]) -> None:
         """The plan that was to write these has done so."""
         self._unproven.difference_update(publications)
