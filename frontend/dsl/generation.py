@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from ...errors import InvalidProgram
 from ..protocol.constraint import Constraint, Formats, PropertyOrder, Whitespace, constraint_of
@@ -111,6 +111,9 @@ def gen(
     jump_forward: bool | None = None,
     lora_path: str | None = None,
     prediction: str | None = None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    early_stopping: bool | Literal["never"] | None = None,
 ) -> Expr:
     """Generate text and call it `name`.
 
@@ -164,6 +167,12 @@ def gen(
             has one.
         prediction: the text that you expect, such as a file before an edit. Where the output is
             the same it comes sooner; the output never depends on it.
+        beam: 1 to 64; beam search with so many hypotheses in place of drawing tokens: the value is
+            the likeliest output found, with `n` a list of the n likeliest, see docs/use/beam.md.
+        length_penalty: with `beam`: outputs are ranked by their log probability divided by their
+            number of tokens to this power (default 1).
+        early_stopping: with `beam`: True ends the search with `beam` outputs, False (default) once
+            no better one is likely, "never" once none is possible.
     """
     given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "choices": choices}
     constraint = _constraint(
@@ -179,7 +188,7 @@ def gen(
     if choices is not None:
         useless = {
             "n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline,
-            "prediction": prediction,
+            "prediction": prediction, "beam": beam,
         }  # fmt: skip
         return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
     if choices_method is not None:
@@ -211,6 +220,9 @@ def gen(
         jump_forward=jump_forward,
         lora_path=checked_lora_path(lora_path),
         prediction=_checked_prediction(prediction),
+        beam=beam,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
     )
     return GenExpr(_checked_name(name), params)
 

@@ -32,6 +32,9 @@ _NEUTRAL: dict[str, object] = {
     "top_k": -1,
 }
 _INSTEAD = {
+    "beam": "calls over HTTP draw their tokens; use a runtime over ZeroMQ",
+    "length_penalty": "only together with beam, over ZeroMQ",
+    "early_stopping": "only together with beam, over ZeroMQ",
     "priority": "calls over HTTP have none; use a runtime over ZeroMQ",
     "logprob_start": "the API gives no log probabilities of prompts; use a runtime over ZeroMQ",
 }

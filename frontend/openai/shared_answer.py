@@ -9,7 +9,7 @@ from .calls import Outcome
 from .speculation import Filled
 
 _OWN = ("max_tokens", "min_tokens", "constraint", "logprobs", "stop_regex", "stop_token_ids",
-        "deadline_s")  # fmt: skip
+        "deadline_s", "beam")  # fmt: skip
 _SHARED = tuple(name for name in ir.SAMPLING_FIELDS if name not in (*_OWN, "stop"))
 
 

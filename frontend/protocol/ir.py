@@ -74,7 +74,7 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class GenParams(Sampling):
     """All that a `gen` asks for: how it is sampled, and the rest. With `n` > 1 the value is a list,
-    and the branch goes on with its first item."""
+    and the branch goes on with its first item. With `beam` nothing is drawn: `n` are the best."""
 
     n: int | None = None  # samples
     priority: int | None = None
@@ -84,6 +84,9 @@ class GenParams(Sampling):
     logprob_start: int | None = None  # with logprobs: also those of the prompt's tokens from here
     lora_path: str | None = None  # name of an adapter; "": none, whatever the program has
     prediction: str | None = None  # the text that the author expects; it never changes the output
+    beam: int | None = None  # search for the likeliest output, with so many hypotheses at a time
+    length_penalty: float | None = None  # with beam: a score is logprob / length ** this
+    early_stopping: bool | str | None = None  # with beam: True, False or "never"
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ MAX_INT = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 64
+MAX_LENGTH_PENALTY = 10.0  # the power of an output's length: a million tokens give 1e60
 MAX_REQUEST_PRIORITY = 1000
 MAX_DEADLINE_S = 86_400.0
 
@@ -72,6 +73,8 @@ RANGES: Mapping[str, Range] = {
     "logit_bias": Range(-100, 100),
     "seed": Range(0, MAX_SEED, is_whole=True),
     "n": Range(1, MAX_SAMPLES, is_whole=True),
+    "beam": Range(1, MAX_SAMPLES, is_whole=True),
+    "length_penalty": Range(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
     "logprobs": Range(0, MAX_LOGPROBS, is_whole=True),
     "logprob_start": Range(0, MAX_INT, is_whole=True),
     "priority": Range(-MAX_REQUEST_PRIORITY, MAX_REQUEST_PRIORITY, is_whole=True),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...errors import EngineError
+from ...errors import EngineError, InvalidRequest
 from ...frontend.client.client import Connection
 from ...frontend.protocol import ir, wire
 from ...frontend.protocol.ir import seed_of_sample
@@ -82,12 +82,24 @@ class Completion:
     # --- on the connection's I/O thread -----------------------------------------------------------
 
     def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-        if kind in _TOLD:
+        if kind == wire.VALUE and isinstance(payload["value"], list):
+            self._post_each(payload)
+        elif kind in _TOLD:
             self._post(self._first + max(0, branch - 1), kind, payload)
 
     def handle_disconnect(self, error: EngineError) -> None:
         failure = {"message": str(error), "kind": type(error).__name__}
         self._post(self._first, wire.FAILED, failure)
+
+    def _post_each(self, payload: Any) -> None:
+        """The values of one gen, one for each sample; a beam search may have found fewer."""
+        found, wanted = len(payload["value"]), self._task.n
+        for index, (text, meta) in enumerate(zip(payload["value"], payload["meta"])):
+            self._post(self._first + index, wire.VALUE, {"value": text, "text": text, "meta": meta})
+        if found < wanted:
+            message = f"n: the search has found {found} outputs, and {wanted} were asked for"
+            failure = {"message": message, "kind": InvalidRequest.__name__, "field": "n"}
+            self._post(self._first + found, wire.FAILED, failure)
 
 
 def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
@@ -117,8 +129,9 @@ def _chat_ops(messages: Sequence[Message]) -> Sequence[ir.Op]:
 
 
 def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
-    """Sample i is generated on branch i + 1, a single one on the prompt's own branch."""
-    if n == 1:
+    """Sample i is generated on branch i + 1; a single one, and those of one beam search, on the
+    prompt's own branch."""
+    if n == 1 or params.beam is not None:
         return (ir.Gen(0, seq, None, "completion", params),)
     branches = tuple(range(1, n + 1))
     gens = [ir.Gen(b, 0, None, "completion", _of_sample(params, b - 1)) for b in branches]

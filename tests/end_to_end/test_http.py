@@ -114,6 +114,49 @@ def test_n_samples_are_those_of_a_gen_with_the_same_seed(
     assert [choice.text for choice in reply.choices] == samples and len(set(samples)) == 3
 
 
+def test_a_beam_search_gives_the_choices_of_a_gen(
+    client: openai.OpenAI, embedded: st.Engine
+) -> None:
+    @st.function
+    def program(s: st.ProgramState, prompt: str) -> None:
+        s += prompt + st.gen("x", max_tokens=8, beam=4, n=3, length_penalty=0.5)
+
+    options = {"use_beam_search": True, "length_penalty": 0.5, "best_of": 4}
+    reply = client.completions.create(
+        model=MODEL, prompt=["The ", "A "], max_tokens=8, n=3, extra_body=options
+    )
+    expected = [program.run(prompt, backend=embedded)["x"] for prompt in ("The ", "A ")]
+    assert [choice.text for choice in reply.choices] == [*expected[0], *expected[1]]
+    assert [choice.index for choice in reply.choices] == list(range(6))
+    assert all(len(set(texts)) == 3 for texts in expected)
+    assert reply.usage is not None and reply.usage.completion_tokens <= 6 * 8
+
+
+def test_a_beam_search_on_a_chat_gives_n_choices_the_best_first(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": RECALL, "max_tokens": 12}
+    one = client.chat.completions.create(
+        **fields, temperature=0, extra_body={"use_beam_search": True}
+    )
+    several = client.chat.completions.create(**fields, n=3, extra_body={"use_beam_search": True})
+    assert len({choice.message.content for choice in several.choices}) == 3
+    assert "Nora" in (one.choices[0].message.content or "")
+    assert "Nora" in (several.choices[0].message.content or "")
+
+
+def test_what_a_beam_search_cannot_do_is_refused_by_name(client: openai.OpenAI) -> None:
+    for body, field in (
+        ({"temperature": 0.5}, "temperature"),
+        ({"stream": True}, "use_beam_search"),
+        ({"early_stopping": "sometimes"}, "early_stopping"),
+        ({"n": 4, "extra": {"regex": "(a|b)"}}, "n"),
+    ):
+        extra = {"use_beam_search": True, **body.pop("extra", {}), **body}
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model=MODEL, prompt="a", extra_body=extra)
+            pytest.fail(f"{body} was not refused")
+        assert refused.value.param == field, body
+
+
 def test_several_prompts_with_n_samples_are_numbered_through_also_when_streamed(
     client: openai.OpenAI,
 ) -> None:

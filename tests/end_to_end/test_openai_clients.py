@@ -376,7 +376,7 @@ def test_fields_that_change_nothing_are_taken(served: Any) -> None:
     [
         ("audio", {"voice": "alloy", "format": "wav"}), ("modalities", ["text", "audio"]),
         ("web_search_options", {}), ("functions", [{"name": "f"}]), ("n", 0), ("n", 65),
-        ("skip_special_tokens", False), ("use_beam_search", True), ("length_penalty", True),
+        ("skip_special_tokens", False), ("early_stopping", True), ("length_penalty", 2.0),
         ("truncate_prompt_tokens", 5), ("allowed_token_ids", [1]), ("bad_words", ["a"]),
         ("chat_template", "x"), ("lora_path", "x"), ("return_hidden_states", True),
         ("top_logprobs", 3), ("add_special_tokens", True), ("add_generation_prompt", False),

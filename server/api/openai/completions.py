@@ -83,7 +83,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def num_drawn(self) -> int:
-        return self.n if self.best_of is None else self.best_of
+        return self.n if self.best_of is None or self.use_beam_search else self.best_of
 
     def params(self) -> GenParams:
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's. Raises

@@ -6,7 +6,7 @@ A field that is null is one that was left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,7 +38,8 @@ class StreamOptions(BaseModel):
 class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     """Fields that both endpoints share. Those that OpenAI does not have: `top_k`, `min_p`,
     `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
-    `prompt_logprobs`, `return_token_ids` and `include_stop_str_in_output` are vLLM's, `stop_regex`
+    `prompt_logprobs`, `return_token_ids`, `include_stop_str_in_output`, `use_beam_search`,
+    `length_penalty` and `early_stopping` are vLLM's, `stop_regex`
     and `no_stop_trim` SGLang's; `deadline_s`, seconds from now, and `include_timing` are ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -63,6 +64,9 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    use_beam_search: bool = False  # vLLM's: `n` hypotheses at a time, and that many choices
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +127,19 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
         """Samples of each prompt."""
         return self.n
 
+    @property
+    def beam(self) -> int | None:
+        """Hypotheses at a time; None: tokens are drawn. Raises InvalidRequest."""
+        if self.use_beam_search:
+            if self.stream:
+                raise InvalidRequest.of("use_beam_search", True, "only without stream")
+            return self.n if self.best_of is None else self.best_of
+        for name, harmless in (("length_penalty", 1), ("early_stopping", False)):
+            value = getattr(self, name)
+            if value is not None and value != harmless:
+                raise InvalidRequest.of(name, value, "only together with use_beam_search")
+        return None
+
     def gen_params(self, max_tokens: int, *, has_prompt_logprobs: bool = False) -> GenParams:
         """Sampling as the program's gen takes it. Raises InvalidRequest."""
         self.refuse_others()
@@ -141,7 +158,19 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
             constraint=self.constraint(),
             jump_forward=self.jump_forward,
             prediction=None if self.prediction is None else self.prediction.text,
+            **self._beam_params(),
         )
+
+    def _beam_params(self) -> dict[str, Any]:
+        beam = self.beam
+        if beam is None:
+            return {}
+        return {
+            "n": self.n,
+            "beam": beam,
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
+        }
 
     def _num_asked_logprobs(self) -> int | None:
         """To be told of, or to choose by."""
