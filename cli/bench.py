@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..bench import gpu
 from ..bench.cache import radix
 from ..bench.constrained import conformance, grammar_load, masks, vocabularies
-from ..bench.device import determinism, quantization, step
+from ..bench.device import beam, determinism, quantization, step
 from ..bench.harness import limits, model, workloads
 from ..bench.harness.report import add_report_flags
 from ..bench.scheduling import dsl, programs, schedule, stall
@@ -20,7 +20,7 @@ from .connect import Commands
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
     gpu, dsl, latency, load, programs, limits, watch, plan,
-    quantization, determinism, speculation, drafting,
+    quantization, determinism, speculation, drafting, beam,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

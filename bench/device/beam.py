@@ -1,0 +1,185 @@
+"""What beam search costs: k hypotheses against one output, and against submitting each anew.
+
+One process, the real engine, one search at a time; each round measures all of them in turn, and the
+medians over the rounds are told. `resubmit` is how a server's client, or a server above its own
+engine, searches: each hypothesis is a new request of one token with its whole text as the prompt,
+whose KV is found in the cache, with the log probabilities of the 2k likeliest tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.execute.threads import configure_threads, default_num_threads
+from ...runtime.schedule.beam_search import BeamParams, BeamSearch
+from ...runtime.schedule.beams import BeamGroup
+from ...runtime.schedule.plan import RowResult, TokenLogprob
+from ...runtime.schedule.request import FinishReason, Request
+from ...runtime.schedule.sampling_params import SamplingParams
+from ..harness.report import write_report
+
+if TYPE_CHECKING:
+    from ...runtime.engine import Engine
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench beam`."""
+    add = parser.add_argument
+    add("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
+    add("--beams", type=int, nargs="+", default=[4], metavar="K")
+    add("--prompt-tokens", type=int, default=256, metavar="N")
+    add("--output-tokens", type=int, default=64, metavar="N")
+    add("--rounds", type=int, default=5)
+    add("--page-size", type=int, default=1)
+    add("--num-threads", type=int, metavar="N")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    configure_threads(args.num_threads or default_num_threads(args.model), None)
+    engine = _engine(args)
+    ways: dict[str, Callable[[list[int]], int]] = {
+        "one output": lambda prompt: _one_output(engine, prompt, args.output_tokens)
+    }
+    for width in args.beams:
+        params = BeamParams(width, early_stopping="never")
+        ways[f"beam, k = {width}"] = lambda prompt, params=params: _search(  # type: ignore[misc]
+            engine, prompt, params, args.output_tokens
+        )
+        ways[f"resubmit, k = {width}"] = lambda prompt, params=params: _resubmit(  # type: ignore[misc]
+            engine, prompt, params, args.output_tokens
+        )
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    rng = random.Random(0)
+    for number in range(args.rounds + 1):
+        prompt = [rng.randrange(300, 4000) for _ in range(args.prompt_tokens)]
+        found = set()
+        for name, way in ways.items():
+            engine.flush_cache()
+            started = time.perf_counter()
+            found.add((name.partition(", ")[2], way(prompt)))
+            if number:  # the first round warms up
+                seconds[name].append(time.perf_counter() - started)
+        assert len(found) == 1 + len(args.beams), "the searches differ"
+    alone_s = statistics.median(seconds["one output"])
+    rows = [_row(name, times, alone_s, args) for name, times in seconds.items()]
+    write_report("beam", rows, args)
+    return 0
+
+
+def _row(name: str, times: list[float], alone_s: float, args: argparse.Namespace) -> dict[str, Any]:
+    median_s = statistics.median(times)
+    return {
+        "way": name,
+        "time, s": median_s,
+        "output tokens/s": args.output_tokens / median_s,
+        "of one output's time": median_s / alone_s,
+    }
+
+
+def _engine(args: argparse.Namespace) -> Engine:
+    from ...kernels.registry import select_kernels
+    from ...runtime.engine import Engine
+    from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
+    from ...runtime.models.model_config import read_model_config
+
+    width = max(args.beams)
+    tokens = args.prompt_tokens + (width + 1) * (args.output_tokens + args.page_size)
+    runner = ModelRunner(
+        args.model,
+        read_model_config(args.model),
+        kernels=select_kernels(resolve_dtype("auto")),
+        max_total_tokens=4 * tokens,
+        max_running_requests=width,
+        page_size=args.page_size,
+    )
+    return Engine(
+        runner,
+        num_pages=runner.num_pages,
+        page_size=args.page_size,
+        max_model_len=runner.max_model_len,
+        token_budget=args.prompt_tokens + width,
+        max_running_requests=width,
+    )
+
+
+@dataclass
+class _Listener:
+    """What a request's last token came with."""
+
+    tops: tuple[TokenLogprob, ...] = ()
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        self.tops = result.top_logprobs
+        return None
+
+    def on_finish(self, request: Request) -> None:
+        assert request.finish_reason is not FinishReason.ERROR, request.error
+
+
+def _run(engine: Engine, *requests: Request) -> None:
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.step()
+
+
+def _one_output(engine: Engine, prompt: list[int], num_tokens: int) -> int:
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    _run(engine, Request(engine.next_request_id(), array("i", prompt), sampling, _Listener()))
+    return 0
+
+
+def _search(engine: Engine, prompt: list[int], params: BeamParams, num_tokens: int) -> int:
+    """A digest of the outputs found."""
+    sampling, listener = SamplingParams(max_tokens=num_tokens, temperature=0.0), _Listener()
+    groups: list[BeamGroup] = []
+
+    def new_request() -> Request:
+        request = Request(engine.next_request_id(), array("i", prompt), sampling, listener)
+        request.max_output_tokens = num_tokens
+        request.beam = groups[0] if groups else None
+        return request
+
+    leader = new_request()
+    groups.append(BeamGroup(params, leader, new_request))
+    leader.beam = groups[0]
+    _run(engine, leader)
+    return _digest(groups[0].search)
+
+
+def _resubmit(engine: Engine, prompt: list[int], params: BeamParams, num_tokens: int) -> int:
+    """The same outputs, a request for each token of each hypothesis."""
+    search = BeamSearch(params, num_stop_ids=0, max_tokens=num_tokens)
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=search.num_candidates)
+    while not search.is_done:
+        listeners = [_Listener() for _ in search.live]
+        _run(
+            engine,
+            *(
+                Request(
+                    engine.next_request_id(),
+                    array("i", prompt) + hypothesis.token_ids,
+                    sampling,
+                    listener,
+                )
+                for hypothesis, listener in zip(search.live, listeners)
+            ),
+        )
+        candidates = search.candidates([listener.tops for listener in listeners])
+        search.advance(candidates, [False] * len(candidates), frozenset())
+    return _digest(search)
+
+
+def _digest(search: BeamSearch) -> int:
+    return hash(tuple(tuple(found.token_ids) for found in search.finished))
