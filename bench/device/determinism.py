@@ -86,6 +86,7 @@ def _load(args: argparse.Namespace, is_deterministic: bool) -> LoadedModel:
             model=args.model,
             dtype=args.dtype,
             deterministic=is_deterministic,
+            speculate="off",  # a step is one token of each row
             max_total_tokens=max(batch * per_row + args.shared_tokens, 16_384),
             max_running_requests=max(batch, args.answers),
             chunked_prefill_size=max(batch * args.prompt_tokens, 2048),

@@ -33,6 +33,7 @@ class FaultyServer(ServerProcess):
         self.folder = folder
         flags = ["--max-total-tokens", "1024", "--host-kv-tokens", "512"]
         flags += ["--kv-store", str(folder / "kv"), "--chunked-prefill-size", "128"]
+        flags += ["--speculate", "off"]  # so that an answer has as many events as tokens
         popen = subprocess.Popen
 
         def started(command: list[str], **options: Any) -> Any:

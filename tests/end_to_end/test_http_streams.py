@@ -237,7 +237,7 @@ def test_a_reader_that_does_not_read_is_cut_off(
 
 
 def test_a_slow_reader_gets_everything_in_fewer_events(wide_url: Serving) -> None:
-    body = {**STREAMED, "max_tokens": 250, "n": 8, "seed": 3}
+    body = {**STREAMED, "max_tokens": 250, "n": 16, "seed": 3}
     fast, slow = RawClient(wide_url.url), RawClient(wide_url.url, receive_bytes=4096)
     slow.post("/v1/completions", body)
     blocked_stream(wide_url)

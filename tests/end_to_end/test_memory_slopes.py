@@ -99,7 +99,7 @@ KINDS = (plain, schema, recursive_schema, regex, ebnf, program, left_stream, ref
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A small pool, full after some requests."""
-    with ServerProcess(tmp_path, "--max-total-tokens", "2048") as server:
+    with ServerProcess(tmp_path, "--max-total-tokens", "2048", "--speculate", "off") as server:
         server.wait_healthy()
         yield server
 

@@ -61,6 +61,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     port, endpoint = free_port(), f"ipc://{tmp_path}/soak.ipc"
     command = [sys.executable, "-m", "stemma", "serve", "--port", str(port)]
     command += ["--endpoint", endpoint, "--max-total-tokens", "8192"]
+    command += ["--speculate", "off"]  # whose history grows, up to its bound
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
     url = f"http://127.0.0.1:{port}"

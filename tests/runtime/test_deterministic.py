@@ -150,7 +150,7 @@ def serve(
     while waiting or engine.has_work or not all(request.is_finished for request in requests):
         while waiting and step >= apart * (len(requests) - len(waiting)):
             engine.submit(waiting.pop(0))
-        if not engine.has_work:  # blocks come from a store
+        if not engine.has_work and not waiting:  # blocks come from a store
             assert engine.kv_store is not None
             assert select.select([engine.kv_store], [], [], 60.0)[0]
             engine.kv_store.collect()

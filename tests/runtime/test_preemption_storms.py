@@ -87,9 +87,8 @@ class Failing:
 @contextmanager
 def serving(checkpoint: Path, **options: Any) -> Iterator[tuple[Backend, LoadedModel]]:
     """A gateway in a thread of this process; at its end every page is there."""
-    config = EngineConfig(
-        model=checkpoint, dtype="float64", kernels="reference", max_running_requests=24, **options
-    )
+    options = {"speculate": "off", "max_running_requests": 24, **options}
+    config = EngineConfig(model=checkpoint, dtype="float64", kernels="reference", **options)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     loaded = LoadedModel(config)
     gateway = Gateway(loaded, ["inproc://storms"], context=context)

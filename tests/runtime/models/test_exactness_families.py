@@ -120,7 +120,7 @@ def engine_of(
             "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048,
             **model.options, **options,
         }  # fmt: skip
-        return LoadedModel(EngineConfig(model=folder, **options))
+        return LoadedModel(EngineConfig(model=folder, **{"speculate": "off", **options}))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "read_model_config", with_attention)
