@@ -265,6 +265,9 @@ class Engine:
             "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),
             "uptime_s": time.monotonic() - self.started_s,
             "grammars": {} if self.grammars is None else self.grammars.describe(),
+            "speculation": {}
+            if (drafts := self.scheduler.speculation) is None
+            else drafts.describe(),
             "lora": {} if (slots := self.scheduler.adapters) is None else slots.describe(),
             "stats": {name: getattr(stats, name) for name in stats.__slots__},
         }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class Speculation:
         self._budget = DraftBudget(self.times)
         self._num_mask_words = num_mask_words
         self._stats = stats
+        self._by_source: dict[str, list[int]] = {}  # drafted and accepted tokens
         self._texts: dict[Request, _Texts] = {}
         self._verified: dict[Request, Verified] = {}  # by the plan in flight
 
@@ -116,12 +118,24 @@ class Speculation:
             request.num_accepted_tokens += num_accepted
             self._stats.num_draft_tokens += len(guessed)
             self._stats.num_accepted_tokens += num_accepted
+            counts = self._by_source.setdefault(draft.source, [0, 0])
+            counts[0] += len(guessed)
+            counts[1] += num_accepted
             if draft.source == prediction.NAME:
                 request.num_accepted_prediction += num_accepted
                 request.num_rejected_prediction += len(guessed) - num_accepted
             text.note(draft.first(len(guessed)), num_accepted)
             if num_accepted < len(guessed):
                 break
+
+    def describe(self) -> dict[str, Any]:
+        """Counts by who guessed, and what steps take by their tokens, as plain data."""
+        counts = {
+            source: {"drafted_tokens": drafted, "accepted_tokens": accepted}
+            for source, (drafted, accepted) in self._by_source.items()
+        }
+        step_ms = {str(size): ms for size, ms in self.times.describe().items()}
+        return {"sources": counts, "step_ms": step_ms}
 
     def note_step(self, plan: StepPlan, duration_s: float) -> None:
         """A step took so long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .samples import (
     Figure,
@@ -106,10 +106,22 @@ def engine_families(info: Info) -> Iterator[Metric]:
         yield from figure_families(LORA, info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
+    if info["speculation"].get("sources"):
+        yield from _by_source(info, labels)
     text = "Requests that have ended."
     yield ended_family("stemma_requests", text, "finish_reason", info, labels)
     for key, (name, meaning) in HISTOGRAMS.items():
         yield histogram_family(name, meaning, info["requests"]["histograms"][key], labels)
+
+
+def _by_source(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
+    """Drafted and accepted tokens, by whose guesses they were."""
+    for key, text in (("drafted_tokens", "Guessed"), ("accepted_tokens", "Guessed rightly")):
+        name = f"stemma_source_{key}"
+        metric = CounterMetricFamily(name, f"{text}, by source.", labels=[*labels, "source"])
+        for source, counts in info["speculation"]["sources"].items():
+            metric.add_metric([*labels.values(), source], float(counts[key]))
+        yield metric
 
 
 def _kv_tokens(info: Info, labels: dict[str, str]) -> Metric:

@@ -113,11 +113,15 @@ def test_drafts_are_counted_under_our_names_and_vllms(embedded: st.Engine) -> No
     info = embedded.connection.call("metrics")
     assert counts.keys() <= info["stats"].keys()
     info = {**info, "stats": {**info["stats"], **counts}, "output_tokens_per_s": 0.0}
+    own = {"drafted_tokens": 9, "accepted_tokens": 7}
+    info["speculation"] = {"sources": {"own": own, "op": {"drafted_tokens": 5, **own}}}
     ours = {m.name: m.samples[0].value for m in engine_families(info)}
     theirs = {m.name: m.samples[0].value for m in compat_families(info)}
     assert ours["stemma_drafts"] == theirs["vllm:spec_decode_num_drafts"] == 2
     assert ours["stemma_draft_tokens"] == theirs["vllm:spec_decode_num_draft_tokens"] == 14
     assert ours["stemma_accepted_tokens"] == theirs["vllm:spec_decode_num_accepted_tokens"] == 11
+    assert ours["stemma_source_drafted_tokens"] == 9
+    assert ours["stemma_source_accepted_tokens"] == 7
 
 
 def test_without_asking_there_are_only_our_names(embedded: st.Engine) -> None:
