@@ -8,7 +8,6 @@ import numpy as np
 
 from ...constrained.matcher import Mask
 from ...constrained.serving.follower import Follower
-from ...errors import OutOfPages
 from ..memory.copies import TierCopy
 from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
@@ -70,12 +69,10 @@ class StepDraft:
         for place, verified in speculation.choose(requests, num_tokens, token_budget - num_tokens):
             request, row = requests[place], rows[drafting[place]]
             end = row.start + len(row.input_ids) + len(verified.tokens)
-            try:
-                self._kv_cache.reserve(request, end)
-            except OutOfPages:
+            if self._kv_cache.reserve_for_drafts(request, end):
+                rows[drafting[place]] = self._with_drafts(row, request, verified)
+            else:
                 speculation.drop(request)
-                continue
-            rows[drafting[place]] = self._with_drafts(row, request, verified)
 
     def _with_drafts(self, row: Row, request: Request, verified: Verified) -> Row:
         last = len(row.input_ids) - 1

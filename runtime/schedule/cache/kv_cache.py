@@ -144,6 +144,15 @@ class KVCacheManager(PrefixCache):
             self._beneficiary = None
         request.pages.extend(self.allocator.allocate(missing))
 
+    def reserve_for_drafts(self, request: Request, num_tokens: int) -> bool:
+        """Like `reserve`, but for guesses nothing that is leased is evicted; whether there was
+        room."""
+        missing = -(-num_tokens // self.page_size) - len(request.pages)
+        if missing > self.num_free_pages:
+            return False
+        self.reserve(request, num_tokens)
+        return True
+
     def trim(self, request: Request) -> None:
         """Free the pages beyond the request's tokens, which only rejected drafts used. NOTE: no
         plan in flight names them."""

@@ -117,6 +117,21 @@ def test_what_was_wrong_keeps_no_page() -> None:
     assert request.num_accepted_tokens == 0 < request.num_drafted_tokens
 
 
+def test_no_lease_is_broken_for_a_guess() -> None:
+    """Of 32 pages 20 are leased; the prompt and its output need 11, with all guesses 15."""
+    harness = EngineHarness(num_pages=32, max_running=1)
+    harness.submit(FAMILIES[0][:20], max_tokens=1)
+    harness.run()
+    cache = harness.engine.scheduler.kv_cache
+    assert cache.retain("", FAMILIES[0][:20], due_s=0.0, ttl_s=600.0) is not None
+    speculate(harness.engine, Knowing(oracle), max_drafts=6)
+    listener = FakeListener(stop_after=2)
+    request = harness.submit(FAMILIES[1][:9], max_tokens=20, listener=listener)
+    harness.run()
+    assert_right(request)
+    assert cache.tree.leased_pages == 20 and len(cache.leases) == 1
+
+
 def test_forced_runs_within_a_draft_are_not_sampled() -> None:
     """{a} 1 2 {b} 3 4 {c}: the model decides three times, and drafts know what it says."""
     texts = [(a, 1, 2, b, 3, 4, c) for a in (5, 6, 7) for b in (8, 9) for c in (10, 11)]
