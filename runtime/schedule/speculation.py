@@ -30,6 +30,10 @@ from .stats import SchedulerStats
 
 # Beside a chance below this a guess is not worth the time of making it.
 _LEAST_CHANCE = 0.02
+# A request whose text was so often in a row not foreseen is asked in every second step only, then
+# in every third, and so on up to MAX_REST: where nothing can be guessed, asking is what it costs.
+_PATIENCE = 4
+_MAX_REST = 12
 
 
 @dataclass(slots=True)
@@ -103,6 +107,8 @@ class Speculation:
         """Of the request's row, so many tokens of the guess were right, and the next one wrong;
         `is_over`: the request has ended with them, which says nothing of the next one."""
         verified = self._verified.pop(request)
+        if num_right:
+            self._texts[request].wake()
         num_tokens = num_right if is_over else len(verified.tokens)
         self._stats.num_drafts += 1
         for place, (text, draft, first) in enumerate(verified.guess.parts):
@@ -162,6 +168,8 @@ class Speculation:
         if room <= 0 or (request.follower is not None and not self._drafting.under_grammars):
             return guess
         texts = self._texts_of(request)
+        if texts.rests():
+            return guess
         if request.follower is None:
             self._extend(guess, texts, request, None, room, least)
             return guess
@@ -239,6 +247,21 @@ class _Texts:
     def __init__(self, texts: Sequence[DraftText]) -> None:
         self._texts = texts
         self._num_seen = 0  # output tokens
+        self._num_vain = 0  # times that it was asked since it was right last
+        self._rest = 0  # steps
+
+    def rests(self) -> bool:
+        """Whether it is not to be asked in this step."""
+        if self._rest:
+            self._rest -= 1
+            return True
+        self._num_vain += 1
+        self._rest = min(max(0, self._num_vain - _PATIENCE), _MAX_REST)
+        return False
+
+    def wake(self) -> None:
+        """A guess was right."""
+        self._num_vain = self._rest = 0
 
     def follow(self, request: Request) -> None:
         """Tell what was generated since the last time."""

@@ -6,6 +6,7 @@ The scripted device checks that each input's KV is that of the request's own tex
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from engine_harness import FAMILIES, EngineHarness, assert_right
@@ -183,3 +184,29 @@ class Aborting(FakeListener):
         if len(self.tokens) == self._after:
             self._harness.engine.abort(request)
         return reason
+
+
+def test_who_is_never_right_is_asked_more_and_more_rarely() -> None:
+    harness = EngineHarness(num_pages=200, max_running=1)
+    speculate(harness.engine, Knowing(always_wrong), max_drafts=1)
+    request = harness.submit(FAMILIES[0][:9], max_tokens=100)
+    harness.run()
+    assert_right(request)
+    assert 10 <= request.num_drafted_tokens <= 20
+
+
+def test_who_is_right_again_is_asked_in_each_step() -> None:
+    is_wrong = True
+
+    def guess(follows: Sequence[int]) -> Sequence[int]:
+        return always_wrong(follows) if is_wrong else follows
+
+    harness = EngineHarness(num_pages=200, max_running=1)
+    speculate(harness.engine, Knowing(guess), max_drafts=1)
+    request = harness.submit(FAMILIES[0][:9], max_tokens=120)
+    for _ in range(60):
+        harness.step()
+    is_wrong = False
+    harness.run()
+    assert_right(request)
+    assert 15 <= request.num_accepted_tokens <= 30, "each second token of the last 60, but a few"
