@@ -1,6 +1,6 @@
-"""Exactness (docs/how-it-works/architecture.md): no feature changes what a request says.
+"""Exactness, part a (docs/how-it-works/architecture.md): no feature changes what a request says.
 
-Part a. In float64 through the reference kernels the tokens, greedy or sampled with a seed, are
+In float64 through the reference kernels the tokens, greedy or sampled with a seed, are
 identical to those of the request alone on an empty cache, whatever there is of
 
     cache hits, also of generated turns    chunked prefill (1, 7, 64, all)    page sizes 1 and 16
@@ -9,18 +9,14 @@ identical to those of the request alone on an empty cache, whatever there is of
     every scheduling policy
     jump-forward on and off                host tier, swap, leases and hints on and off
     overlap on and off                     synchronous or asynchronous steps
-    adapters of its neighbours, and which of them have slots
+    adapters of its neighbours, and which of them have slots    drafts, right and wrong ones
 
 and whatever the request asks for: greedy, drawn with a seed, with penalties, bias, min_tokens, or
 under a grammar.
 
-Part c. Low precision and fast kernels: the tokens that path A chose (batch, cache hits, chunks) are
-replayed through path B (one scoring pass on an empty cache); at every position the best logprob
-exceeds that of A's token by at most tau, the reference kernels' own error against a wider type,
-measured by the test on the same tokens and printed.
-
-Part b, that tier moves leave KV bit-equal, is in test_transfer.py; whole programs are in
-test_program_exactness.py. One file, since all of it compares with the same jobs alone.
+Part b, that tier moves leave KV bit-equal, is in test_transfer.py; part c, low precision and fast
+kernels, in test_low_precision.py. More of drafts is in test_draft_exactness.py, beam search in
+test_beam_exactness.py, whole programs in test_program_exactness.py.
 """
 
 from __future__ import annotations
@@ -28,155 +24,48 @@ from __future__ import annotations
 import functools
 import random
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies
 import pytest
-import torch
 from adapters import make_adapter
 from engine_harness import hope
+from exactness_jobs import (
+    ADAPTED,
+    ADAPTERS,
+    ADJUSTED,
+    CONSTRAINED,
+    GREEDY,
+    JOBS,
+    Hint,
+    Job,
+    Load,
+    compiled,
+    loading,
+    outputs_of,
+    said_alone,
+    score,
+    serve,
+)
 from fakes import FakeListener
 from scripted_drafters import (
     ScriptedDrafter,
-    always_wrong,
-    oracle,
     sometimes_right,
     speculate,
-    verify_all,
 )
 
-from stemma.constrained.compiler import compile_grammar
-from stemma.constrained.serving.grammar_state import PendingGrammar
-from stemma.constrained.spec import GrammarSpec
-from stemma.constrained.vocabulary import single_bytes
-from stemma.runtime.checkpoint.lora.adapter import Adapter
-from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
-from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
-from stemma.runtime.schedule.sampling_params import SamplingParams
-
-Load = Callable[..., LoadedModel]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request to be: `arrives` and `leaves` are step numbers; `leaves` is an abort."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    arrives: int = 0
-    leaves: int | None = None
-    grammar: GrammarSpec | None = None
-    jump_forward: bool = True
-    adapter: str | None = None  # of those that `load_adapted` serves
-
-
-def _jobs() -> list[Job]:
-    """Prompts that share prefixes at and around page edges, and some that share nothing."""
-    rng = random.Random(5)
-    text = [rng.randrange(256) for _ in range(100)]
-    shared = [text[:n] for n in (1, 15, 16, 17, 33, 64)]
-    prompts = [[*prefix, *(rng.randrange(256) for _ in range(own))] for own, prefix in
-               zip((0, 1, 3, 0, 17, 6), shared)]  # fmt: skip
-    prompts += [text[:64], [rng.randrange(256) for _ in range(90)]]
-    greedy = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
-    return [Job(tuple(prompt), greedy) for prompt in prompts]
-
-
-GREEDY = _jobs()
-SAMPLED = [
-    replace(job, sampling=SamplingParams(max_tokens=10, temperature=0.9, top_p=p, top_k=k, seed=i))
-    for i, (job, p, k) in enumerate(zip(GREEDY, (1.0, 0.7) * 4, (None, None, 20, 5) * 2))
-]
-
-
-def _adjusted(index: int, job: Job) -> Job:
-    """Half greedy, half drawn; bytes that repeat are dear, even ones are masked to the end."""
-    sampling = SamplingParams(
-        max_tokens=10,
-        temperature=0.9 * (index % 2),
-        min_p=0.02,
-        seed=index,
-        frequency_penalty=(0.0, 1.5)[index // 2 % 2],
-        presence_penalty=(1.0, -0.5, 0.0)[index % 3],
-        repetition_penalty=(1.4, 1.0, 0.8, 3.0)[index % 4],
-        logit_bias=((65 + 2 * index, 3.5), (1, -100)),
-        stop_token_ids=tuple(range(0, 260, 2)) if index % 3 == 1 else (),
-        min_tokens=10,
-        ignore_eos=True,
-    )
-    return replace(job, sampling=sampling)
-
-
-ADJUSTED = [_adjusted(index, job) for index, job in enumerate(GREEDY)]
-SPECS = (
-    GrammarSpec("regex", r'\{"id":[0-9]{1,4},"colour":"(red|green|blue)","by":"[a-z]*"\}'),
-    GrammarSpec("choices", '["north east","north west","southern","no wind at all today"]'),
-    GrammarSpec(
-        "ebnf", 'start: "<ul>" item+ "</ul>"\nitem: "<li>" (/[a-z0-9]{1,3}/ | start) "</li>"'
-    ),
-    GrammarSpec("regex", r"(\w{2}: [^\n]{1,12}\n){3,}"),
-)
-
-
-def _constrained(index: int, job: Job) -> Job:
-    """Under automata and a parser; greedy, drawn and penalised; every second one token by token."""
-    sampling = (GREEDY, SAMPLED, ADJUSTED)[index % 3][index].sampling
-    sampling = replace(sampling, max_tokens=18, stop_token_ids=(), min_tokens=0)
-    return replace(job, sampling=sampling, grammar=SPECS[index % 4], jump_forward=index % 2 == 0)
-
-
-CONSTRAINED = [_constrained(index, job) for index, job in enumerate(GREEDY)]
-ADAPTERS = (None, "first", "second", "third")
-ADAPTED = [
-    replace(job, adapter=name)
-    for job, other in zip(GREEDY[2:6], SAMPLED[2:6])
-    for name, job in zip(ADAPTERS, (job, other, job, job))
-]
-JOBS = {
-    "greedy": GREEDY, "sampled": SAMPLED, "adjusted": ADJUSTED, "constrained": CONSTRAINED
-}  # fmt: skip
-BYTES = single_bytes(260)
-
-
-@functools.cache
-def compiled(spec: GrammarSpec) -> PendingGrammar:
-    return PendingGrammar(bound=compile_grammar(spec).bind(BYTES))
 
 
 @pytest.fixture(scope="module")
 def load(checkpoint: Path) -> Iterator[Load]:
-    """Loads the checkpoint once for each configuration; float64, reference and no drafts unless
-    told."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the products are tiny: threads would only wait for each other
-    loaded: dict[tuple[tuple[str, object], ...], LoadedModel] = {}
-
-    def load_once(**options: Any) -> LoadedModel:
-        options = {
-            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048,
-            "speculate": "off", **options
-        }  # fmt: skip
-        key = tuple(sorted(options.items()))
-        if key not in loaded:
-            has_overlap = options.pop("has_overlap", None)
-            with pytest.MonkeyPatch.context() as patch:
-                if has_overlap is not None:  # on a CPU, which computes when a step is submitted
-                    patch.setattr(ModelRunner, "can_overlap", has_overlap)
-                loaded[key] = LoadedModel(EngineConfig(model=checkpoint, **options))
-            assert has_overlap in (None, loaded[key].engine.has_overlap)
-        loaded[key].engine.flush_cache()
-        assert not loaded[key].engine.has_work
-        return loaded[key]
-
-    yield load_once
-    torch.set_num_threads(num_threads)
+    yield from loading(checkpoint)
 
 
 @pytest.fixture(scope="module", params=JOBS)
@@ -186,67 +75,7 @@ def jobs(request: pytest.FixtureRequest) -> list[Job]:
 
 @pytest.fixture(scope="module")
 def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
-    """The truth: each job alone, on an empty cache, in one chunk."""
-    outputs = []
-    for job in jobs:
-        loaded = load()
-        (request,) = serve(loaded, [job])
-        assert request.num_cached_tokens == 0
-        outputs.append(list(request.output_ids))
-    assert len({tuple(output) for output in outputs}) == len(outputs), "the jobs are too alike"
-    return outputs
-
-
-def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) -> list[Request]:
-    """Run jobs to their ends, with the invariants checked after each step."""
-    engine = loaded.engine
-    adapters = [None if job.adapter is None else _adapter_of(loaded, job.adapter) for job in jobs]
-    requests = [
-        Request(
-            engine.next_request_id(),
-            array("i", job.prompt),
-            job.sampling,
-            FakeListener(),
-            namespace="" if adapter is None else adapter.namespace(""),
-            adapter=adapter,
-            stop_ids=frozenset(job.sampling.stop_token_ids),
-            grammar=None if job.grammar is None else compiled(job.grammar),
-            jump_forward=job.jump_forward,
-        )
-        for job, adapter in zip(jobs, adapters)
-    ]
-    arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
-    step = 0
-    while arrivals or engine.has_work:
-        while arrivals and jobs[arrivals[0]].arrives <= step:
-            engine.submit(requests[arrivals.pop(0)])
-        for job, request in zip(jobs, requests):
-            if job.leaves == step:
-                engine.abort(request)
-        for hint in hints:
-            if hint.step == step:
-                prefix = jobs[hint.job].prompt[: hint.num_tokens]
-                getattr(engine.hints, hint.action)("", prefix)
-        engine.step()
-        engine.scheduler.check()
-        step += 1
-    for job, request in zip(jobs, requests):
-        if job.leaves is None or request.finish_reason is not FinishReason.ABORT:
-            ended = (FinishReason.LENGTH, *[FinishReason.STOP] * (job.grammar is not None))
-            assert request.finish_reason in ended, request.error
-    return requests
-
-
-def _adapter_of(loaded: LoadedModel, name: str) -> Adapter:
-    assert loaded.adapters is not None
-    return loaded.adapters.find(name)
-
-
-def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
-    return [list(request.output_ids) for request in requests]
-
-
-# --- part a: the same tokens ---------------------------------------------------------------------
+    return said_alone(load, jobs)
 
 
 def test_adjustments_do_change_what_is_said(load: Load) -> None:
@@ -360,72 +189,6 @@ def test_tokens_are_identical_with_overlap_on_and_off(
     mixed = [*jobs, *(replace(job, arrives=i, leaves=i + 6) for i, job in enumerate(GREEDY))]
     assert outputs_of(serve(loaded, mixed))[: len(jobs)] == alone
     assert scheduler.stats.num_overlapped_steps > num_before or not share
-
-
-@pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
-@pytest.mark.parametrize(
-    ("page_size", "chunk", "options"),
-    [
-        (1, 2048, {}),
-        (1, 7, {"kernels": "cpu"}),
-        (16, 23, {}),
-        (1, 32, {"max_total_tokens": 160}),
-        (1, 24, {"device": "cuda", "disable_overlap": True}),
-    ],
-)
-def test_tokens_are_identical_whatever_is_drafted(
-    load: Load,
-    jobs: list[Job],
-    alone: list[list[int]],
-    kind: str,
-    page_size: int,
-    chunk: int,
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also beside requests that are aborted amid their drafts, and with too few pages for all."""
-    rng = random.Random(page_size + chunk)
-    guess = {"oracle": oracle, "wrong": always_wrong, "random": sometimes_right(rng)}[kind]
-    loaded = load(page_size=page_size, chunked_prefill_size=chunk, **options)
-    scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
-    if "max_total_tokens" in options:
-        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
-    outputs = {job.prompt: output for job, output in zip(jobs, alone)}
-    num_before, num_steps = stats.num_accepted_tokens, stats.num_steps
-    drafted = stats.num_draft_tokens
-    speculate(loaded.engine, ScriptedDrafter(outputs, guess))
-    try:
-        leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
-        assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
-    finally:
-        scheduler.speculation = None
-    num_accepted = stats.num_accepted_tokens - num_before
-    assert stats.num_draft_tokens > drafted and stats.num_steps > num_steps
-    assert (num_accepted > 0) == (kind != "wrong")
-
-
-@pytest.mark.parametrize("drafters", ["auto", "suffix", "siblings,grammar", "ngram"])
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 2048), (16, 23)])
-def test_tokens_are_identical_with_the_drafters_there_are(
-    load: Load,
-    jobs: list[Job],
-    alone: list[list[int]],
-    drafters: str,
-    page_size: int,
-    chunk: int,
-) -> None:
-    """Also when all has been said before; whatever a guess costs, it is verified."""
-    loaded = load(page_size=page_size, chunked_prefill_size=chunk, speculate=drafters)
-    stats, speculation = loaded.engine.scheduler.stats, loaded.engine.scheduler.speculation
-    assert speculation is not None
-    verify_all(speculation)
-    num_before = stats.num_accepted_tokens
-    for _ in range(3):
-        requests = serve(loaded, jobs)
-        assert outputs_of(requests) == alone
-        loaded.engine.flush_cache()
-    if drafters in ("auto", "suffix") and jobs is not CONSTRAINED:
-        assert stats.num_accepted_tokens > num_before, "what was said before was not guessed"
 
 
 @pytest.mark.parametrize("max_running", [1, 3, 8])
@@ -625,16 +388,6 @@ def test_tokens_are_identical_under_every_policy(
         loaded.engine.scheduler.policy = DEFAULT_POLICY
 
 
-@dataclass(frozen=True)
-class Hint:
-    """What somebody says of the first tokens of a job before a step."""
-
-    step: int
-    action: str
-    job: int
-    num_tokens: int
-
-
 def _hints() -> hypothesis.strategies.SearchStrategy[Hint]:
     integers = hypothesis.strategies.integers
     actions = hypothesis.strategies.sampled_from(["pin", "retain", "demote", "prefetch", "share"])
@@ -660,6 +413,7 @@ def _circumstances(draw: hypothesis.strategies.DrawFn) -> dict[str, Any]:
             "has_overlap": draw(pick([False, True])),
         },
         "hints": draw(hypothesis.strategies.lists(_hints(), max_size=6)),
+        "drafts": draw(hypothesis.strategies.none() | hypothesis.strategies.integers(0, 99)),
         "policy": draw(pick(POLICY_NAMES)),
         "cost": draw(pick([0, 16, 1_000_000])),
         "arrivals": draw(hypothesis.strategies.lists(steps, min_size=8, max_size=8)),
@@ -684,10 +438,15 @@ def _check_circumstances(
         for job, step in zip(jobs, circumstances["aborts"])
         if step is not None
     ]
+    if circumstances["drafts"] is not None and not loaded.engine.has_overlap:
+        outputs = {job.prompt: output for job, output in zip(jobs, alone)}
+        guess = sometimes_right(random.Random(circumstances["drafts"]))
+        speculate(loaded.engine, ScriptedDrafter(outputs, guess))
     try:
         requests = serve(loaded, [*staying, *leaving], circumstances["hints"])
         assert outputs_of(requests)[: len(jobs)] == alone
     finally:
+        scheduler.speculation = None
         scheduler.segment_cost_tokens = before
         loaded.engine.scheduler.policy = DEFAULT_POLICY
 
@@ -732,91 +491,3 @@ def test_scores_are_identical_for_cache_hits_chunks_and_preemption(load: Load) -
         tops = [[top.token_id for top in place] for place in other.score_tops]
         assert tops == [[top.token_id for top in place] for place in plain.score_tops]
         assert [place[0] for place in tops] == plain.score_argmax
-
-
-# --- part c: low precision and fast kernels -------------------------------------------------------
-
-
-def score(loaded: LoadedModel, token_ids: Sequence[int], scoring: Scoring) -> Request:
-    """Logprobs of the scoring's targets; computed in as few chunks as the budget allows."""
-    request = Request(
-        loaded.engine.next_request_id(),
-        array("i", token_ids),
-        SamplingParams(),
-        FakeListener(),
-        scoring=scoring,
-    )
-    loaded.engine.submit(request)
-    while loaded.engine.has_work:
-        loaded.engine.step()
-    assert request.finish_reason is FinishReason.STOP, request.error
-    return request
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Logprobs at each generated position: of path A's token, and the best one's."""
-
-    chosen: list[float]
-    best: list[float]
-
-
-def replay(loaded: LoadedModel, request: Request, best_ids: list[int] | None = None) -> Replay:
-    """Path B: one pass over A's tokens on an empty cache, against A's and the best tokens.
-
-    `best_ids`: score these instead of this path's own best tokens.
-    """
-    token_ids = request.token_ids[:-1]
-    start = request.num_prompt_tokens - 1
-    loaded.engine.flush_cache()
-    chosen = score(loaded, token_ids, Scoring(start, tuple(request.output_ids)))
-    targets = tuple(best_ids or chosen.score_argmax)
-    loaded.engine.flush_cache()
-    best = score(loaded, token_ids, Scoring(start, targets))
-    assert best.num_cached_tokens == 0
-    return Replay(chosen.scores, best.scores)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "wider"), [("bfloat16", "float32"), ("float32", "float64")], ids=str
-)
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_tokens_of_the_fast_path_are_best_within_the_reference_error(
-    load: Load, dtype: str, wider: str, page_size: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fast = load(
-        dtype=dtype,
-        kernels="auto",
-        page_size=page_size,
-        chunked_prefill_size=24,
-        max_total_tokens=208,
-    )
-    serve(fast, GREEDY)  # so that path A has cache hits
-    path_a = serve(fast, [replace(job, arrives=i) for i, job in enumerate(GREEDY)])
-    assert sum(request.num_cached_tokens for request in path_a) > 0
-    path_b = load(dtype=dtype, kernels="auto", page_size=page_size)
-    reference, wide = load(dtype=dtype), load(dtype=wider)
-    excess, error, excess_of_wrong = 0.0, 0.0, 0.0
-    for request in path_a:
-        mine = replay(path_b, request)
-        excess = max(excess, *(b - c for b, c in zip(mine.best, mine.chosen)))
-        wrong = [(token_id + 1) % 256 for token_id in request.output_ids]
-        wrongs = replay(path_b, request, wrong).best
-        excess_of_wrong = max(excess_of_wrong, *(b - w for b, w in zip(mine.best, wrongs)))
-        argmax = score(wide, request.token_ids[:-1], _scoring_of(request)).score_argmax
-        truth = replay(wide, request, argmax)
-        theirs = replay(reference, request, argmax)
-        for a, b in ((truth.chosen, theirs.chosen), (truth.best, theirs.best)):
-            error = max(error, *(abs(x - y) for x, y in zip(a, b)))
-    tau = 2 * error  # the excess is a difference of two logprobs
-    with capsys.disabled():
-        print(
-            f"\n  exactness {dtype}, page size {page_size}: excess {excess:.2e}, tau {tau:.2e} "
-            f"(2 x the reference kernels' error against {wider})"
-        )
-    assert excess <= tau
-    assert excess_of_wrong > tau, "tau is so large that wrong tokens would pass"
-
-
-def _scoring_of(request: Request) -> Scoring:
-    return Scoring(request.num_prompt_tokens - 1, tuple(request.output_ids))
